@@ -109,8 +109,8 @@ class Service:
         most = self.facts.max_seq_len
         if most is not None and len(text) > most * self.tokenizer.longest_token:
             raise ApiError(
-                f"The prompt has {len(text)} letters, more than the {most} tokens that the model was built for "
-                "can stand for.",
+                f"The prompt has {len(text)} letters. The model was built for {most} tokens, which can never "
+                "stand for as many.",
                 param=key,
                 code="context_length_exceeded",
             )
