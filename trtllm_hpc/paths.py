@@ -19,8 +19,8 @@ from typing import Any
 STAGES = ("build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
-STEPS = ("build", "repository", "preflight", "serve", "companion")
-"""What writes one log for each rank: the stages, and two steps before the server within ``serve``."""
+STEPS = ("build", "repository", "preflight", "serve", "front", "companion")
+"""What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
 
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; others come from the ``bench`` command."""

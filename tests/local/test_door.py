@@ -17,10 +17,12 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from tests.schemas.check import documented
@@ -273,3 +275,35 @@ def test_a_crashed_server_is_started_again_and_told(run: RunPaths, endpoint: End
     assert eventually(lambda: instances(run)[0]["state"] == "ready", 60), instances(run)
     answer = types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
     assert answer.returncode == 0, answer.stderr
+
+
+def gateways(run: RunPaths) -> list[int]:
+    """The gateway's processes of this run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = process.read_bytes().split(b"\0")
+            if b"gateway" in words and str(run.folder).encode() in words:
+                found.append(int(process.parent.name))
+    return found
+
+
+def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
+    run: RunPaths, endpoint: Endpoint
+) -> None:
+    assert endpoint.openai_url is not None
+    words = ("--prompt", "a cat", "--max-tokens", 8, "--model", "ensemble", "--json")
+    answer = types("client", run.folder, *words)
+    [told] = json.loads(answer.stdout)["answers"]
+    with pytest.raises(openai.AuthenticationError, match="a key is needed"):
+        openai.OpenAI(base_url=endpoint.openai_url, api_key="another").models.list()
+    assert gateways(run) == []
+    key = endpoint.authorization["authorization"].removeprefix("Bearer ")
+    client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key)
+    [model] = client.models.list()
+    ask = partial(client.completions.create, model=model.id, prompt="a cat", max_tokens=8, temperature=0)
+    assert told["text"] == "a cat" + ask().choices[0].text
+    [gateway] = gateways(run)
+    os.kill(gateway, signal.SIGKILL)
+    assert eventually(lambda: gateways(run) == [], 5)
+    assert told["text"] == "a cat" + ask().choices[0].text and gateways(run) != [gateway]

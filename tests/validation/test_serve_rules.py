@@ -48,7 +48,7 @@ def test_two_engines_on_four_gpus_are_accepted(files: Folder, job: str) -> None:
          "serve.disaggregated.context.instances[1]", "2 GPUs for an engine of 1 rank"),
         (PHASES + CONTEXT + "    generation: {instances: []}\n", "missing",
          "serve.disaggregated", "GPUs of both phases"),
-        (PHASES + CONTEXT + "    generation: {instances: [[1]], servers: 2}\n", "conflict",
+        (PHASES + CONTEXT + "    generation: {instances: [[2, 3]], servers: 2}\n", "conflict",
          "serve.disaggregated.generation.servers", "with Triton"),
         (COPIES.replace("orchestrator", "orchestrator, nodes: 2") + ONE, "conflict", "serve.nodes",
          "one node"),

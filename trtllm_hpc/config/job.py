@@ -151,6 +151,8 @@ class Serve(Section):
     frontend: Literal["openai", "triton"] | None = None
     """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
     ``engine.backend: pytorch``, else ``triton``."""
+    openai: Literal["gateway", "none"] = "gateway"
+    """OpenAI's protocol for Triton, behind the door: a gateway of ours, started by the first request for it."""
     door: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
     sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""
@@ -229,6 +231,14 @@ class JobFile(Section):
     def frontend(self) -> Literal["openai", "triton"]:
         """What answers requests."""
         return self.serve.frontend or ("openai" if self.engine.backend == "pytorch" else "triton")
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether a gateway in front of Triton speaks OpenAI's protocol."""
+        serve = self.serve
+        is_behind_door = self.frontend == "triton" and serve.door != "none" and serve.openai == "gateway"
+        # The models of disaggregated serving, and the LLM API's own one, take other requests.
+        return is_behind_door and serve.mode != "disaggregated" and self.engine.has_engine
 
     @property
     def text_model(self) -> str | None:

@@ -14,7 +14,9 @@ from trtllm_hpc.runtime.records import RankRecord, rank_records
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 
-_STAGE_OF = {"repository": "serve", "preflight": "serve", "door": "serve"}
+_PROGRAMS = ("door", "gateway")
+"""Beside the server, with a log of their own."""
+_STAGE_OF = dict.fromkeys(("repository", "preflight", "front", *_PROGRAMS), "serve")
 """Stage of the steps that are no stage themselves."""
 
 
@@ -100,11 +102,10 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             logs += _batch_log(paths, name)
-            if name == "serve" and paths.batch_log("door").exists():
-                over = stage_over(paths, name)
-                logs.append(
-                    LogFile("door", None, paths.batch_log("door"), None, stage_state(paths, name), over)
-                )
+            for program in _PROGRAMS if name == "serve" else ():
+                if paths.batch_log(program).exists():
+                    state, over = stage_state(paths, name), stage_over(paths, name)
+                    logs.append(LogFile(program, None, paths.batch_log(program), None, state, over))
         steps = serve_steps(instance_count(paths)) if name == "serve" else [name]
         for one in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(paths, one, rank)

@@ -65,7 +65,9 @@ def serve_command(
     model = arguments["model"] if not job.engine.has_engine else job.engine.directory or str(paths.engine)
     if layout.gpus_per_node:
         arguments["gpus_per_node"] = layout.ranks_per_node
-    options = [f"{option}={arguments[key]}" for key, option in _OPTIONS.items() if key in arguments]
+    # Until 1.2 the file goes before the options, and after it the other way round.
+    said = arguments.keys() - job.engine.llm_api.keys()
+    options = [f"{option}={arguments[key]}" for key, option in _OPTIONS.items() if key in said]
     return (SERVER, model, *options, f"--extra_llm_api_options={paths.llm_api(role)}")
 
 

@@ -156,7 +156,9 @@ class Plan:
     @property
     def door_kinds(self) -> tuple[str, ...]:
         """What the door listens for, each at a port of its own."""
-        return OPENAI_KINDS if self.job.frontend == "openai" else TRITON_KINDS
+        if self.job.frontend == "openai":
+            return OPENAI_KINDS
+        return (*TRITON_KINDS, *OPENAI_KINDS) if self.job.has_gateway else TRITON_KINDS
 
     @property
     def spawns_workers(self) -> bool:

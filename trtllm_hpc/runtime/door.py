@@ -113,6 +113,7 @@ class Door:
             **os.environ,
             "TRTLLM_HPC_ADDRESS": options.address,
             "TRTLLM_HPC_DOOR": str(self.folder),
+            "TRTLLM_HPC_GATEWAY": f"unix@{self.gateway}",
             "TRTLLM_HPC_DOOR_THREADS": str(threads()),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
@@ -141,8 +142,13 @@ class Door:
         """Start HAProxy again after it has ended."""
         self._process = self._start()
 
+    @property
+    def gateway(self) -> Path:
+        """Socket of the gateway with OpenAI's protocol, in front of Triton."""
+        return self.folder / "openai"
+
     def servers_up(self) -> int:
-        """Return how many instances get requests, over HTTP and over gRPC."""
+        """Return how many instances get requests, over each protocol of theirs."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
@@ -153,7 +159,8 @@ class Door:
         except OSError:
             return 0
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
-        return min(up.count(kind) for kind in self._kinds if kind != "metrics")
+        protocols = OPENAI_KINDS if self._kinds == OPENAI_KINDS else ("http", "grpc")
+        return min(map(up.count, protocols))
 
     def drain(self) -> None:
         """Let nobody in any more; HAProxy ends once the open requests have ended."""
@@ -187,7 +194,7 @@ class Door:
             return self._local_ports(instances)
         found = {}
         for instance in instances:
-            for kind in self._kinds:
+            for kind in TRITON_KINDS:
                 where = f"unix@{self.sockets(instance)}/{kind}"
                 found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
         return found
@@ -243,7 +250,9 @@ def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: S
     """Run the door of a further node until this process is told to end; returns its exit code."""
     parent, stops = os.getppid(), list[str]()
     on_signals(stops.append)
-    names = [f"{kind}_{instance}" for instance in instances for kind in options.kinds]
+    # The gateway is on the job's first node only.
+    kinds = OPENAI_KINDS if options.kinds == OPENAI_KINDS else TRITON_KINDS
+    names = [f"{kind}_{instance}" for instance in instances for kind in kinds]
     ports = dict(zip(names, free_ports(len(names)), strict=True))
     try:
         door = Door(paths, node, options, ports, instances, {})

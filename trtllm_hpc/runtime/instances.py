@@ -32,6 +32,7 @@ from trtllm_hpc.runtime.door import (
 )
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.front import Front
+from trtllm_hpc.runtime.gateway import Gateway
 from trtllm_hpc.runtime.heartbeat import Heartbeat, SilenceWatch, watch_ranks
 from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name, tell_ready
 from trtllm_hpc.runtime.node import free_ports
@@ -135,6 +136,7 @@ class Supervisor:
         self._node_doors: list[subprocess.Popen[bytes]] = []
         self._door: Door | None = None
         self._front: Front | None = None
+        self._gateway: Gateway | None = None
         self._door_restarts = 0
         self._certificate_name: str | None = None
         self._companion = CompanionWatch(
@@ -203,6 +205,8 @@ class Supervisor:
         folders = {instance: self._door.sockets(instance) for instance in local}
         for node, record in records.items():
             folders |= {instance: Path(record.folder) / str(instance) for instance in options.leaders[node]}
+        if "openai" in self._ports and "http" in self._ports:
+            self._gateway = Gateway(self._paths, self._door.gateway)
         if options.roles:
             self._front = Front(self._paths, options.roles, self._door.port(0), options.hang_seconds)
         self._instances = [
@@ -385,6 +389,8 @@ class Supervisor:
         fault = None if self._front is None else self._front.fault
         if fault is not None:
             self._fail(fault, ExitCode.START)
+        if self._gateway is not None and (why := self._gateway.tick()) is not None:
+            self._tell_event("gateway_failed", why=why)
         if self._published:
             if (sentence := self._companion.missing()) is not None:
                 self._fail(sentence, ExitCode.START, event="companion_missing")
@@ -527,6 +533,8 @@ class Supervisor:
             self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
         if self._front is not None:
             self._front.close()
+        if self._gateway is not None:
+            self._gateway.close()
         if self._door is not None:
             self._door.close()
         for door in self._node_doors:

@@ -21,7 +21,7 @@ from trtllm_hpc.paths import read_json, write_json
 
 _ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
 _LOCK = "\0trtllm-hpc-launcher"
-"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with its process."""
+"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with a process."""
 _FILE = "launcher_port.json"
 _TURN_S = 30.0
 """How long to wait for other launchers. After that two may take one port, which fails with a clear cause."""

@@ -50,6 +50,7 @@ def start_bound(
     command: Sequence[str],
     environment: Mapping[str, str],
     output: int | None = None,
+    inherited: Sequence[int] = (),
     *,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
@@ -57,6 +58,7 @@ def start_bound(
 
     Args:
         output: file descriptor for its output and errors; ``None`` shares this process's.
+        inherited: further file descriptors that it gets.
         session: start it in its own session and process group.
     """
     return subprocess.Popen(
@@ -65,6 +67,7 @@ def start_bound(
         preexec_fn=_die_with_parent,
         stdout=output,
         stderr=output,
+        pass_fds=inherited,
         start_new_session=session,
     )
 

@@ -6,4 +6,4 @@ set -euo pipefail
 run='/scratch/ana/runs of june/pyxis-large-instances'
 exec srun --relative="$1" --nodes=1 --ntasks=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/door.out" \
-  /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" door --node="$1" --program='/sw/haproxy 3/bin/haproxy' --kinds=http,grpc,metrics --interface=ib0 "${@:2}"
+  /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" door --node="$1" --program='/sw/haproxy 3/bin/haproxy' --kinds=http,grpc,metrics,openai --interface=ib0 "${@:2}"

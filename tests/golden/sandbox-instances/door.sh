@@ -6,4 +6,4 @@ set -euo pipefail
 run='/scratch/ana/runs of june/sandbox-instances'
 exec srun --relative="$1" --nodes=1 --ntasks=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/door.out" \
-  /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" door --node="$1" --program=haproxy --kinds=http,grpc,metrics "${@:2}"
+  /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" door --node="$1" --program=haproxy --kinds=http,grpc,metrics,openai "${@:2}"

@@ -1,9 +1,9 @@
 """A stand-in for ``trtllm-serve``: its options, its refusals, its routes and its manners (1.2.0).
 
-Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health`` answers
-from then on whatever happens. The ranks are joined through the launcher's port, and must be as many as the
-model is split into. Behind it computes a real server, ``transformers serve``, if ``FAKE_SERVE_WITH`` names its URL;
-otherwise each answer is the prompt's words again.
+Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health``
+answers from then on whatever happens. The ranks are joined through the launcher's port, and must be as many
+as the model is split into. Behind it computes a real server, ``transformers serve``, if ``FAKE_SERVE_WITH``
+names its URL; otherwise each answer is the prompt's words again.
 
 ``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says on to a
 generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models.
