@@ -235,6 +235,22 @@ def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
     assert diagnostic.field == "engine.directory"
 
 
+def test_keys_of_the_llm_api_are_those_of_the_release(files: Folder) -> None:
+    right = "  llm_api: {kv_cache_config: {dtype: fp8}, cuda_graph_config: {enable_padding: true}}\n"
+    files.load(trt("1.2.1", right, backend="pytorch"))
+    wrong = files.diagnostic(trt("1.2.1", "  llm_api: {kv_cache_config: {dtyp: fp8}}\n", backend="pytorch"))
+    assert (wrong.code, wrong.field) == ("unknown-key", "engine.llm_api.kv_cache_config.dtyp")
+    assert wrong.hint == "write kv_cache_config.dtype"
+    older = files.diagnostic(
+        trt("0.21.0", right, backend="pytorch").replace("kv_cache_config: {dtype: fp8}, ", "")
+    )
+    assert older.field == "engine.llm_api.cuda_graph_config" and "came with 1.0.0" in older.message
+
+
+def test_keys_for_an_unknown_release_are_passed_on(files: Folder) -> None:
+    files.load(trt("1.9.0", "  llm_api: {a_key_of_tomorrow: true}\n", backend="pytorch"))
+
+
 def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
     files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from trtllm_hpc.plan.stages import make_stages
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 from trtllm_hpc.tensorrt_llm.releases import Release
 
 MPI_KV_CACHE = "0.18.0", "0.20.0"
@@ -144,10 +145,17 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
 def _release_notes(facts: JobFacts) -> tuple[str, ...]:
     if facts.assumed_release is None or facts.release is None:
         return ()
-    return (
+    notes = [
         f"{facts.assumed_release}: options and keys are assumed to be those of {facts.release.version}, "
-        "the nearest known release",
-    )
+        "the nearest known release"
+    ]
+    given = facts.job.engine.llm_api
+    near = {key.path for key in unknown_keys(facts.release, given)}
+    strange = [key.path for key in unknown_keys(None, given) if key.path in near]
+    if strange:
+        names = ", ".join(f"engine.llm_api.{path}" for path in strange)
+        notes.append(f"passed on as written, since no release known here has them: {names}")
+    return tuple(notes)
 
 
 def _door_notes(job: JobFile) -> tuple[str, ...]:

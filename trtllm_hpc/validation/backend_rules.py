@@ -8,6 +8,7 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
 REFERENCE = (
@@ -36,6 +37,7 @@ LLM_API = (
     "llm_api",
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
+_REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
     "tokenizer": "repository.tokenizer",
@@ -77,6 +79,17 @@ def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
             found = facts.job.engine.llm_api[key]
             message = f"is what {own} says, by which ranks, GPUs and mounts are planned"
             yield in_job("conflict", f"engine.llm_api.{key}", message, f"set {own} instead", found)
+
+
+def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
+    """Each key of ``engine.llm_api`` is one of the release's LLM API, where these are known."""
+    job, release = facts.job, facts.release
+    if job.engine.has_engine or release is None or facts.assumed_release is not None:
+        return
+    for key in unknown_keys(release, job.engine.llm_api):
+        hint = f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
+        message = f"TensorRT-LLM {release.version}: it {key.message}"
+        yield in_job("unknown-key", f"engine.llm_api.{key.path}", message, hint)
 
 
 def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:

@@ -223,3 +223,31 @@ def test_a_line_without_upstreams_programs_is_no_line_to_check() -> None:
     with pytest.raises(UnknownProgram) as error:
         check("0.16", "tritonserver --model-repository r")
     assert "trtllm-build" in error.value.choices
+
+
+@pytest.mark.parametrize(
+    ("version", "line"),
+    [
+        ("0.18.2", "trtllm-serve /engines --tokenizer /model --tp_size 2 --port 8001"),
+        (
+            "1.0.0",
+            "trtllm-serve /model --backend pytorch --tp_size 8 --ep_size 8 --extra_llm_api_options f.yaml",
+        ),
+        ("1.2.1", "trtllm-serve serve /model --host 0.0.0.0 --config=f.yaml --tensor_parallel_size 8"),
+        ("1.2.1", "trtllm-llmapi-launch trtllm-serve /model --tp_size 16 --backend pytorch"),
+        ("1.1.0", "trtllm-serve disaggregated -c front.yaml -t 600 -r 600 --metrics-log-interval 10"),
+        ("1.0.0", "mpirun -n 3 trtllm-serve disaggregated_mpi_worker -c front.yaml"),
+    ],
+)
+def test_the_openai_servers_of_the_releases(version: str, line: str) -> None:
+    assert refused(version, line) == {}
+
+
+def test_what_the_openai_server_refuses() -> None:
+    assert refused("1.1.0", "trtllm-serve /model --config f.yaml") == {
+        "--config": "TensorRT-LLM 1.1.0 spells it --extra_llm_api_options | write --extra_llm_api_options"
+    }
+    assert "came with 1.3.0" in refused("1.2.1", "trtllm-serve /model --grpc")["--grpc"]
+    assert list(refused("1.2.1", "trtllm-serve /model --tp 8")) == ["--tp"], "Click takes no beginnings"
+    assert list(refused("1.2.1", "trtllm-serve /model other --ep_size two")) == ["other", "--ep_size"]
+    assert list(refused("1.2.1", "trtllm-serve disaggregated /model -c f.yaml")) == ["/model"]

@@ -18,8 +18,10 @@ from trtllm_hpc.tensorrt_llm.releases.families import families
 VERSIONS = [release.version for release in releases()]
 KEYS = {
     *("form", "since", "until", "default", "choices", "aliases", "required", "bare"),
-    *("replaced_by", "note", "ignored", "source"),
+    *("replaced_by", "note", "ignored", "source", "type"),
 }
+TO_COME = "1.3.0"
+"""Stands for images that are newer than every release."""
 
 
 def lists() -> Iterator[str]:
@@ -79,8 +81,8 @@ def test_the_entries_of_an_option_follow_each_other(file: str) -> None:
         for place, span in enumerate(spans):
             assert set(span) <= KEYS, option
             assert span["form"] in get_args(Form), option
-            assert "since" not in span or span["since"] in VERSIONS, option
-            assert "until" not in span or span["until"] in VERSIONS, option
+            assert "since" not in span or span["since"] in (*VERSIONS, TO_COME), option
+            assert "until" not in span or span["until"] in (*VERSIONS, TO_COME), option
             since = parsed(span.get("since", VERSIONS[0]))
             assert since >= begin, option
             assert "until" in span or place == len(spans) - 1, option
@@ -95,7 +97,7 @@ def test_values_that_change_do_so_while_the_option_is_there(file: str) -> None:
             for values in (span.get("default"), span.get("choices")):
                 if isinstance(values, dict):
                     assert list(values) == sorted(values, key=parsed), option
-                    assert set(values) <= set(VERSIONS), option
+                    assert set(values) <= {*VERSIONS, TO_COME}, option
                     assert len(values) > 1, option
                     assert parsed(next(iter(values))) >= parsed(span.get("since", VERSIONS[0])), option
                     assert parsed([*values][-1]) < parsed(span.get("until", "9999")), option

@@ -1,8 +1,8 @@
 """Check a command line of one of upstream's programs against the options of one release.
 
-Arguments are read as by Python's ``argparse``, which all of these programs use: ``--x WORD`` or
+Arguments are read as by Python's ``argparse``, which these programs use: ``--x WORD`` or
 ``--x=WORD``, unambiguous prefixes of long options, and no option of the program itself after a
-sub-command.
+sub-command. ``trtllm-serve`` uses Click, which takes no prefixes.
 """
 
 from __future__ import annotations
@@ -105,6 +105,8 @@ class _Reader:
         self.words = words
         self.place = start
         self.given: set[tuple[str, str]] = set()
+        self.plain: list[str] = []
+        """Words that are no options nor their values."""
 
     def read(self) -> Iterator[Diagnostic]:
         while self.place < len(self.words):
@@ -122,7 +124,14 @@ class _Reader:
 
     def _positional(self, word: str) -> Iterator[Diagnostic]:
         known = self.top.subcommands
-        if self.command is self.top and word in known:
+        self.plain.append(word)
+        if self.command is self.top and self.top.word is not None and word not in known:
+            # Click's group takes a first word that names no sub-command for the word of its default.
+            named = self.top.default_subcommand is not None and self.plain[0] == self.top.default_subcommand
+            if len(self.plain) > 1 + named:
+                message = f"{self.top.name} takes one word here, {self.top.word}"
+                yield _remark("refused", word, self.place, message)
+        elif self.command is self.top and word in known:
             self.command = known[word]
         elif known and self.command is self.top:
             near = nearest(word, known)
@@ -205,18 +214,19 @@ class _Reader:
                 yield _remark("refused", word, place, f"takes {', '.join(option.choices)}, not {value!r}")
             elif _wants_number(option) and not _NUMERIC.match(value):
                 sentence = f"needs a number, not {value!r}"
-                yield _remark("refused", word, place, sentence, f"left out, it is {option.default} here")
+                hint = f"left out, it is {option.default} here" if option.default is not None else None
+                yield _remark("refused", word, place, sentence, hint)
 
 
 def _wants_number(option: Option) -> bool:
-    """Whether the option takes numbers only, by its default."""
+    """Whether the option takes numbers only, by its type or its default."""
     is_plain = option.form == "value" and not option.choices and not option.bare
-    return is_plain and type(option.default) in (int, float)
+    return is_plain and (option.type is not None or type(option.default) in (int, float))
 
 
 def _beginning_with(name: str, command: Command) -> list[Option]:
     """Long options that begin with ``name``, which argparse accepts as their prefix."""
-    if not name.startswith("--") or len(name) < 4:
+    if not name.startswith("--") or len(name) < 4 or command.exact:
         return []
     return [
         option

@@ -37,8 +37,11 @@ COMMANDS: Mapping[str, str] = {
     "end_to_end_test.py": "end_to_end_test",
     "inflight_batcher_llm_client.py": "inflight_batcher_llm_client",
     "end_to_end_grpc_client.py": "end_to_end_grpc_client",
+    "trtllm-serve": "trtllm_serve",
 }
 """Upstream's tools and the data file of each, in the order of use."""
+NEWER = "9999"
+"""Stands for the version of an image that is newer than all releases known here."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
 """Programs that every family of models has its own of: their data are folders, a file for each family."""
 
@@ -70,6 +73,8 @@ class Option:
     note: str | None = None
     bare: bool = False
     """Whether the option may stand without a value; upstream then uses one that is not ``default``."""
+    type: Literal["int", "float"] | None = None
+    """The number that it takes, where its default does not tell."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,7 @@ class OptionHistory:
 
     name: str
     first: str
-    """The oldest release here that has it."""
+    """The oldest release here that has it; a later version where none has it yet."""
     last: str | None
     """The newest that has it; ``None``: the newest release of the command still does."""
     replaced_by: str | None
@@ -105,6 +110,12 @@ class Command:
     """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
     subcommands: Mapping[str, Command] = field(default_factory=dict)
     """By name. Options before the name belong to this command, those after it to the sub-command."""
+    word: str | None = None
+    """What the one plain word means that it takes, ``MODEL``; ``None``: it takes none."""
+    default_subcommand: str | None = None
+    """The sub-command that may be left out: its options and its word are the command's own."""
+    exact: bool = False
+    """Whether options must be spelled in full; else an unambiguous beginning is taken."""
 
     def find(self, name: str) -> Option | None:
         """The option with this name or alias."""
@@ -133,6 +144,19 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     if command.file is None or "{family}" not in command.file:
         return command
     return replace(command, file=command.file.format(family=family_folder(version, family) or family))
+
+
+@cache
+def newest_command(name: str) -> Command | None:
+    """The tool ``name`` as images newer than all releases have it; ``None``: nothing is known of them.
+
+    Raises:
+        KeyError: ``name`` is none of ``COMMANDS``.
+    """
+    table, _ = _table(name, "llama")
+    if "newer" not in table:
+        return None
+    return _command(name, None, NEWER, table, {"status": "taken from main", **table["newer"]})
 
 
 def quantized_file(version: str, *families: str) -> str | None:
@@ -214,6 +238,7 @@ def _command(
         for word, part in table.get("subcommand", {}).items()
         if _span_at([part], version) is not None
     }
+    default = table.get("default_subcommand")
     return Command(
         name=name,
         family=family,
@@ -223,6 +248,9 @@ def _command(
         source=read["source"],
         file=_file(name, family, version, table),
         subcommands=subcommands,
+        word=table.get("word"),
+        default_subcommand=default["word"] if default and _span_at([default], version) else None,
+        exact=table.get("exact", False),
     )
 
 
@@ -262,6 +290,7 @@ def _option(name: str, span: Mapping[str, Any], version: str, source: str, chang
         required=span.get("required", False),
         note=span.get("note"),
         bare="bare" in span,
+        type=span.get("type"),
     )
 
 
@@ -275,7 +304,7 @@ def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], 
         return None
     defaults: dict[str, str] = {}
     steps: list[tuple[str, str]] = []
-    for version in versions:
+    for version in versions if here in versions else (*versions, here):
         span = _span_at(spans, version)
         if span is None:
             continue
@@ -317,6 +346,8 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
 def _history(name: str, spans: list[Mapping[str, Any]], known: tuple[str, ...]) -> OptionHistory:
     """First and last release of an option; its note names releases between that lack it."""
     having = [version for version in known if _span_at(spans, version) is not None]
+    if not having:
+        return OptionHistory(name, spans[0]["since"], None, None, "No release known here has it.")
     first, last = known.index(having[0]), known.index(having[-1])
     gone = known[last + 1] if last + 1 < len(known) else None
     notes = [span["note"] for span in spans if "note" in span]

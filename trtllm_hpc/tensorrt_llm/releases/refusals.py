@@ -61,6 +61,8 @@ def no_option(release: Release, command: Command, name: str, top: Command) -> tu
         sentence = f"{top.name} itself takes {found}, and only before the sub-command"
         return sentence, f"write {found} before {place}"
     history = command.histories.get(name) or top.histories.get(name)
+    if history is not None and history.name in command.options:
+        return f"TensorRT-LLM {release.version} spells it {history.name}", f"write {history.name}"
     if history is not None:
         return _by_history(release, history)
     near = nearest(name, (*command.options, *top.options), cutoff=0.7)

@@ -1,0 +1,196 @@
+"""What ``trtllm-serve`` and the LLM API's configuration take, release by release."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.tensorrt_llm.llm_api import config_option, has_key_facts, serve_options, unknown_keys
+from trtllm_hpc.tensorrt_llm.releases import Release, release_of_version, releases
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
+
+VERSIONS = [release.version for release in releases()]
+TO_COME = "1.3.0"
+
+
+def release(version: str | None) -> Release | None:
+    if version is None:
+        return None
+    found = release_of_version(version)
+    assert found is not None
+    return found
+
+
+def unknown(version: str | None, configuration: Mapping[str, Any]) -> dict[str, tuple[str | None, str]]:
+    """Each unknown key with what is suggested, and the message."""
+    return {key.path: (key.suggestion, key.message) for key in unknown_keys(release(version), configuration)}
+
+
+# The options of the page of 0.18.2 and of the two sides of the merge that trtllm_serve.toml names.
+_0_18 = {
+    *("--tokenizer", "--host", "--port", "--backend", "--max_beam_width", "--max_batch_size"),
+    *("--max_num_tokens", "--max_seq_len", "--tp_size", "--pp_size", "--kv_cache_free_gpu_memory_fraction"),
+    "--trust_remote_code",
+}
+_0_20 = _0_18 | {
+    *("--log_level", "--ep_size", "--cluster_size", "--gpus_per_node", "--num_postprocess_workers"),
+    *("--extra_llm_api_options", "--reasoning_parser"),
+}
+_1_1 = _0_20 | {
+    *("--metadata_server_config_file", "--server_role", "--fail_fast_on_attention_window_too_large"),
+}
+
+
+@pytest.mark.parametrize(("version", "names"), [("0.18.2", _0_18), ("0.20.0", _0_20), ("1.1.0", _1_1)])
+def test_the_options_are_those_that_were_read(version: str, names: set[str]) -> None:
+    assert set(serve_options(release(version))) == names
+
+
+def test_a_release_without_the_server_has_no_options() -> None:
+    assert serve_options(release("0.16.0")) == {}
+
+
+def test_an_option_that_stayed_goes_by_the_name_that_most_releases_have() -> None:
+    for version in (*VERSIONS[VERSIONS.index("0.20.0") :], None):
+        names = set(serve_options(release(version)))
+        assert {"--tp_size", "--pp_size", "--ep_size", "--extra_llm_api_options"} <= names, version
+    assert serve_options(release("1.2.1"))["--tp_size"].aliases == ("--tensor_parallel_size",)
+    assert serve_options(release("1.1.0"))["--tp_size"].aliases == ()
+
+
+def test_newer_images_have_what_no_release_has() -> None:
+    newest = serve_options(None)
+    assert {"--grpc", "--served_model_name"} <= set(newest) - set(serve_options(release(VERSIONS[-1])))
+    assert newest["--backend"].choices == ("pytorch", "_autodeploy")
+    assert newest["--max_seq_len"].type == "int" and newest["--port"].default == 8000
+
+
+def test_the_front_of_disaggregated_serving_has_options_of_its_own() -> None:
+    front = serve_options(release("1.1.0"), "disaggregated")
+    assert front["--config_file"].aliases == ("-c",) and front["--request_timeout"].default == 180
+    assert "--metrics-log-interval" not in serve_options(release("0.20.0"), "disaggregated")
+    assert serve_options(release("0.18.2"), "disaggregated") == {}
+    assert "--schedule_style" in serve_options(None, "disaggregated")
+    with pytest.raises(KeyError):
+        serve_options(None, "disagregated")
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("0.19.0", "--extra_llm_api_options"), ("1.1.0", "--extra_llm_api_options"), ("1.2.0", "--config")],
+)
+def test_the_name_of_the_file_option(version: str, name: str) -> None:
+    assert config_option(release(version)) == name
+    assert config_option(None) == "--config"
+
+
+def test_a_misspelled_key_is_told_with_the_one_that_was_meant() -> None:
+    found = unknown("1.2.1", {"kv_cache_config": {"dtyp": "fp8"}, "max_batch_sise": 1, "zzz": 1})
+    assert {path: said[0] for path, said in found.items()} == {
+        "kv_cache_config.dtyp": "kv_cache_config.dtype",
+        "max_batch_sise": "max_batch_size",
+        "zzz": None,
+    }
+    assert found["zzz"][1] == "is not a key of the LLM API on PyTorch in any release known here"
+
+
+def test_a_key_in_the_wrong_section_is_told_with_its_place() -> None:
+    assert unknown("1.2.1", {"enable_block_reuse": True})["enable_block_reuse"][0] == (
+        "kv_cache_config.enable_block_reuse"
+    )
+    wrong = {"speculative_config": {"decoding_type": "MTP", "max_matching_ngram_size": 3}}
+    assert unknown("1.2.1", wrong)["speculative_config.max_matching_ngram_size"][0] == (
+        "speculative_config.decoding_type: NGram"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "key", "suggestion", "said"),
+    [
+        ("1.0.0", "use_cuda_graph", "cuda_graph_config", "the last release with it is 0.21.0"),
+        ("0.21.0", "cuda_graph_config", "use_cuda_graph", "it came with 1.0.0"),
+        ("1.1.0", "env_overrides", None, "it came with 1.2.0"),
+        (
+            "1.2.1",
+            "kv_cache_free_gpu_memory_fraction",
+            "kv_cache_config.free_gpu_memory_fraction",
+            "any release",
+        ),
+        ("1.2.1", "telemetry_config", None, "it came with 1.3.0"),
+    ],
+)
+def test_a_key_of_other_releases_names_them(
+    version: str, key: str, suggestion: str | None, said: str
+) -> None:
+    ((found, message),) = unknown(version, {key: True}).values()
+    assert found == suggestion and said in message
+
+
+def test_a_key_that_came_back_names_the_release() -> None:
+    speculation = {"speculative_config": {"decoding_type": "Eagle", "speculative_model": "m"}}
+    assert unknown("0.21.0", speculation) == {} == unknown("1.2.0", speculation)
+    ((suggestion, message),) = unknown("1.0.0", speculation).values()
+    assert suggestion == "speculative_config.speculative_model_dir" and "came with 1.2.0" in message
+
+
+def test_a_variant_has_keys_of_its_own() -> None:
+    eagle = {"decoding_type": "Eagle", "eagle3_one_model": True}
+    assert unknown("1.2.0", {"speculative_config": eagle}) == {}
+    assert unknown("1.2.0", {"speculative_config": {**eagle, "decoding_type": "Eagle3"}}) == {}
+    assert list(unknown("1.2.0", {"speculative_config": {**eagle, "decoding_type": "NGram"}})) == [
+        "speculative_config.eagle3_one_model"
+    ]
+    unheard = {"speculative_config": {**eagle, "decoding_type": "Tomorrow"}}
+    assert unknown("1.2.0", unheard) == {}, "what is not known is not refused"
+
+
+def test_what_may_hold_anything_is_not_looked_at() -> None:
+    anything = {"whatever": {"it": "is"}}
+    assert (
+        unknown("1.2.0", {"model_kwargs": anything, "env_overrides": anything, "lora_config": anything}) == {}
+    )
+    assert unknown("1.1.0", {"cp_config": anything}) == {}, "a mapping of any keys until 1.2"
+    assert list(unknown("1.2.0", {"cp_config": anything})) == ["cp_config.whatever"]
+
+
+def test_a_release_whose_keys_are_not_known_refuses_none() -> None:
+    assert not has_key_facts(release("0.19.0")) and has_key_facts(release("0.20.0")) and has_key_facts(None)
+    assert unknown("0.19.0", {"zzz": 1}) == {}
+
+
+def tables() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, section in read_data("llm_api")["section"].items():
+        yield name, section
+        for variant, table in section.get("variant", {}).items():
+            yield f"{name}[{variant}]", table
+
+
+def test_the_data_name_known_releases_and_where_they_were_read() -> None:
+    data = read_data("llm_api")
+    assert data["newer"]["source"] and all(said["source"] for said in data["read"].values())
+    assert list(data["read"]) == VERSIONS[VERSIONS.index("0.20.0") :]
+    for name, table in tables():
+        since, until = table.get("since", {}), table.get("until", {})
+        named = [
+            *since.values(),
+            *until.values(),
+            *(each for gap in table.get("missing", {}).values() for each in gap),
+        ]
+        assert {*named, table.get("first", TO_COME), table.get("checked_since", TO_COME)} <= {
+            *VERSIONS,
+            TO_COME,
+        }, name
+        assert not set(table.get("keys", ())) & {*since, *until}, name
+        assert all(parsed(since[key]) < parsed(until[key]) for key in set(since) & set(until)), name
+        assert set(table.get("missing", {})) <= set(table.get("keys", ())), name
+
+
+def test_a_section_is_below_a_key_of_the_section_above() -> None:
+    for name in filter(None, read_data("llm_api")["section"]):
+        above, _, key = name.rpartition(".")
+        inner: Mapping[str, Any] = {key: {"zzz": 1}}
+        for part in reversed(above.split(".") if above else []):
+            inner = {part: inner}
+        assert f"{name}.zzz" in unknown(None, inner), name

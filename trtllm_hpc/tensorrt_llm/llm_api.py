@@ -1,0 +1,212 @@
+"""What is known of ``trtllm-serve`` and of the LLM API's configuration, release by release.
+
+``release`` is ``None`` throughout for an image that is newer than all releases known here: then the newest
+facts hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from trtllm_hpc.config.diagnostics import nearest
+from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.commands import NEWER, Command, Option, load_command, newest_command
+from trtllm_hpc.tensorrt_llm.releases.data_files import listed_versions, parsed, read_data
+
+SERVER = "trtllm-serve"
+_FILE = "--extra_llm_api_options"
+_TO_COME = "1.3.0"
+"""The version under which the data have what is newer than all releases."""
+
+ConfigOption = Literal["--config", "--extra_llm_api_options"]
+
+
+def serve_options(release: Release | None, subcommand: str = "serve") -> Mapping[str, Option]:
+    """Return the options of ``trtllm-serve`` by name; other spellings are in ``aliases``.
+
+    Args:
+        subcommand: ``serve``, ``disaggregated`` or ``disaggregated_mpi_worker``.
+
+    Raises:
+        KeyError: there is no such sub-command in any release.
+    """
+    command = _server(release)
+    if command is None:
+        return {}
+    if subcommand == (command.default_subcommand or "serve"):
+        return command.options
+    known = newest_command(SERVER)
+    assert known is not None
+    if subcommand not in known.subcommands:
+        raise KeyError(subcommand)
+    found = command.subcommands.get(subcommand)
+    return found.options if found is not None else {}
+
+
+def config_option(release: Release | None) -> ConfigOption:
+    """The option of ``trtllm-serve`` for its YAML file, by the name that upstream's documents have for it.
+
+    ``--extra_llm_api_options`` works in every release from 0.19 on, also where ``--config`` does.
+    """
+    option = serve_options(release).get(_FILE)
+    return "--config" if option is not None and "--config" in option.aliases else "--extra_llm_api_options"
+
+
+def _server(release: Release | None) -> Command | None:
+    return newest_command(SERVER) if release is None else load_command(release.version, SERVER, "llama")
+
+
+@dataclass(frozen=True)
+class UnknownKey:
+    """A key that a release's LLM API does not take."""
+
+    path: str
+    """E.g. ``kv_cache_config.dtyp``."""
+    suggestion: str | None
+    """What was probably meant, as a path from the top, or a few words."""
+    first_release: str | None
+    """The first release after this one that has the key; ``None``: none is known."""
+    last_release: str | None
+    """The last release before this one that had the key; ``None``: none did, or a later one has it again."""
+
+    @property
+    def message(self) -> str:
+        """Why it is refused, as the rest of a sentence that begins with the key."""
+        if self.first_release is not None:
+            return f"is not a key of the LLM API here: it came with {self.first_release}"
+        if self.last_release is not None:
+            return f"is not a key of the LLM API here: the last release with it is {self.last_release}"
+        return "is not a key of the LLM API on PyTorch in any release known here"
+
+
+def has_key_facts(release: Release | None) -> bool:
+    """Whether the keys of the release's LLM API are known."""
+    return release is None or parsed(release.version) >= parsed(_data_versions()[0])
+
+
+def unknown_keys(release: Release | None, configuration: Mapping[str, Any]) -> list[UnknownKey]:
+    """Return the keys of a configuration of the LLM API on PyTorch that the release does not take.
+
+    Empty for releases whose keys are not known. What is below a key that may hold anything is not looked at.
+    """
+    if not has_key_facts(release):
+        return []
+    version = NEWER if release is None else release.version
+    return list(_unknown("", configuration, version))
+
+
+def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[UnknownKey]:
+    section = _sections().get(path)
+    if section is None or parsed(section.get("checked_since", "0")) > parsed(version):
+        return
+    known = _keys(path, version, values)
+    for key, value in values.items():
+        name = str(key)
+        inner = f"{path}.{name}" if path else name
+        if name not in known:
+            first, last = _lifetime(path, name, values, version)
+            suggestion = _replacement(path, name, known) or _former(inner, version)
+            if suggestion is None and first is None and last is None:
+                suggestion = _other_place(path, name, version) or _spelled(path, name, known)
+            yield UnknownKey(inner, suggestion, first, last)
+        elif isinstance(value, Mapping):
+            yield from _unknown(inner, value, version)
+
+
+def _sections() -> Mapping[str, Mapping[str, Any]]:
+    sections: Mapping[str, Mapping[str, Any]] = read_data("llm_api")["section"]
+    return sections
+
+
+@cache
+def _data_versions() -> tuple[str, ...]:
+    """The releases whose keys are known, oldest first."""
+    first = min(read_data("llm_api")["read"], key=parsed)
+    return (*(version for version in listed_versions() if parsed(version) >= parsed(first)), _TO_COME)
+
+
+def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
+    """The keys of a section in a release; ``values`` tells which variant of the section it is."""
+    section = _sections()[path]
+    return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
+
+
+def _tables(
+    section: Mapping[str, Any], version: str, values: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """The section's own table, and that of its variant: of all, where it says none that the release has."""
+    yield section
+    variants: Mapping[str, Mapping[str, Any]] = section.get("variant", {})
+    there = {
+        name: variants[table.get("like", name)]
+        for name, table in variants.items()
+        if parsed(table.get("first", "0")) <= parsed(version)
+    }
+    chosen = values.get(section.get("by", ""))
+    yield from [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+
+
+def _of_table(table: Mapping[str, Any], version: str) -> set[str]:
+    here = parsed(version)
+    since, until = table.get("since", {}), table.get("until", {})
+    begun = {*table.get("keys", ()), *(key for key in until if key not in since)}
+    begun |= {key for key, first in since.items() if parsed(first) <= here}
+    gone = {key for key, end in until.items() if parsed(end) <= here}
+    gone |= {key for key, (end, again) in table.get("missing", {}).items() if _between(end, here, again)}
+    return begun - gone
+
+
+def _between(first: str, here: Any, after: str) -> bool:
+    return bool(parsed(first) <= here < parsed(after))
+
+
+def _replacement(path: str, key: str, known: set[str]) -> str | None:
+    """What the data say to write instead, for this section or one of its variants."""
+    section = _sections()[path]
+    for table in (section, *section.get("variant", {}).values()):
+        found: str | None = table.get("replaced_by", {}).get(key)
+        if found is not None:
+            return f"{path}.{found}" if path and found in known else found
+    return None
+
+
+def _former(path: str, version: str) -> str | None:
+    """The key that an earlier release has in the place of ``path``."""
+    for section, table in _sections().items():
+        for key, now in table.get("replaced_by", {}).items():
+            if now == path and key in _keys(section, version, {}):
+                return f"{section}.{key}" if section else key
+    return None
+
+
+def _other_place(path: str, key: str, version: str) -> str | None:
+    """Where else the release has the key: in another variant of the section, or in another section."""
+    section = _sections()[path]
+    for variant, table in section.get("variant", {}).items():
+        if key in _of_table(table, version):
+            return f"{path}.{section['by']}: {variant}"
+    for other in _sections():
+        top = other.partition(".")[0]
+        if other != path and key in _keys(other, version, {}) and (not top or top in _keys("", version, {})):
+            return f"{other}.{key}" if other else key
+    return None
+
+
+def _spelled(path: str, key: str, known: set[str]) -> str | None:
+    """The key of the section that is spelled most like ``key``."""
+    near = nearest(key, sorted(known))
+    if near is None:
+        return None
+    return f"{path}.{near}" if path else near
+
+
+def _lifetime(path: str, key: str, values: Mapping[str, Any], here: str) -> tuple[str | None, str | None]:
+    """The first release after ``here`` that has a key; else the last before it that had it."""
+    having = [version for version in _data_versions() if key in _keys(path, version, values)]
+    later = [version for version in having if parsed(version) > parsed(here)]
+    if later:
+        return later[0], None
+    return None, having[-1] if having else None
