@@ -183,3 +183,34 @@ def test_the_name_is_made_from_the_files(file: str, name: str | None) -> None:
     result = init("job", "--", file)
     assert load(Path(file), "local").job.name == (name or "x")
     assert result.exit_code == 0
+
+
+def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
+    model = "/scratch/my models/Qwen3"
+    done = init("job", "mine.yaml", "--from", "qwen3-30b-a3b", "--model", model)
+    assert done.output.endswith("next: trtllm-hpc render mine.yaml --cluster pyxis\n")
+    job = load(Path("mine.yaml"), "pyxis").job
+    assert (job.name, job.model.path, job.engine.tensor_parallel) == ("mine", model, 2)
+    text = Path("mine.yaml").read_text()
+    assert text.startswith("# yaml-language-server: $schema=") and "# GPUs: H100, H200 or B200" in text
+    init("job", "mine.yaml", "--from", "tiny-llama", "--name", "other", "--force")
+    assert load(Path("mine.yaml"), "local").job.name == "other"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--from", "qwen3-9b"), "qwen3-8b"),
+        (("--from", "qwen3-8b", "--backend", "pytorch"), "--from or --backend"),
+        (("--model", "/m"), "needs --from"),
+    ],
+)
+def test_a_copy_that_cannot_be_is_refused(arguments: tuple[str, ...], said: str) -> None:
+    done = init("job", "mine.yaml", *arguments)
+    assert done.exit_code == 2 and said in done.output and not Path("mine.yaml").exists()
+
+
+def test_a_job_that_makes_its_model_takes_no_folder() -> None:
+    with pytest.raises(ConfigError) as refused:
+        init("job", "mine.yaml", "--from", "tiny-llama", "--model", "/m")
+    assert refused.value.diagnostics[0].hint == "leave --model out" and not Path("mine.yaml").exists()

@@ -23,6 +23,9 @@ def test_every_shipped_job_file_is_listed_with_what_it_shows() -> None:
     assert (big["backend"], big["ranks"], big["gpus"]) == ("tensorrtllm", 8, 8)
     assert (found["tiny-llama"]["ranks"], found["tiny-llama"]["gpus"]) == (2, 0)
     assert found["disaggregated-llama"]["gpus"] == 2
+    deepseek = found["deepseek-r1-two-nodes"]
+    assert (deepseek["ranks"], deepseek["gpus"], deepseek["nodes"]) == (16, 16, 2)
+    assert (deepseek["model"], deepseek["gpu_types"]) == ("DeepSeek-R1-0528", "H100 or H200")
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -13,6 +13,7 @@ from trtllm_hpc.config.files import jobs, profiles
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.load import load
 
@@ -46,6 +47,22 @@ def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Pat
         if facts.job.engine.is_tensorrt_llm and cluster == "pyxis":
             release = find_release(None, facts.job.engine.tensorrt_llm_version)
             assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
+
+
+def test_every_recipe_says_its_gpus_and_where_its_settings_are_from() -> None:
+    recipes = {job.name: job for job in shipped_jobs() if job.backend == "pytorch"}
+    assert {"llama-3.3-70b-fp8", "qwen3-8b", "gpt-oss-20b", "deepseek-r1-two-nodes"} <= set(recipes)
+    assert {gpu for job in recipes.values() for gpu in re.findall(r"[A-Z]\d+", job.gpu_types or "")} == {
+        *("H100", "H200", "B200")
+    }
+    for name, job in recipes.items():
+        text = jobs()[name].read_text()
+        assert re.search(r"NVIDIA/TensorRT-LLM@[0-9a-f]{8},", text) and "huggingface.co/" in text, name
+        assert job.gpu_types and job.release == "1.2.1", name
+
+
+def test_a_shipped_job_goes_by_its_name_also_where_that_has_dots() -> None:
+    assert load(Path("llama-3.1-8b-fp8"), "pyxis").job.name == "llama-3.1-8b-fp8"
 
 
 @pytest.mark.parametrize("profile", ["sandbox", "local"])

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from trtllm_hpc.cli.completion import complete_with, job_names
+
 if TYPE_CHECKING:
     from trtllm_hpc.scheduler.discovery import SlurmFacts
 
@@ -21,6 +23,7 @@ def command() -> None:
     Examples:
       trtllm-hpc init job job.yaml
       trtllm-hpc init job llama.yaml --backend pytorch
+      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc init cluster mysite.yaml
 
     The first line of each file names the JSON Schema of this installation:
@@ -44,26 +47,63 @@ _force_option = click.option("--force", is_flag=True, help="Replace FILE if it e
 @click.option(
     "--backend",
     type=click.Choice([*_BACKENDS]),
-    default="reference",
-    show_default=True,
     help="TensorRT-LLM in NVIDIA's container on PyTorch, or with an engine; or the reference backend, "
-    "on any machine.",
+    "on any machine.  [default: reference]",
+)
+@click.option(
+    "--from",
+    "recipe",
+    metavar="NAME",
+    shell_complete=complete_with(job_names),
+    help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
+)
+@click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
+@click.option(
+    "--model", metavar="FOLDER", help="With --from: the model's folder, as the compute nodes see it."
 )
 @_force_option
-def job(file: Path, backend: str, force: bool) -> None:
+def job(
+    file: Path, backend: str | None, recipe: str | None, name: str | None, model: str | None, force: bool
+) -> None:
     """Write a commented job file.
 
     FILE defaults to job.yaml. With the reference backend it runs unchanged: a
     small random model over two ranks. For the others set model.path in it.
     A relative model.path or engine.directory is relative to the file's folder.
+
+    \b
+    Examples:
+      trtllm-hpc init job
+      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
     """
     from trtllm_hpc.config.files import as_argument
 
-    _refuse_existing(file, force)
-    kind, cluster = _BACKENDS[backend]
-    _write(file, "job", title=_name_from(file, "my-job"), backend=kind)
+    title = name or _name_from(file, "my-job")
+    if recipe is not None:
+        if backend is not None:
+            raise click.UsageError("Choose --from or --backend: a shipped job file has its backend.")
+        cluster = _copy(recipe, file, title, model, force)
+    else:
+        if model is not None:
+            raise click.UsageError("--model needs --from. Without it, set model.path in the file.")
+        _refuse_existing(file, force)
+        kind, cluster = _BACKENDS[backend or "reference"]
+        _write(file, "job", title=title, backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
     click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(file))} --cluster {cluster}")
+
+
+def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:
+    """Write a copy of a shipped job file; returns a profile to try it with."""
+    from trtllm_hpc.cli.jobs import shipped_or_refused
+    from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
+
+    shipped_or_refused(recipe, "--from")
+    text = copy_of(recipe, title, model)
+    _refuse_existing(file, force)
+    _write_text(file, text, "job")
+    shipped = next(job for job in shipped_jobs() if job.name == recipe)
+    return "local" if shipped.backend == "reference" else "pyxis"
 
 
 @command.command()
@@ -125,12 +165,26 @@ def _refuse_existing(file: Path, force: bool) -> None:
 def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
     from trtllm_hpc.config.schemas import schemas
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-    from trtllm_hpc.paths import write_text
     from trtllm_hpc.render.environment import render_template
 
     schema = schemas()[kind].as_uri()
     text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
+    _save(file, text)
+
+
+def _write_text(file: Path, text: str, kind: str) -> None:
+    """Write a text below the line that names its schema."""
+    from trtllm_hpc.config.schemas import schemas
+    from trtllm_hpc.render.environment import render_template
+
+    head = render_template("init/_schema.j2", schema=schemas()[kind].as_uri(), kind=kind)
+    _save(file, f"{head.rstrip()}\n\n{text}")
+
+
+def _save(file: Path, text: str) -> None:
+    from trtllm_hpc.errors import ConfigError, Diagnostic
+    from trtllm_hpc.paths import write_text
+
     try:
         # The usual mode: the file holds no secret.
         write_text(file, text, mode=0o644)

@@ -17,7 +17,8 @@ def command() -> None:
     \b
     Examples:
       trtllm-hpc jobs list
-      trtllm-hpc jobs show tiny-llama > job.yaml
+      trtllm-hpc jobs show qwen3-8b
+      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc submit tiny-llama --cluster sandbox
     """
 
@@ -35,16 +36,18 @@ def list_(as_json: bool) -> None:
     from trtllm_hpc.report.tables import plain_table, print_table
 
     table = plain_table(
-        *("name", "backend", "release", "ranks", "GPUs", "what it shows"),
-        right=("ranks", "GPUs"),
+        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
+        right=("ranks", "nodes"),
         one_line=("name",),
     )
     table.columns[-1].min_width = 22
     for job in jobs:
+        gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
-            job.name, job.backend, job.release or "-", str(job.ranks), str(job.gpus or "-"), job.summary
+            *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
+            job.summary,
         )
-    print_table(table, optional=("GPUs", "release", "ranks", "backend"))
+    print_table(table, optional=("GPUs", "release", "nodes", "ranks", "model", "backend"))
 
 
 @command.command()
@@ -52,17 +55,26 @@ def list_(as_json: bool) -> None:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """Print the shipped job file NAME with its comments."""
-    from trtllm_hpc.config.files import jobs
     from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
 
-    file = jobs().get(name)
-    if file is None:
-        raise click.BadParameter(
-            f"no shipped job file is called {name!r}; there are {', '.join(jobs())}.", param_hint="NAME"
-        )
-    text = Path(file).read_text(encoding="utf-8")
+    text = shipped_or_refused(name, "NAME").read_text(encoding="utf-8")
     if not as_json:
         click.echo(text, nl=False)
         return
     job = next(job for job in shipped_jobs() if job.name == name)
     print_json(ShippedText(**vars(job), text=text))
+
+
+def shipped_or_refused(name: str, parameter: str) -> Path:
+    """Return the shipped job file of that name.
+
+    Raises:
+        click.BadParameter: there is none.
+    """
+    from trtllm_hpc.config.files import jobs
+
+    file = jobs().get(name)
+    if file is None:
+        message = f"no shipped job file is called {name!r}; there are {', '.join(jobs())}."
+        raise click.BadParameter(message, param_hint=parameter)
+    return file

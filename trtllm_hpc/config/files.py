@@ -78,7 +78,7 @@ def find_profile(cluster: str) -> Path | Diagnostic:
 def find_job(job_file: Path) -> Path:
     """Return the job file itself, or the shipped one if its bare name is given."""
     name = str(job_file)
-    if "/" not in name and not job_file.suffix and not os.path.lexists(name):
+    if "/" not in name and not os.path.lexists(name):
         return jobs().get(name, job_file)
     return job_file
 

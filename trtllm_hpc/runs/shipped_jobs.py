@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.dump import scalar
 from trtllm_hpc.config.files import jobs, read_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.validate import validate
-from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.plan.resolve import instances_of
 
 _GPUS_PER_NODE = 8
@@ -35,6 +36,10 @@ class ShippedJob:
     """Of all instances together."""
     gpus: int
     """0: it needs none."""
+    nodes: int
+    """Nodes of eight GPUs that these are spread over."""
+    gpu_types: str | None
+    """The GPUs that the settings are for, ``H100 or H200``; ``None``: the file does not say."""
     summary: str
     """First sentence, up to its colon, of the comment at its top."""
 
@@ -56,6 +61,27 @@ def shipped_jobs() -> list[ShippedJob]:
     return [_described(name, path) for name, path in jobs().items()]
 
 
+def copy_of(name: str, own_name: str, model: str | None) -> str:
+    """Return the text of a shipped job file with a name, and a model's folder, of one's own.
+
+    Args:
+        name: of the shipped file, one of ``jobs()``.
+        model: ``model.path``; ``None`` leaves what the file says.
+
+    Raises:
+        ConfigError: a model is given, and the file makes its own.
+    """
+    text = jobs()[name].read_text(encoding="utf-8")
+    text = re.sub(r"(?m)^name: \S+", lambda _: f"name: {scalar(own_name)}", text, count=1)
+    if model is None:
+        return text
+    text, found = re.subn(r"(?m)^  path: \S+", lambda _: f"  path: {scalar(model)}", text, count=1)
+    if not found:
+        message = f"{name} makes a model of its own, so there is no folder to set"
+        raise ConfigError([Diagnostic("conflict", message, str(jobs()[name]), hint="leave --model out")])
+    return text
+
+
 def _described(name: str, path: Path) -> ShippedJob:
     tree, diagnostics = read_tree(path, "job file")
     job, wrong = validate(JobFile, tree) if tree is not None else (None, [])
@@ -64,6 +90,7 @@ def _described(name: str, path: Path) -> ShippedJob:
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
     layout = instances_of(job, cluster).allocation
     needs_gpus = job.engine.backend != "reference"
+    text = path.read_text(encoding="utf-8")
     return ShippedJob(
         name,
         str(path),
@@ -72,8 +99,16 @@ def _described(name: str, path: Path) -> ShippedJob:
         job.engine.tensorrt_llm_version,
         layout.world_size,
         layout.nodes * layout.gpus_per_node if needs_gpus else 0,
-        _summary(path.read_text(encoding="utf-8")),
+        layout.nodes,
+        _gpu_types(text),
+        _summary(text),
     )
+
+
+def _gpu_types(text: str) -> str | None:
+    """Return what the line ``# GPUs:`` in the comment at the top of a job file says."""
+    found = re.search(r"(?m)^# GPUs: (.+)$", text)
+    return found[1] if found else None
 
 
 def _summary(text: str) -> str:
