@@ -46,6 +46,7 @@ from trtllm_hpc.scheduler.slurm import JobTimes
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
+from trtllm_hpc.tensorrt_llm.migration import Change, Migrated
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.tensorrt_llm.releases.check import check_words
 from trtllm_hpc.validation.checks import CheckRow, DoctorReport, row_of, rule_rows
@@ -61,6 +62,27 @@ JOB = next(
     if job.name == "tiny-llama"
 )
 JOB_TEXT = ShippedText(**vars(JOB), text="# A small random model over two ranks...\nname: tiny-llama\n")
+
+MIGRATED = Migrated(
+    "# Our chat model\nname: chat\n\nmodel:\n  path: /models/llama\n\nengine:\n  backend: pytorch\n",
+    (
+        Change(
+            "changed",
+            "engine.backend",
+            "engine.backend: pytorch",
+            "the LLM API loads the model's checkpoint itself",
+        ),
+        Change("dropped", "engine.plugins", None, "it chose how an engine is built, and there is none"),
+        Change(
+            "lost",
+            "engine.quantization.method",
+            None,
+            "nothing is quantized between checkpoint and server",
+            "set model.path to a checkpoint in FP8: NVIDIA's, or one that Model Optimizer's hf_ptq.py made",
+        ),
+    ),
+    "pytorch.yaml",
+)
 
 _FOUND = FoundEngine("found", "build-0f3a9c1d2b4e", f"{_ENGINES}/build-0f3a9c1d2b4e/output")
 RENDERED = RenderedRun(

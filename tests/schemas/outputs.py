@@ -27,6 +27,7 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
+from trtllm_hpc.tensorrt_llm.migration import Migrated
 from trtllm_hpc.validation.checks import DoctorReport
 
 
@@ -45,6 +46,7 @@ class Output:
 OUTPUTS: Mapping[str, tuple[Output, ...]] = {
     "jobs list": (Output(list[ShippedJob], [examples.JOB]),),
     "jobs show": (Output(ShippedText, examples.JOB_TEXT),),
+    "migrate": (Output(Migrated, examples.MIGRATED),),
     "render": (Output(RenderedRun, examples.RENDERED),),
     "doctor": (Output(DoctorReport, examples.DOCTOR),),
     "runs": (Output(list[ListedRun], [examples.LISTED]),),

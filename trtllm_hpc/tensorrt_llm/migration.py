@@ -1,0 +1,220 @@
+"""From a job with an engine to one that serves with the LLM API on PyTorch: what becomes of each key.
+
+Engines ended with TensorRT-LLM 1.2.1. Most keys are in the data file ``migration.toml``, with its sources;
+here are those whose value decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trtllm_hpc.config.edit import EditedText, Keys, flow
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
+
+Kind = Literal["changed", "dropped", "lost"]
+_FIRST = "1.0.0"
+"""From here on PyTorch is upstream's default backend; what older releases have of it is another matter."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a key of the job file."""
+
+    kind: Kind
+    """``changed``: it is written in another way. ``dropped``: it has nothing to decide any more. ``lost``: it
+    asked for something that the PyTorch path does not have."""
+    key: str
+    """E.g. ``engine.plugins``."""
+    now: str | None
+    """What stands for it, as ``key: value``."""
+    why: str
+    instead: str | None = None
+    """What to do about something that is lost."""
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """A job file of the PyTorch path, and what became of the keys of the engine path."""
+
+    text: str
+    """The new job file, with the comments of the old one."""
+    changes: tuple[Change, ...]
+    output: str | None = None
+    """The file that it was written to."""
+
+
+class AlreadyMigrated(ValueError):
+    """The job has no engine; the text says which backend it has."""
+
+
+_NAME = "the LLM API's name of it"
+_CACHE = ("engine", "llm_api", "kv_cache_config")
+_AS_CHECKPOINT = {
+    "fp8": "FP8",
+    "fp8_rowwise": "FP8",
+    "nvfp4": "NVFP4",
+    "int4_awq": "INT4 AWQ",
+    "w4a8_awq": "W4A8 AWQ",
+}
+"""Methods whose checkpoints the PyTorch backend loads, as Model Optimizer's ``hf_ptq.py`` exports them."""
+
+_SPECULATION = {
+    "draft_tokens_external": "{decoding_type: DraftTarget, max_draft_len: N, speculative_model_dir: FOLDER} "
+    "with the folder of the draft model itself, not of an engine (after 1.2: Draft_Target)",
+    "eagle": "{decoding_type: Eagle, max_draft_len: N, speculative_model_dir: FOLDER}, heads of EAGLE-3",
+    "lookahead": "{decoding_type: NGram, max_draft_len: N, max_matching_ngram_size: M}",
+}
+_OTHER_SPECULATION = (
+    "{decoding_type: Eagle, ...} with heads of EAGLE-3, MTP where the model has its layers, or NGram"
+)
+
+
+def migrate(text: str, job: JobFile) -> Migrated:
+    """Rewrite a job file for the LLM API on PyTorch.
+
+    Args:
+        text: the job file.
+        job: the same, read.
+
+    Raises:
+        AlreadyMigrated: the job has no engine of TensorRT-LLM.
+    """
+    if job.engine.backend not in ("tensorrtllm", "python"):
+        raise AlreadyMigrated(job.engine.backend)
+    edited = EditedText(text)
+    changes = [
+        *_backend(edited, job),
+        *_modes(edited, job),
+        *_quantization(edited, job),
+        *_speculation(edited, job),
+        *_kv_cache(edited, job),
+        *_by_rules(edited, job),
+    ]
+    return Migrated(edited.text, tuple(changes))
+
+
+def _backend(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    path = ("engine", "backend")
+    edited.put(path, "pytorch")
+    why = "the LLM API loads the model's checkpoint itself"
+    yield Change("changed", "engine.backend", "engine.backend: pytorch", why)
+    stated = release_of_version(job.engine.tensorrt_llm_version or "")
+    newest = releases()[-1].version
+    if stated is not None and not stated.at_least(_FIRST):
+        edited.put(("engine", "tensorrt_llm_version"), newest)
+        why = f"PyTorch is upstream's default from {_FIRST} on; null goes by the image"
+        now = f"engine.tensorrt_llm_version: {newest}"
+        yield Change("changed", "engine.tensorrt_llm_version", now, why)
+
+
+def _modes(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    mode = job.serve.mode
+    if not edited.has(("serve", "mode")):
+        return
+    edited.remove(("serve", "mode"))
+    if mode == "leader":
+        yield Change("dropped", "serve.mode", None, "trtllm-serve has one mode")
+    elif mode == "orchestrator":
+        copies = max(1, len(job.repository.models))
+        edited.put(("serve", "instances"), copies)
+        why = "servers behind one door take the place of copies in one server, and have one name"
+        yield Change("changed", "serve.mode", f"serve.instances: {copies}", why)
+    else:
+        instead = (
+            "this file serves both phases together; upstream has a trtllm-serve for each group of "
+            "servers, and `trtllm-serve disaggregated` before them"
+        )
+        why = "phases of one Triton server are those of the C++ backend"
+        yield Change("lost", "serve.mode", None, why, instead)
+
+
+def _quantization(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    path = ("engine", "quantization")
+    quantization = job.engine.quantization
+    if not edited.has(path):
+        return
+    edited.remove(path)
+    method = quantization.method
+    if method in _AS_CHECKPOINT:
+        instead = (
+            f"set model.path to a checkpoint in {_AS_CHECKPOINT[method]}: NVIDIA's "
+            "(huggingface.co/nvidia), or one that Model Optimizer's hf_ptq.py made"
+        )
+        why = "nothing is quantized between checkpoint and server"
+        yield Change("lost", "engine.quantization.method", None, why, instead)
+    elif method is not None and method != "full_prec":
+        instead = (
+            "set model.path to a checkpoint in FP8, NVFP4 (Blackwell) or INT4 AWQ: NVIDIA's "
+            "(huggingface.co/nvidia), or one that Model Optimizer's hf_ptq.py made"
+        )
+        why = f"the PyTorch backend does not compute with {method}"
+        yield Change("lost", "engine.quantization.method", None, why, instead)
+    if quantization.kv_cache == "fp8":
+        edited.put((*_CACHE, "dtype"), "fp8")
+        now = "engine.llm_api.kv_cache_config.dtype: fp8"
+        yield Change("changed", "engine.quantization.kv_cache", now, _NAME)
+    elif quantization.kv_cache is not None:
+        why = f"the PyTorch backend has no KV cache in {quantization.kv_cache}"
+        instead = "engine.llm_api: {kv_cache_config: {dtype: fp8}}, from Ada and Hopper on"
+        yield Change("lost", "engine.quantization.kv_cache", None, why, instead)
+    rest = sorted({*quantization.model_fields_set} - {"method", "kv_cache"})
+    if rest:
+        names = ", ".join(f"engine.quantization.{key}" for key in rest)
+        yield Change("dropped", names, None, "it is for quantize.py, which is not run")
+
+
+def _speculation(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    speculation = job.engine.speculative
+    if speculation is None or not edited.has(("engine", "speculative")):
+        return
+    edited.remove(("engine", "speculative"))
+    how = _SPECULATION.get(speculation.mode, _OTHER_SPECULATION)
+    why = f"{speculation.mode} needs an engine that is built for it"
+    instead = f"engine.llm_api.speculative_config: {how}"
+    yield Change("lost", "engine.speculative", None, why, instead)
+
+
+def _kv_cache(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    if not edited.has(("engine", "kv_cache")):
+        return
+    edited.remove(("engine", "kv_cache"))
+    if job.engine.kv_cache in (None, "paged"):
+        yield Change("dropped", "engine.kv_cache", None, "it is always paged")
+    else:
+        yield Change("lost", "engine.kv_cache", None, "the KV cache is always paged", None)
+
+
+def _by_rules(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    """What the data file says of the keys that the job file has."""
+    plain = job.model_dump(mode="json")
+    for rule in read_data("migration")["rule"]:
+        for key in rule["keys"]:
+            path = tuple(key.split("."))
+            if not edited.has(path):
+                continue
+            value = _value(plain, path)
+            edited.remove(path)
+            if "dropped" in rule:
+                yield Change("dropped", key, None, rule["dropped"])
+            elif not _asks(value, "lost" in rule):
+                yield Change("dropped", key, None, "it asked for nothing")
+            elif "lost" in rule:
+                yield Change("lost", key, None, rule["lost"], rule.get("instead"))
+            else:
+                edited.put(tuple(rule["becomes"].split(".")), value)
+                yield Change("changed", key, f"{rule['becomes']}: {flow(value)}", _NAME)
+
+
+def _value(plain: Any, path: Keys) -> Any:
+    for word in path:
+        plain = plain.get(word) if isinstance(plain, dict) else None
+    return plain
+
+
+def _asks(value: Any, is_lost: bool) -> bool:
+    """Whether a value asks for something; one instance of what is lost is what there is anyway."""
+    return bool(value) and not (is_lost and type(value) is int and value == 1)
