@@ -7,6 +7,8 @@ import json
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.tensorrt_llm.releases import releases
 
 MODEL = "model: {path: /models/llama, family: llama}\n"
@@ -248,7 +250,11 @@ def test_keys_of_the_llm_api_are_those_of_the_release(files: Folder) -> None:
 
 
 def test_keys_for_an_unknown_release_are_passed_on(files: Folder) -> None:
-    files.load(trt("1.9.0", "  llm_api: {a_key_of_tomorrow: true}\n", backend="pytorch"))
+    keys = "  llm_api: {a_key_of_tomorrow: true, telemetry_config: {disabled: true}}\n"
+    plan = make_plan(files.load(trt("1.9.0", keys, backend="pytorch")), RunPaths("/runs/one"), "python3")
+    [note] = [note for note in plan.notes if "passed on as written" in note]
+    assert "engine.llm_api.a_key_of_tomorrow" in note and "telemetry_config" not in note
+    assert plan.server.configuration is not None and "a_key_of_tomorrow: true" in plan.server.configuration
 
 
 def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
