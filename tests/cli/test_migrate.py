@@ -20,10 +20,10 @@ def migrate(*arguments: str) -> Result:
 
 
 def test_the_new_job_file_goes_to_standard_output_and_the_list_beside_it() -> None:
-    done = migrate("disaggregated-llama")
-    assert done.exit_code == 0 and done.stdout.startswith("# Llama 2 7B with prompts")
+    done = migrate("readme-gpt2-logits")
+    assert done.exit_code == 0 and done.stdout.startswith("# GPT-2 whose answers")
     assert "backend: pytorch" in done.stdout and "Without a counterpart" not in done.stdout
-    assert "Without a counterpart: decide what to do:\n  serve.mode: " in done.stderr
+    assert "Without a counterpart: decide what to do:\n  engine.gather_context_logits: " in done.stderr
     assert "    instead: " in done.stderr and "  engine.plugins: " in done.stderr
 
 

@@ -15,6 +15,7 @@ from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.tensorrt_llm.releases.check import check_words
 from trtllm_hpc.validation.load import load
 
 PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
@@ -46,6 +47,8 @@ def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Pat
         scripts = render_scripts(plan)
         if facts.job.engine.is_tensorrt_llm and cluster == "pyxis":
             release = find_release(None, facts.job.engine.tensorrt_llm_version)
+            if plan.server.command:
+                assert check_words(release, plan.server.command).remarks == ()
             assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
 
 

@@ -14,6 +14,7 @@ from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.load import load
@@ -101,7 +102,7 @@ def test_what_a_release_refuses_of_a_guide(guide: Guide) -> None:
             assert "does nothing" in note and "checkpoint" in note
 
 
-@pytest.mark.parametrize("name", [name for name in jobs() if not name.startswith("tiny")])
+@pytest.mark.parametrize("name", [job.name for job in shipped_jobs() if job.backend == "tensorrtllm"])
 def test_argparse_takes_every_command(tmp_path: Path, name: str) -> None:
     """By parsers made of the release's lists, as the stand-ins of the cluster's tests have them."""
     made, cluster = loaded(tmp_path, name)

@@ -124,12 +124,18 @@ def test_copies_of_a_model_become_servers_behind_one_door() -> None:
     assert changes["serve.mode"].now == "serve.instances: 2"
 
 
-def test_phases_on_gpus_of_their_own_have_no_counterpart() -> None:
-    phases = "{context: {instances: [[0]]}, generation: {instances: [[1]]}}"
+def test_phases_on_gpus_that_are_named_become_servers() -> None:
+    generation = "{instances: [[1], [2]], max_batch_size: 256, engine: /engines/two}"
+    phases = f"{{context: {{instances: [[0]]}}, generation: {generation}}}"
     job, changes = migrated(f"serve:\n  mode: disaggregated\n  disaggregated: {phases}\n")
-    assert (job.serve.mode, job.serve.disaggregated) == ("leader", None)
-    assert changes["serve.mode"].kind == "lost"
-    assert "trtllm-serve disaggregated" in (changes["serve.mode"].instead or "")
+    assert job.serve.mode == "disaggregated" and job.serve.disaggregated is not None
+    context, generating = job.serve.disaggregated.context, job.serve.disaggregated.generation
+    assert (context.servers, context.instances, generating.servers, generating.instances) == (1, [], 2, [])
+    assert (generating.max_batch_size, generating.engine) == (256, None)
+    assert (
+        changes["serve.disaggregated.generation.instances"].now == "serve.disaggregated.generation.servers: 2"
+    )
+    assert changes["serve.disaggregated.generation.engine"].kind == "lost"
 
 
 @pytest.mark.parametrize("backend", ["pytorch", "reference"])

@@ -113,23 +113,38 @@ def _backend(edited: EditedText, job: JobFile) -> Iterator[Change]:
 
 def _modes(edited: EditedText, job: JobFile) -> Iterator[Change]:
     mode = job.serve.mode
+    if mode == "disaggregated":
+        yield from _phases(edited, job)
+        return
     if not edited.has(("serve", "mode")):
         return
     edited.remove(("serve", "mode"))
     if mode == "leader":
         yield Change("dropped", "serve.mode", None, "trtllm-serve has one mode")
-    elif mode == "orchestrator":
+    else:
         copies = max(1, len(job.repository.models))
         edited.put(("serve", "instances"), copies)
         why = "servers behind one door take the place of copies in one server, and have one name"
         yield Change("changed", "serve.mode", f"serve.instances: {copies}", why)
-    else:
-        instead = (
-            "this file serves both phases together; upstream has a trtllm-serve for each group of "
-            "servers, and `trtllm-serve disaggregated` before them"
-        )
-        why = "phases of one Triton server are those of the C++ backend"
-        yield Change("lost", "serve.mode", None, why, instead)
+
+
+def _phases(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    """Copies on GPUs that are named become servers, whose GPUs Slurm chooses."""
+    phases = job.serve.disaggregated
+    for name in ("context", "generation") if phases is not None else ():
+        phase = getattr(phases, name)
+        path = ("serve", "disaggregated", name)
+        key = ".".join(path)
+        # First, so that the section stays.
+        edited.put((*path, "servers"), max(1, len(phase.instances)))
+        if edited.has((*path, "instances")):
+            edited.remove((*path, "instances"))
+            why = "a trtllm-serve for each, on GPUs that Slurm chooses, on one node or several"
+            yield Change("changed", f"{key}.instances", f"{key}.servers: {len(phase.instances)}", why)
+        if edited.has((*path, "engine")):
+            edited.remove((*path, "engine"))
+            instead = "the checkpoint of model.path serves both phases"
+            yield Change("lost", f"{key}.engine", None, "a finished engine cannot be loaded", instead)
 
 
 def _quantization(edited: EditedText, job: JobFile) -> Iterator[Change]:

@@ -82,14 +82,22 @@ def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
 
 
 def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
-    """Each key of ``engine.llm_api`` is one of the release's LLM API, where these are known."""
+    """Each key of ``llm_api`` is one of the release's LLM API, where these are known."""
     job, release = facts.job, facts.release
     if job.engine.has_engine or release is None or facts.assumed_release is not None:
         return
-    for key in unknown_keys(release, job.engine.llm_api):
-        hint = f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
-        message = f"TensorRT-LLM {release.version}: it {key.message}"
-        yield in_job("unknown-key", f"engine.llm_api.{key.path}", message, hint)
+    given = {"engine.llm_api": job.engine.llm_api}
+    if job.serve.disaggregated is not None:
+        phases = job.serve.disaggregated
+        given["serve.disaggregated.context.llm_api"] = phases.context.llm_api
+        given["serve.disaggregated.generation.llm_api"] = phases.generation.llm_api
+    for section, configuration in given.items():
+        for key in unknown_keys(release, configuration):
+            hint = (
+                f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
+            )
+            message = f"TensorRT-LLM {release.version}: it {key.message}"
+            yield in_job("unknown-key", f"{section}.{key.path}", message, hint)
 
 
 def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:
