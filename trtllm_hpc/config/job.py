@@ -152,7 +152,7 @@ class Serve(Section):
     """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
     ``engine.backend: pytorch``, else ``triton``."""
     openai: Literal["gateway", "none"] = "gateway"
-    """OpenAI's protocol for Triton, behind the door: a gateway of ours, started by the first request for it."""
+    """OpenAI's protocol for Triton, behind the door: by a gateway of ours, started by its first request."""
     door: Literal["none", "haproxy"] = "haproxy"
     """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
     sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""

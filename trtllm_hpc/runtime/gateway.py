@@ -1,7 +1,7 @@
 """The gateway with OpenAI's protocol in front of Triton: started by the first request for it.
 
-Most runs never get one, and a Python with its libraries takes a second of a core and 80 MiB. So the supervisor
-listens, and hands its socket to the gateway once somebody has come (as inetd and systemd do).
+Most runs never get one, and a Python with its libraries takes a second of a core and 80 MiB. So the
+supervisor listens, and hands its socket to the gateway once somebody has come (as inetd and systemd do).
 """
 
 from __future__ import annotations
