@@ -292,7 +292,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     run: RunPaths, endpoint: Endpoint
 ) -> None:
     assert endpoint.openai_url is not None
-    words = ("--prompt", "a cat", "--max-tokens", 8, "--model", "ensemble", "--json")
+    words = ("--prompt", "a cat", "--max-tokens", "8", "--model", "ensemble", "--json")
     answer = types("client", run.folder, *words)
     [told] = json.loads(answer.stdout)["answers"]
     with pytest.raises(openai.AuthenticationError, match="a key is needed"):
