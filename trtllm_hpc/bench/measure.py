@@ -20,6 +20,7 @@ from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, serve
 from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.openai import COMPLETIONS
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import (
     WHOLE_TRACE,
@@ -65,8 +66,10 @@ class Subject:
     """What is measured: a served model and its run."""
 
     paths: RunPaths
+    """The run's folder; of a server without a run, the folder that its results are written into."""
     endpoint: Endpoint
-    job: JobFile
+    job: JobFile | None
+    """``None``: a server without a run."""
     follow: Follow | None = None
     """For a server that comes back after it was away; ``None``: one that is away is gone."""
 
@@ -74,7 +77,7 @@ class Subject:
 def run_measurement(
     subject: Subject, settings: Benchmark, name: str, show: Show | None = None
 ) -> Measurement:
-    """Measure, write everything into the run folder, and return the summary.
+    """Measure, write everything into the subject's folder, and return the summary.
 
     Args:
         name: name of the measurement. Only the companion's writes its progress for those
@@ -85,19 +88,18 @@ def run_measurement(
         Interrupted: with the summary of what was measured.
         NotReady: the endpoint could not be reached even once.
         RequestFailed: the model does not support such requests, or does not take a LoRA adapter.
+        InvalidRequest: the server does not speak the protocol, or no model can be chosen.
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
     earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
     adapters = Adapters.read(settings.workload, subject.paths)
-    targets = targets_of(settings, subject.endpoint, subject.job.text_model or "")
-    model = subject.job.model.path
-    folders = [subject.paths.engine, *([Path(model)] if model else [])]
-    timeout_s = float(settings.request_timeout_seconds)
-    tokenization = find_tokenizer(settings.workload, folders, subject.endpoint, timeout_s)
+    job = subject.job
+    targets = targets_of(settings, subject.endpoint, None if job is None else job.text_model)
+    tokenization = _tokenization(subject, settings)
     clock, progress = earlier.clock(), Progress()
-    workload = _workload(subject, settings, tokenization, token_ids=targets[0].token_ids)
+    workload = _workload(subject, settings, tokenization, targets[0])
     feed = RequestFeed(workload, targets, adapters.weights)
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
@@ -132,16 +134,27 @@ def run_measurement(
     return measurement
 
 
+def _tokenization(subject: Subject, settings: Benchmark) -> Tokenization:
+    """Find the run's tokenizer; of a server without a run only one that the settings name."""
+    if subject.job is None:
+        return find_tokenizer(settings.workload)
+    model = subject.job.model.path
+    folders = [subject.paths.engine, *([Path(model)] if model else [])]
+    served = subject.endpoint if subject.endpoint.is_triton else None
+    return find_tokenizer(settings.workload, folders, served, float(settings.request_timeout_seconds))
+
+
 def _workload(
-    subject: Subject, settings: Benchmark, tokenization: Tokenization, *, token_ids: bool
+    subject: Subject, settings: Benchmark, tokenization: Tokenization, target: Target
 ) -> WorkloadSpec:
     return WorkloadSpec(
         settings,
         expected_requests(settings),
-        token_ids,
+        target.token_ids,
         tokenization.tokenizer,
         tokenization.vocabulary,
-        subject.job.engine.max_input_len,
+        None if subject.job is None else subject.job.engine.max_input_len,
+        ids_allowed=target.protocol == COMPLETIONS,
     )
 
 

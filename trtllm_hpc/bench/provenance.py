@@ -21,16 +21,19 @@ from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 from trtllm_hpc.scheduler.submission_record import read_submission
 
-PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers")
+PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
 """Packages of the client whose versions are recorded, if installed."""
 
 
-def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile) -> dict[str, Any]:
+def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict[str, Any]:
     """Return the provenance of a measurement as plain JSON types, but for its workload.
 
-    Its sections are ``run``, ``server``, ``engine`` and ``client``. What is unknown is left
-    out or ``None``: the measurement is worth keeping without it.
+    Its sections are ``run``, ``server``, ``engine`` and ``client``; of a server without a run only ``server``
+    and ``client``. What is unknown is left out or ``None``: the measurement is worth keeping without it.
     """
+    if job is None:
+        server = {"host": endpoint.host, "url": endpoint.place, "models": list(endpoint.models)}
+        return {"server": server, "client": _client(endpoint)}
     plan = read_plan(paths)
     return {
         "run": _run(paths),

@@ -6,10 +6,16 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import CoreModel, Target
+from trtllm_hpc.client.connect import (
+    describe_over,
+    refuse_protocol,
+    usual_openai_model,
+    usual_protocol,
+)
 from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT
-from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, describe
-from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.errors import InvalidMeasurement, RequestFailed
+from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, usual_model
+from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
+from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
 _CORE_INPUT = "input_ids"
@@ -17,19 +23,24 @@ _MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
 """Names of the input for the minimum length of an answer: upstream's, and the LLM API's (0.19 on)."""
 
 
-def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str) -> list[Target]:
+def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -> list[Target]:
     """Return the models that take turns, usually a single one, and how requests are sent to them.
 
     Args:
-        text_model: used if the settings name no model.
+        text_model: used with Triton if the settings name no model; ``None``: the usual one.
 
     Raises:
         RequestFailed: the server has no such model, or the model does not take such requests.
+        InvalidRequest: the server does not speak the settings' protocol, or no model can be chosen.
         InvalidMeasurement: the model cannot give what is to be measured.
         BadSlo: the limits cannot be parsed.
     """
-    names = settings.models or [settings.model or text_model]
-    targets = [_target(settings, endpoint, name) for name in names]
+    protocol = settings.protocol or usual_protocol(endpoint)
+    is_openai = protocol in OPENAI_PROTOCOLS
+    refuse_protocol(endpoint, is_openai=is_openai)
+    names = settings.models or [settings.model or _usual_model(settings, endpoint, text_model, is_openai)]
+    of = _openai_target if is_openai else _triton_target
+    targets = [of(settings, endpoint, name, protocol) for name in names]
     for other in targets[1:]:
         if replace(other, model=names[0]) != targets[0]:
             raise RequestFailed(
@@ -56,15 +67,40 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
     )
 
 
-def _target(settings: Benchmark, endpoint: Endpoint, name: str) -> Target:
-    served = describe(endpoint, name, settings.request_timeout_seconds)
+def _usual_model(settings: Benchmark, endpoint: Endpoint, text_model: str | None, is_openai: bool) -> str:
+    if is_openai:
+        return usual_openai_model(endpoint, settings.request_timeout_seconds)
+    return text_model or usual_model(endpoint)
+
+
+def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
+    """How a model is asked over OpenAI's protocol, which says nothing about the model."""
+    if settings.workload.lora:
+        raise InvalidRequest(
+            "OpenAI's protocol has no field for the weights of LoRA adapters.",
+            hint="measure over gRPC (--protocol grpc), or without adapters (--no-lora); those that the "
+            "server knows by a name are measured as models: --model NAME",
+        )
+    return Target(
+        endpoint=endpoint,
+        model=name,
+        protocol=protocol,
+        streaming=settings.streaming is not False,
+        timeout_s=settings.request_timeout_seconds,
+        decoupled=True,
+        min_length_input="min_tokens" if settings.exact_output else None,
+    )
+
+
+def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
+    served = describe_over(endpoint, name, protocol, settings.request_timeout_seconds)
     if settings.workload.lora:
         _refuse_without_lora(name, served)
     return Target(
         endpoint=endpoint,
         model=name,
         kind=_kind(name, served),
-        protocol=settings.protocol,
+        protocol=protocol,
         streaming=served.decoupled if settings.streaming is None else settings.streaming,
         timeout_s=settings.request_timeout_seconds,
         decoupled=served.decoupled,

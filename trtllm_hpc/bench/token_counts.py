@@ -1,6 +1,6 @@
 """The tokens of answers, by the best source there is, and the records made with them.
 
-In this order: the model (the ids of its answer, or its ``sequence_length``);
+In this order: the server (OpenAI's ``usage``); the model (the ids of its answer, or its ``sequence_length``);
 the responses of a stream, unless the tokenizer finds some with several tokens;
 the tokenizer, run on the text; the requested number. Each record names its
 source.
@@ -16,11 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from trtllm_hpc.bench.load.messages import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Window
-from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES, Request, Tokenizer
+from trtllm_hpc.bench.workload.request import (
+    BY_MODEL,
+    BY_REQUEST,
+    BY_RESPONSES,
+    BY_USAGE,
+    Request,
+    Tokenizer,
+)
 
 _BATCH = 512
 """Texts in one call of the tokenizer."""
@@ -79,8 +87,7 @@ def to_records(
             chunks_s=tuple(chunk.time_s for chunk in answer.chunks) if answer.streamed else (),
             chunk_tokens=count.chunks,
             chunks_by=count.chunks_by,
-            input_tokens=request.input_tokens,
-            input_by=request.input_by,
+            **_input_tokens(request, answer),
             output_tokens=count.tokens if reply.ok else None,
             output_by=count.by if reply.ok else None,
             instance=models[reply.index % len(models)] if models else None,
@@ -89,6 +96,13 @@ def to_records(
         )
         for reply, request, answer, count in zip(replies, sent, parsed, counts, strict=True)
     ]
+
+
+def _input_tokens(request: Request, answer: ParsedReply) -> dict[str, Any]:
+    """The server counts the tokens of a chat's template, too, which the prompt does not have."""
+    if answer.usage is not None and answer.usage.input_tokens is not None:
+        return {"input_tokens": answer.usage.input_tokens, "input_by": BY_USAGE}
+    return {"input_tokens": request.input_tokens, "input_by": request.input_by}
 
 
 def _phase(due_s: float, window: Window) -> str:
@@ -102,12 +116,26 @@ _Lengths = tuple[int, ...] | None
 
 
 def _count(request: Request, answer: ParsedReply, reported: _Lengths, retokenized: _Count | None) -> _Count:
+    if answer.usage is not None and answer.usage.output_tokens is not None:
+        return _count_by_usage(answer, answer.usage.output_tokens, retokenized)
     if answer.streamed and not _in_one_piece(request, answer):
         return _count_stream(answer.chunks, reported, retokenized)
     count = _count_whole(request, answer, reported, retokenized)
     if answer.streamed and answer.chunks:
         return replace(count, chunks=(count.tokens,), chunks_by=count.by)
     return count
+
+
+def _count_by_usage(answer: ParsedReply, tokens: int, retokenized: _Count | None) -> _Count:
+    """The server's total. Each response of a stream counts as one token, unless these are too few."""
+    count, responses = _Count(tokens, BY_USAGE), len(answer.chunks)
+    if not answer.streamed or not responses:
+        return count
+    if responses == 1:
+        return replace(count, chunks=(tokens,), chunks_by=BY_USAGE)
+    if responses < tokens and retokenized is not None and retokenized.chunks:
+        return replace(count, chunks=retokenized.chunks, chunks_by=retokenized.by)
+    return replace(count, chunks=(1,) * responses, chunks_by=BY_RESPONSES)
 
 
 def _count_whole(

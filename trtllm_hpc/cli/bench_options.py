@@ -172,7 +172,13 @@ _REQUESTS = (
         type=_Listed(click.STRING),
         metavar="NAME[,...]",
     ),
-    _setting("protocol", "--protocol", type=click.Choice(["grpc", "http"])),
+    _setting(
+        "protocol",
+        "--protocol",
+        "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is "
+        "Triton, else completions.",
+        type=click.Choice(["grpc", "http", "openai", "openai-chat"]),
+    ),
     _setting("streaming", "--streaming/--no-streaming", "Whether to request streamed answers.", default=None),
     _setting("request_timeout_seconds", "--timeout-seconds", "Timeout of each request.", **_SECONDS),
 )

@@ -32,7 +32,7 @@ class AsyncClient:
     Args:
         target: a run's endpoint, or the address of another server.
         model: by default ``ensemble``, or the first served model that takes text.
-        protocol: of an endpoint; an address says it itself.
+        protocol: of an endpoint, by default gRPC for Triton, else OpenAI's; an address says it itself.
         timeout_s: for each request.
         retries: how often a request is sent again if the server was not reached, or lost before anything of
             the answer had come.
@@ -44,7 +44,7 @@ class AsyncClient:
         target: Target,
         model: str | None = None,
         *,
-        protocol: Protocol = "grpc",
+        protocol: Protocol | None = None,
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
         follow: Callable[[], Target] | None = None,
@@ -54,7 +54,7 @@ class AsyncClient:
         self._moving = asyncio.Lock()
         self._left: list[TritonModel | OpenAIModel] = []
         self._name = model
-        self._protocol: Protocol = protocol
+        self._protocol = protocol
         self._timeout_s = timeout_s
         self._retries = retries
         self._opened: TritonModel | OpenAIModel | None = None

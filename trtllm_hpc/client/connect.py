@@ -10,12 +10,13 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from trtllm_hpc.client.connection import grpc_client, unanswered
-from trtllm_hpc.client.http import call_json
+from trtllm_hpc.client.http import call_json, openai_models
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.over_openai import OpenAIModel, list_models
+from trtllm_hpc.client.over_openai import OpenAIModel
 from trtllm_hpc.client.served_model import (
     CORE_MODEL,
+    TEXT_MODELS,
     ServedModel,
     describe,
     served_model,
@@ -25,7 +26,7 @@ from trtllm_hpc.client.triton_model import POSTPROCESSING, PREPROCESSING, Tokeni
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
-Protocol = Literal["grpc", "http"]
+Protocol = Literal["grpc", "http", "openai"]
 
 _LOOK_TIMEOUT_S = 30.0
 """For a server to say what it is, which is no work for its model."""
@@ -45,15 +46,25 @@ class Address:
     """Certificate that is trusted; by default those that the system trusts."""
 
 
-@dataclass(frozen=True)
-class _OpenAI:
-    """A server with OpenAI's protocol."""
-
-    url: str
-    key: str | None
-
-
 Target = Endpoint | Address
+
+
+def usual_protocol(endpoint: Endpoint) -> Protocol:
+    """Return the protocol by which a server is asked unless another one is named."""
+    return "grpc" if endpoint.is_triton else "openai"
+
+
+def refuse_protocol(endpoint: Endpoint, *, is_openai: bool) -> None:
+    """Raise InvalidRequest if a server does not speak OpenAI's protocol, or Triton's."""
+    if is_openai and endpoint.openai_url is None:
+        raise InvalidRequest(
+            f"The server at {endpoint.place} does not speak OpenAI's protocol.", hint="--protocol grpc"
+        )
+    if not is_openai and not endpoint.is_triton:
+        raise InvalidRequest(
+            f"The server at {endpoint.place} is not Triton: it speaks OpenAI's protocol only.",
+            hint="--protocol openai",
+        )
 
 
 def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
@@ -96,46 +107,72 @@ def _system_certificates() -> str:
 
 
 async def connect(
-    target: Target, model: str | None, protocol: Protocol, timeout_s: float
+    target: Target, model: str | None, protocol: Protocol | None, timeout_s: float
 ) -> tuple[TritonModel | OpenAIModel, bool]:
     """Return the model of a server, and whether it answers token by token.
 
     Args:
         model: its name; ``None``: the usual one.
-        protocol: for an endpoint; a URL says it itself.
+        protocol: for an endpoint, ``None``: the usual one; a URL says it itself.
 
     Raises:
         RequestFailed: the server does not answer, has no such model, or none can be chosen.
     """
     timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
     if isinstance(target, Endpoint):
-        return await _triton(target, model, protocol, timeout_s)
-    protocol, endpoint = parse_url(target)
-    found = await asyncio.to_thread(_look, target, protocol, endpoint, timeout_s)
-    if isinstance(found, _OpenAI):
-        return await _openai(found, model, timeout_s), True
-    return await _triton(found, model, protocol, timeout_s)
+        endpoint, chosen = target, protocol or usual_protocol(target)
+        refuse_protocol(endpoint, is_openai=chosen == "openai")
+    else:
+        chosen, endpoint = await asyncio.to_thread(look_at, target, timeout_s)
+    if chosen == "openai":
+        if model is None:
+            model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
+        return OpenAIModel(endpoint, model), True
+    return await _triton(endpoint, model, chosen, timeout_s)
 
 
-def _look(address: Address, protocol: Protocol, endpoint: Endpoint, timeout_s: float) -> Endpoint | _OpenAI:
-    """Ask a server what it is."""
+def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
+    """Ask a server what it is; return its protocol, and where its models are asked.
+
+    Raises:
+        InvalidRequest: the URL is none of these protocols.
+        RequestFailed: it does not answer.
+    """
+    protocol, endpoint = parse_url(address)
     if protocol == "grpc":
-        return replace(endpoint, models=_models_over_grpc(endpoint, timeout_s))
+        return protocol, replace(endpoint, models=_models_over_grpc(endpoint, timeout_s))
     base = address.url.rstrip("/")
-    key = endpoint.authorization.get("authorization", "").removeprefix("Bearer ") or None
+    openai = replace(endpoint, http_port=0, grpc_port=0, openai_url=base)
     if urlsplit(base).path.endswith("/v1"):
-        return _OpenAI(base, key)
+        return "openai", openai
     try:
         call_json(endpoint, "v2", timeout_s)
     except (ServerUnreachable, AnswerTimedOut):
         raise
     except RequestFailed:
-        return _OpenAI(f"{base}/v1", key)
+        return "openai", replace(openai, openai_url=f"{base}/v1")
     try:
         index = call_json(endpoint, "v2/repository/index", timeout_s, {})
     except RequestFailed:
-        return endpoint  # it does not tell its models
-    return replace(endpoint, models=_ready(index))
+        return protocol, endpoint  # it does not tell its models
+    return protocol, replace(endpoint, models=_ready(index))
+
+
+def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
+    """Return the model that is asked over OpenAI's protocol unless another one is named.
+
+    Raises:
+        InvalidRequest: there is none, or more than one and none that is usual for Triton.
+        RequestFailed: the server does not list its models.
+    """
+    models = openai_models(endpoint, timeout_s)
+    usual = [name for name in TEXT_MODELS if name in models]
+    if len(models) != 1 and not usual:
+        raise InvalidRequest(
+            f"{endpoint.openai_url} serves {len(models)} models.",
+            hint=f"--model NAME, one of: {', '.join(models)}",
+        )
+    return models[0] if len(models) == 1 else usual[0]
 
 
 def _models_over_grpc(endpoint: Endpoint, timeout_s: float) -> list[str]:
@@ -161,16 +198,16 @@ async def _triton(
     chosen = usual_model(endpoint) if name is None else name
 
     def look() -> tuple[ServedModel, bool, Tokenizer | None]:
-        model = _describe(endpoint, chosen, protocol, timeout_s)
+        model = describe_over(endpoint, chosen, protocol, timeout_s)
         streams = model.decoupled and model.takes_text
         if model.ensemble:
             streams = CORE_MODEL in endpoint.models and (
-                _describe(endpoint, CORE_MODEL, protocol, timeout_s).decoupled
+                describe_over(endpoint, CORE_MODEL, protocol, timeout_s).decoupled
             )
         tokenizer = None
         if {PREPROCESSING, POSTPROCESSING} <= set(endpoint.models):
             names = (PREPROCESSING, POSTPROCESSING)
-            tokenizer = Tokenizer(*(_describe(endpoint, each, protocol, timeout_s) for each in names))
+            tokenizer = Tokenizer(*(describe_over(endpoint, each, protocol, timeout_s) for each in names))
         return model, streams, tokenizer
 
     model, streams, tokenizer = await asyncio.to_thread(look)
@@ -178,8 +215,12 @@ async def _triton(
     return TritonModel(server, model, tokenizer), streams
 
 
-def _describe(endpoint: Endpoint, model: str, protocol: Protocol, timeout_s: float) -> ServedModel:
-    """Fetch a model's configuration: over HTTP unless the server is known by its gRPC port alone."""
+def describe_over(endpoint: Endpoint, model: str, protocol: str, timeout_s: float) -> ServedModel:
+    """Fetch a model's configuration: over HTTP unless the server is known by its gRPC port alone.
+
+    Raises:
+        RequestFailed: with the server's error message, for example that it has no such model.
+    """
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
         return describe(endpoint, model, timeout_s)
     from tritonclient.utils import InferenceServerException
@@ -190,12 +231,3 @@ def _describe(endpoint: Endpoint, model: str, protocol: Protocol, timeout_s: flo
         except InferenceServerException as error:
             raise unanswered(error, endpoint, timeout_s) from error
     return served_model(model, answer.get("config", {}))
-
-
-async def _openai(server: _OpenAI, model: str | None, timeout_s: float) -> OpenAIModel:
-    models = await list_models(server.url, server.key, timeout_s) if model is None else [model]
-    if len(models) != 1:
-        raise InvalidRequest(
-            f"{server.url} serves {len(models)} models.", hint=f"--model NAME, one of: {', '.join(models)}"
-        )
-    return OpenAIModel(server.url, models[0], server.key)

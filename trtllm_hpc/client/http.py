@@ -1,4 +1,4 @@
-"""HTTP calls of Triton's protocol that need no client library."""
+"""HTTP calls of Triton's protocol and of OpenAI's that need no client library."""
 
 from __future__ import annotations
 
@@ -20,9 +20,15 @@ def _open(endpoint: Endpoint, request: urllib.request.Request, timeout_s: float)
 
 
 def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
-    """Return whether ``/v2/health/ready`` answers 200 within ``timeout_s`` seconds."""
+    """Return whether the server answers 200 within ``timeout_s`` seconds when asked whether it is ready.
+
+    Triton is asked at ``/v2/health/ready``, another server at ``/health``.
+    """
     try:
-        url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
+        if endpoint.is_triton:
+            url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
+        else:
+            url = f"{endpoint.openai_root}/health"
         request = urllib.request.Request(url, headers=endpoint.authorization)
         with _open(endpoint, request, timeout_s) as reply:
             return bool(reply.status == 200)
@@ -30,13 +36,31 @@ def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
         return False
 
 
+def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
+    """Return the names of the models that a server with OpenAI's protocol lists.
+
+    Raises:
+        RequestFailed: it has no such list, or does not answer.
+    """
+    url = f"{endpoint.openai_url}/models"
+    listed = _call_url(endpoint, url, timeout_s)
+    data = listed.get("data") if isinstance(listed, dict) else None
+    names = [item.get("id") for item in data if isinstance(item, dict)] if isinstance(data, list) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise RequestFailed(f"{url} answered what is no list of models.")
+    return [str(name) for name in names]
+
+
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:
-    """GET ``path``, or POST ``body`` to it as JSON, and return the JSON answer.
+    """GET ``path`` of Triton, or POST ``body`` to it as JSON, and return the JSON answer.
 
     Raises:
         RequestFailed: with the server's error message if there is one.
     """
-    url = f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}"
+    return _call_url(endpoint, f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}", timeout_s, body)
+
+
+def _call_url(endpoint: Endpoint, url: str, timeout_s: float, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **endpoint.authorization}
     request = urllib.request.Request(url, data=data, headers=headers)
@@ -56,9 +80,19 @@ def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None)
 
 
 def error_message(body: bytes) -> str:
-    """Return the message of Triton's ``{"error": ...}``, else the body as it is."""
+    """Return the message of an error in JSON, else the body as it is.
+
+    Triton's is ``{"error": "..."}``, OpenAI's ``{"error": {"message": "..."}}``, that of ``trtllm-serve``
+    ``{"object": "error", "message": "..."}``, that of a web framework before it ``{"detail": ...}``.
+    """
     text = body.decode("utf-8", errors="replace").strip()
     try:
-        return str(json.loads(text)["error"])
-    except (ValueError, KeyError, TypeError):
+        found = json.loads(text)
+    except ValueError:
         return text
+    while isinstance(found, dict):
+        inner = next((found[key] for key in ("error", "message", "detail") if found.get(key)), None)
+        if inner is None:
+            return text
+        found = inner
+    return found if isinstance(found, str) else text

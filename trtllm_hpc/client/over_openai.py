@@ -18,6 +18,7 @@ from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.served_model import TEXT_OUTPUT, ServedModel
 from trtllm_hpc.client.triton_model import OnText
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
+from trtllm_hpc.runtime.records import Endpoint
 
 _STANDARD = frozenset(
     {
@@ -32,21 +33,22 @@ _NO_KEY = "none"
 
 
 class OpenAIModel:
-    """One model of a server with OpenAI's protocol, for any number of requests at once.
-
-    Args:
-        url: of the server, with ``/v1``.
-        key: sent as the bearer token.
-    """
+    """One model of a server with OpenAI's protocol, for any number of requests at once."""
 
     protocol = "openai"
 
-    def __init__(self, url: str, model: str, key: str | None) -> None:
-        from openai import AsyncOpenAI
+    def __init__(self, endpoint: Endpoint, model: str) -> None:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+        assert endpoint.openai_url is not None
         self.model = ServedModel(model, {"text_input": ""}, batched=True, decoupled=True)
-        self._url = url
-        self._client = AsyncOpenAI(base_url=url, api_key=key or _NO_KEY, max_retries=0)
+        self._url = endpoint.openai_url
+        key = endpoint.authorization.get("authorization", "").removeprefix("Bearer ")
+        # A proxy for the outside world cannot reach compute nodes; see http.py.
+        direct = DefaultAsyncHttpxClient(verify=endpoint.tls() or True, trust_env=not endpoint.job_id)
+        self._client = AsyncOpenAI(
+            base_url=self._url, api_key=key or _NO_KEY, max_retries=0, http_client=direct
+        )
 
     async def close(self) -> None:
         """End the connections."""
@@ -130,21 +132,6 @@ class OpenAIModel:
         if request.stream:
             body["stream_options"] = {"include_usage": True}
         return body | ({"extra_body": further} if further else {})
-
-
-async def list_models(url: str, key: str | None, timeout_s: float) -> list[str]:
-    """Return the names of the served models.
-
-    Raises:
-        RequestFailed: the server has no such list.
-    """
-    from openai import AsyncOpenAI
-
-    with _told(url, timeout_s):
-        async with AsyncOpenAI(
-            base_url=url, api_key=key or _NO_KEY, max_retries=0, timeout=timeout_s
-        ) as client:
-            return [model.id async for model in client.models.list()]
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class Client:
         target: Target,
         model: str | None = None,
         *,
-        protocol: Protocol = "grpc",
+        protocol: Protocol | None = None,
         timeout_s: float = TIMEOUT_S,
         retries: int = RETRIES,
         follow: Callable[[], Target] | None = None,

@@ -117,7 +117,7 @@ def _not_ready(paths: RunPaths, endpoint: Endpoint | None, timeout_s: float) -> 
     hint = f"trtllm-hpc logs {call_name(paths)}"
     if endpoint is not None:
         message = (
-            f"The server of run {paths.run_id} at {endpoint.http} (host {endpoint.host}) "
+            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) "
             f"did not answer as ready{within}."
         )
     elif was_submitted(paths):

@@ -13,6 +13,10 @@ from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
+Protocol = Literal["grpc", "http", "openai", "openai-chat"]
+"""``grpc`` and ``http`` are Triton's, ``openai`` is ``/v1/completions``, ``openai-chat``
+``/v1/chat/completions``."""
+OPENAI_PROTOCOLS = ("openai", "openai-chat")
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
@@ -93,16 +97,20 @@ class Benchmark(Section):
     max_tokens: TokenCount = 16
     """Maximum of output tokens of a request for which the workload has no length."""
     exact_output: bool = False
-    """Whether answers must have exactly the requested length; sent to the model as ``min_length``."""
+    """Whether answers must have exactly the requested length; sent to the model as ``min_length``, over
+    OpenAI's protocol as ``min_tokens`` and ``ignore_eos``."""
 
     # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
     """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
     models: list[OneLine] = Field(default_factory=list)
-    """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; gRPC only."""
-    protocol: Literal["grpc", "http"] = "grpc"
+    """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; not over ``http``."""
+    protocol: Protocol | None = None
+    """``grpc`` and ``http`` for Triton, ``openai`` for ``/v1/completions``, ``openai-chat`` for
+    ``/v1/chat/completions``; ``None``: ``grpc`` where the server is Triton, else ``openai``."""
     streaming: bool | None = None
-    """Whether answers are streamed token by token; ``None``: if the model is decoupled."""
+    """Whether answers are streamed token by token; ``None``: if the model is decoupled, and over OpenAI's
+    protocol."""
     request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
     """A request that takes longer has failed."""
 

@@ -166,8 +166,21 @@ class Endpoint(JsonRecord):
         return f"{self.address}:{self.grpc_port}"
 
     @property
+    def openai_root(self) -> str:
+        """URL of what an OpenAI server has besides its protocol, such as ``/health``.
+
+        Raises:
+            RequestFailed: the server does not speak that protocol.
+        """
+        if self.openai_url is None:
+            raise RequestFailed(f"The server at {self.http} does not speak OpenAI's protocol.")
+        return self.openai_url.removesuffix("/v1")
+
+    @property
     def metrics(self) -> str:
         """URL of the metrics page; behind a door, of instance 0."""
+        if not self.is_triton and self.openai_url is not None:
+            return f"{self.openai_root}/metrics"
         return f"{self.scheme}://{self.address}:{self.metrics_port}/metrics"
 
 

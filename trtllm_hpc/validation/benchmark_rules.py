@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark, Workload
+from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, SEARCH_WINDOW_S, Benchmark, Workload
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.errors import Diagnostic
 
@@ -73,8 +73,12 @@ def _models(settings: Benchmark) -> Diagnostics:
         message = "model has no effect beside models"
         yield in_job("conflict", "models", message, "set one of the two", settings.models)
     if settings.models and settings.protocol == "http":
-        message = "several models can take turns over gRPC only"
+        message = "several models cannot take turns over Triton's HTTP"
         yield in_job("conflict", "protocol", message, "set it to grpc", settings.protocol)
+    if settings.workload.lora and settings.protocol in OPENAI_PROTOCOLS:
+        message = "OpenAI's protocol has no field for the weights of LoRA adapters"
+        hint = "set protocol to grpc; adapters that the server knows by name are measured as models"
+        yield in_job("conflict", "protocol", message, hint, settings.protocol)
 
 
 def _levels(settings: Benchmark) -> Diagnostics:

@@ -15,10 +15,10 @@ from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import (
-    BY_MODEL,
     BY_PREPROCESSING,
     BY_REQUEST,
     BY_RESPONSES,
+    BY_SERVER,
     BY_TOKENIZER,
 )
 from trtllm_hpc.client.lora import is_unknown_adapter
@@ -195,7 +195,7 @@ def _wrong_length(answered: Sequence[RequestRecord]) -> Iterator[str]:
         yield (
             f"{len(wrong)} of {len(answered)} answers do not have the requested length (exact_output); the "
             f"first has {wrong[0].output_tokens} tokens and not {wrong[0].requested_tokens}. Check that the "
-            "model supports min_length."
+            "model supports min_length (over OpenAI's protocol min_tokens and ignore_eos)."
         )
 
 
@@ -207,7 +207,7 @@ def _is_wrong_length(record: RequestRecord) -> bool:
     tokens, requested = record.output_tokens, record.requested_tokens
     if record.output_by == BY_RESPONSES and tokens is not None and requested is not None:
         return not requested - max(1, MAX_TEXT_DIFFERENCE * requested) <= tokens <= requested
-    return record.output_by == BY_MODEL and tokens != requested
+    return record.output_by in BY_SERVER and tokens != requested
 
 
 def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
@@ -281,7 +281,7 @@ def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | 
         records: of all passes.
     """
     answered = [record for record in records if record.ok and record.output_tokens is not None]
-    if server is None or all(record.output_by == BY_MODEL for record in answered):
+    if server is None or all(record.output_by in BY_SERVER for record in answered):
         return None
     counted = sum(record.output_tokens or 0 for record in answered)
     on_page = sum(

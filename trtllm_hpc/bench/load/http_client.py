@@ -1,4 +1,4 @@
-"""Client of Triton's HTTP ``generate`` and ``generate_stream``: JSON answers, one or several a request."""
+"""Client of Triton's HTTP ``generate`` and ``generate_stream``, and of OpenAI's completions and chat."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import aiohttp
 
+from trtllm_hpc.bench.load import openai
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.client.http import error_message
@@ -33,9 +34,15 @@ class HttpClient:
         self._target = target
         self._clock = clock
         self._on_end = on_end
-        method = "generate_stream" if target.streaming else "generate"
-        server = f"{target.endpoint.scheme}://{target.endpoint.http}"
-        self._url = f"{server}/v2/models/{quote(target.model, safe='')}/{method}"
+        endpoint = target.endpoint
+        if target.is_openai:
+            self._url = f"{endpoint.openai_url}/{openai.PATHS[target.protocol]}"
+            self._live_url = f"{endpoint.openai_url}/models"
+        else:
+            method = "generate_stream" if target.streaming else "generate"
+            server = f"{endpoint.scheme}://{endpoint.http}"
+            self._url = f"{server}/v2/models/{quote(target.model, safe='')}/{method}"
+            self._live_url = f"{server}/v2/health/live"
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
@@ -53,13 +60,11 @@ class HttpClient:
         endpoint = self._target.endpoint
         timeout = aiohttp.ClientTimeout(total=_CONNECT_TIMEOUT_S)
         try:
-            async with self._session.get(
-                f"{endpoint.scheme}://{endpoint.http}/v2/health/live", timeout=timeout
-            ):
+            async with self._session.get(self._live_url, timeout=timeout):
                 return
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise NotReady(
-                f"No HTTP connection to {endpoint.http} (host {endpoint.host}) "
+                f"No HTTP connection to {endpoint.place} (host {endpoint.host}) "
                 f"within {_CONNECT_TIMEOUT_S:g} s: {error or 'it does not answer'}."
             ) from None
 
@@ -104,10 +109,25 @@ class HttpClient:
     async def _receive(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
         if response.status != 200:
             reply.status, reply.error = f"HTTP {response.status}", _error_message(await response.read())
+        elif self._target.is_openai:
+            await self._receive_openai(reply, response)
         elif self._target.streaming:
             await self._receive_events(reply, response)
         else:
             self._add_chunk(reply, await response.read())
+
+    async def _receive_openai(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
+        """Receive a stream piece by piece, to be read after the pass; at its end look whether it is whole."""
+        if not self._target.streaming:
+            body = await response.read()
+            reply.chunks.append((self._clock.now(), body))
+            return
+        now, keep = self._clock.now, reply.chunks.append
+        async for piece in response.content.iter_any():
+            keep((now(), piece))
+        error = openai.stream_error(b"".join(piece for _, piece in reply.chunks))
+        if error is not None:
+            reply.status, reply.error = "HTTP 200", error
 
     async def _receive_events(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
         """Receive server-sent events, each a line ``data: {...}`` and an empty one."""

@@ -343,7 +343,7 @@ class _ClosedLoop(_Loop):
 
 
 def _client(target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> GrpcClient | HttpClient:
-    if target.protocol == "http":
+    if target.protocol != "grpc":
         from trtllm_hpc.bench.load.http_client import HttpClient
 
         return HttpClient(target, clock, on_end)

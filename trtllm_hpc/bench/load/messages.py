@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtllm_hpc.bench.load import openai
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.connection import infer_request
 from trtllm_hpc.client.lora import TASK_ID_INPUT, Adapter, task_inputs
 from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
+from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Target:
     endpoint: Endpoint
     model: str
     kind: TextModel | CoreModel = field(default_factory=TextModel)
-    protocol: Literal["grpc", "http"] = "grpc"
+    protocol: Protocol = "grpc"
     streaming: bool = False
     """Whether answers are requested as a stream."""
     timeout_s: float = 60.0
@@ -51,7 +53,8 @@ class Target:
     stream_input: str | None = None
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
-    """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none."""
+    """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none. Over
+    OpenAI's protocol its key ``min_tokens``."""
     instance: int | None = None
     """The one behind the door that gets the requests, over gRPC; ``None``: any."""
 
@@ -61,17 +64,25 @@ class Target:
         return isinstance(self.kind, CoreModel)
 
     @property
+    def is_openai(self) -> bool:
+        """Whether it is asked over OpenAI's protocol."""
+        return self.protocol in OPENAI_PROTOCOLS
+
+    @property
     def uses_stream_call(self) -> bool:
         """Whether gRPC needs ``ModelStreamInfer``: Triton refuses ``ModelInfer`` to decoupled models."""
         return self.protocol == "grpc" and (self.streaming or self.decoupled)
 
 
 def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
-    """Return a request in the target's protocol: a ``ModelInferRequest``, or the body of ``generate``.
+    """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
     Raises:
         ValueError: a text for a model that takes token ids, or the other way round.
     """
+    if target.is_openai:
+        exact = target.min_length_input is not None
+        return openai.encode(request, target.protocol, target.model, streaming=target.streaming, exact=exact)
     inputs = _inputs(request, target)
     if target.protocol == "http":
         return _generate_body(inputs)
@@ -148,7 +159,8 @@ class Reply:
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """Each response with its time of arrival, as bytes of the protocol; one unless streamed."""
+    """Each response with its time of arrival, as bytes of the protocol; one unless streamed. Of a stream of
+    OpenAI's protocol each piece, as the network brought it."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
@@ -175,8 +187,10 @@ class ParsedReply:
     """The answer to one request; empty if there was none."""
 
     chunks: tuple[Chunk, ...] = ()
-    """Without the empty response that ends a stream."""
+    """Without the empty response that ends a stream; over OpenAI's protocol, without any that has no text."""
     streamed: bool = False
+    usage: openai.Usage | None = None
+    """The server's own count; ``None`` if it has not told one."""
 
     @property
     def text(self) -> str | None:
@@ -193,8 +207,23 @@ class ParsedReply:
 
 def parse_reply(reply: Reply, target: Target) -> ParsedReply:
     """Parse the responses to one request. Those without output, or in no known format, are left out."""
+    if target.is_openai:
+        return _parse_openai(reply, target)
     chunks = (_chunk(time_s, raw, target) for time_s, raw in reply.chunks)
     return ParsedReply(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
+
+
+def _parse_openai(reply: Reply, target: Target) -> ParsedReply:
+    whole = (openai.Event(*response) for response in reply.chunks)
+    chunks, usage = list[Chunk](), None
+    for event in openai.events(reply.chunks) if target.streaming else whole:
+        part = openai.parse(event.data)
+        if part is None:
+            continue
+        usage = part.usage or usage
+        if part.text:
+            chunks.append(Chunk(event.time_s, part.text))
+    return ParsedReply(tuple(chunks), target.streaming, usage)
 
 
 def _chunk(time_s: float, raw: bytes, target: Target) -> Chunk | None:

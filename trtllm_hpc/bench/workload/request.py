@@ -15,6 +15,10 @@ from trtllm_hpc.paths import write_text
 # Sources of token counts, as written in the records (input_by, output_by, chunks_by).
 BY_MODEL = "model"
 """The model itself: its ``sequence_length``, or the ids of its answer."""
+BY_USAGE = "usage"
+"""The server, in the field ``usage`` of OpenAI's protocol."""
+BY_SERVER = frozenset({BY_MODEL, BY_USAGE})
+"""The exact sources."""
 BY_WORKLOAD = "workload"
 """The workload, which sent token ids."""
 BY_RESPONSES = "responses"
@@ -104,6 +108,8 @@ class WorkloadSpec:
     """The ids to draw from; ``None`` takes it from the tokenizer."""
     max_input_len: int | None = None
     """The engine's limit; longer prompts must not be sent."""
+    ids_allowed: bool = False
+    """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
 
     @property
     def workload(self) -> Workload:

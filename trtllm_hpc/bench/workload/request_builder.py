@@ -80,26 +80,27 @@ class RequestBuilder:
         if ids is not None and self._spec.limit is not None and len(ids) > self._spec.limit:
             self._too_long += 1
             return None
-        sends_ids = self._spec.token_ids
+        sends_ids = self._spec.token_ids or prompt.prompt is None
         return Request(
             prompt.max_tokens or self._spec.settings.max_tokens,
             prompt=None if sends_ids else prompt.prompt,
             token_ids=tuple(ids) if sends_ids and ids is not None else None,
             input_tokens=None if ids is None else len(ids),
-            input_by=None if ids is None else self._counted_by(),
+            input_by=None if ids is None else self._counted_by(sends_ids=sends_ids),
             due_s=prompt.due_s,
             source=prompt.source,
         )
 
-    def _counted_by(self) -> str:
+    def _counted_by(self, *, sends_ids: bool) -> str:
         tokenizer = self._spec.tokenizer
-        return BY_WORKLOAD if self._spec.token_ids or tokenizer is None else tokenizer.counted_by
+        return BY_WORKLOAD if sends_ids or tokenizer is None else tokenizer.counted_by
 
     def _checked_ids(self, prompt: SourcePrompt, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The ids of a file's prompt, if the model takes ids and has these."""
-        if not self._spec.token_ids:
+        if not (self._spec.token_ids or self._spec.ids_allowed):
             message = "has token ids, but the model takes texts"
-            raise file_error(self._spec.file, prompt.line, message, hint="--model tensorrt_llm")
+            hint = "--model tensorrt_llm, or --protocol openai"
+            raise file_error(self._spec.file, prompt.line, message, hint=hint)
         size = None if self._spec.vocabulary is None else self._spec.vocabulary.size
         if size is not None and max(ids) >= size:
             message = f"token id {max(ids)} is outside the model's vocabulary of {size:,}"

@@ -1,0 +1,188 @@
+"""Loads over OpenAI's protocol: what is sent, when each text came, and what a broken stream is called."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.openai_server import DONE, Script, delta, event, openai_server
+from trtllm_hpc.bench.load.messages import ParsedReply, Reply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.openai import events
+from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.config.benchmark import Protocol
+from trtllm_hpc.errors import NotReady
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import Endpoint
+
+REQUEST = Request(9, "Grüße")
+NOWHERE = Endpoint("1", "here", "127.0.0.1", 0, 0, 0, ["one"], 0.0, openai_url="http://127.0.0.1:1/v1")
+
+
+def body(request: Request = REQUEST, protocol: Protocol = "openai", **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        encode_request(request, Target(NOWHERE, "one", protocol=protocol, **more))
+    )
+    return found
+
+
+def sent(
+    script: Script, *, protocol: Protocol = "openai", streaming: bool = True
+) -> tuple[Reply, ParsedReply]:
+    with openai_server(script) as endpoint:
+        target = Target(endpoint, "one", protocol=protocol, streaming=streaming, timeout_s=10)
+        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+    return reply, parse_reply(reply, target)
+
+
+# What is sent -----------------------------------------------------------------------------------
+
+
+def test_a_text_is_a_prompt_and_in_a_chat_the_users_message() -> None:
+    assert body() == {"model": "one", "prompt": "Grüße", "max_tokens": 9, "stream": False}
+    chat = body(protocol="openai-chat", streaming=True)
+    assert chat["messages"] == [{"role": "user", "content": "Grüße"}] and "prompt" not in chat
+    assert chat["stream"] and chat["stream_options"] == {"include_usage": True}
+
+
+def test_ids_are_sent_as_they_are_but_not_in_a_chat() -> None:
+    request = Request(9, token_ids=(5, 7))
+    assert body(request)["prompt"] == [5, 7]
+    with pytest.raises(ValueError, match="a chat takes texts"):
+        body(request, "openai-chat")
+
+
+def test_an_exact_length_is_a_minimum_and_ends_at_no_token() -> None:
+    exact = body(min_length_input="min_tokens")
+    assert (exact["min_tokens"], exact["ignore_eos"]) == (9, True)
+
+
+# What comes back --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 2, 7, 64, 10_000])
+def test_events_are_found_wherever_the_network_has_cut_the_stream(cut: int) -> None:
+    stream = (
+        b': a comment\r\ndata: {"a": 1}\r\n\r\n\r\ndata:{"b":\ndata: 2}\n\nevent: error\nid: 7\ndata: x\n\n'
+        b"retry: 5\n\ndata: [DONE]"
+    )
+    pieces = [(float(at), stream[at : at + cut]) for at in range(0, len(stream), cut)]
+    found = list(events(pieces))
+    assert [(it.data, it.kind) for it in found] == [
+        (b'{"a": 1}', b""),
+        (b'{"b":\n2}', b""),
+        (b"x", b"error"),
+        (b"[DONE]", b""),
+    ]
+    ends = [stream.index(b"1}") + 5, stream.index(b"2}") + 3, stream.index(b"x\n") + 2, len(stream) - 1]
+    assert [it.time_s for it in found] == [float(end // cut * cut) for end in ends]
+
+
+def test_the_first_text_is_the_first_that_has_letters() -> None:
+    """The role, an empty delta and the usage are no tokens; two events may come in one piece."""
+    pieces = [
+        delta(role="assistant", content=""),
+        0.1,
+        delta(reasoning_content="hm") + delta("GR"),
+        0.1,
+        delta("Ü"),
+        delta() + event(usage=(7, 4)) + DONE,
+    ]
+    reply, parsed = sent(Script(pieces), protocol="openai-chat")
+    assert reply.ok and [chunk.text for chunk in parsed.chunks] == ["hm", "GR", "Ü"]
+    one, two, three = (chunk.time_s for chunk in parsed.chunks)
+    assert one == two and 0.09 < one - reply.sent_s < 1 and 0.09 < three - two < 1
+    assert parsed.usage is not None and (parsed.usage.input_tokens, parsed.usage.output_tokens) == (7, 4)
+
+
+def test_an_answer_as_a_whole_is_one_response() -> None:
+    answer = {
+        "choices": [{"message": {"role": "assistant", "content": "GRÜSSE"}}],
+        "usage": {"completion_tokens": 6},
+    }
+    reply, parsed = sent(Script(body=json.dumps(answer).encode()), protocol="openai-chat", streaming=False)
+    assert reply.ok and parsed.text == "GRÜSSE" and not parsed.streamed
+    assert parsed.usage is not None and parsed.usage.output_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [([], "HTTP 200"), ([DONE], "ok"), ([event("", reason="stop")], "ok"), ([b"data: [DONE]"], "ok")],
+)
+def test_a_stream_without_an_end_is_incomplete(end: list[bytes], status: str) -> None:
+    reply, parsed = sent(Script([event("GR"), *end]))
+    assert reply.status == status and parsed.text == "GR"
+    assert (reply.error is None) == (status == "ok")
+    assert status == "ok" or "ended before its end" in str(reply.error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        b'event: error\ndata: {"message": "no memory"}\n\n' + DONE,
+        b'data: {"error": {"message": "no memory", "type": "server_error"}}\n\n' + DONE,
+        b'data: {"object": "error", "message": "no memory", "code": 500}\n\n',
+        b'data: {"error": "no memory"}\n\n',
+    ],
+)
+def test_an_error_in_the_stream_is_an_error(error: bytes) -> None:
+    reply, _ = sent(Script([event("GR"), error]))
+    assert (reply.status, reply.error) == ("HTTP 200", "no memory")
+
+
+def test_a_text_may_speak_of_errors() -> None:
+    reply, parsed = sent(Script([event('say "error" {"error": 1}'), event("", reason="length"), DONE]))
+    assert reply.ok and parsed.text == 'say "error" {"error": 1}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b'{"error": {"message": "too long", "type": "invalid_request_error", "code": null}}', "too long"),
+        (b'{"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}', "too long"),
+        (b'{"detail": "too long"}', "too long"),
+        (b"too long", "too long"),
+    ],
+)
+def test_an_error_has_its_status_and_the_servers_message(answer: bytes, words: str) -> None:
+    reply, parsed = sent(Script(body=answer, status=400))
+    assert (reply.status, reply.error, parsed.chunks) == ("HTTP 400", words, ())
+
+
+def test_a_slow_answer_times_out() -> None:
+    with openai_server(Script([event("GR"), 5.0])) as endpoint:
+        target = Target(endpoint, "one", protocol="openai", streaming=True, timeout_s=0.2)
+        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+    assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s < 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
+    (tmp_path / "key").write_text("secret\n")
+    script = Script([event("A"), 0.02, event("B", reason="length"), event(usage=(1, 2)), DONE])
+    with openai_server(script) as endpoint:
+        keyed = Endpoint(**{**vars(endpoint), "key_file": str(tmp_path / "key")})
+        target = Target(keyed, "one", protocol="openai", streaming=True)
+        payloads = [encode_request(REQUEST, target)]
+        load = run_closed(target, payloads, 4, Clock(), count=12, processes=processes)
+    assert len(load.replies) == 12 and all(reply.ok for reply in load.replies)
+    assert {key for _, _, key in script.asked} == {"Bearer secret"}
+    gaps = [
+        after.time_s - before.time_s
+        for reply in load.replies
+        for before, after in itertools.pairwise(parse_reply(reply, target).chunks)
+    ]
+    assert len(gaps) == 12 and min(gaps) > 0.015
+
+
+def test_without_a_server_the_load_does_not_start() -> None:
+    [port] = free_ports(1)
+    endpoint = Endpoint("1", "here", "127.0.0.1", 0, 0, 0, [], 0.0, openai_url=f"http://127.0.0.1:{port}/v1")
+    target = Target(endpoint, "one", protocol="openai")
+    with pytest.raises(NotReady, match=f"No HTTP connection to http://127.0.0.1:{port}/v1"):
+        run_open(target, [encode_request(REQUEST, target)], [0.0], Clock())

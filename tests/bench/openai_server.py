@@ -1,0 +1,113 @@
+"""A server with OpenAI's protocol that answers as a test says, with exact bytes at exact times."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from trtllm_hpc.runtime.records import Endpoint
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(
+    text: str | None = None, *, usage: tuple[int, int] | None = None, reason: str | None = None
+) -> bytes:
+    """An event of a stream of completions."""
+    choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": reason}]
+    return _event({"object": "text_completion", "choices": choices}, usage)
+
+
+def delta(content: str | None = None, *, role: str | None = None, **more: Any) -> bytes:
+    """An event of a chat's stream."""
+    change = {"role": role, "content": content, **more}
+    found = {key: value for key, value in change.items() if value is not None}
+    return _event({"choices": [{"index": 0, "delta": found, "finish_reason": None}]}, None)
+
+
+def _event(body: dict[str, Any], usage: tuple[int, int] | None) -> bytes:
+    if usage is not None:
+        body["usage"] = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+@dataclass
+class Script:
+    """What the server does with each request."""
+
+    pieces: Sequence[bytes | float] = ()
+    """Sent one by one; a number is a pause in seconds."""
+    body: bytes | None = None
+    """Sent instead, as a whole."""
+    status: int = 200
+    models: Sequence[str] = ("one",)
+    pages: dict[str, bytes] = field(default_factory=dict)
+    """What else is there, by its path."""
+    asked: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
+    """The path, the body and the key of each request so far."""
+
+    @property
+    def bodies(self) -> list[dict[str, Any]]:
+        """The bodies of the requests so far."""
+        return [body for _, body, _ in self.asked]
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _handler(script: Script) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.method == "GET":
+            if request.path == "/v1/models":
+                return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})
+            page = script.pages.get(request.path)
+            return web.Response(status=404) if page is None else web.Response(body=page)
+        script.asked.append((request.path, await request.json(), request.headers.get("Authorization", "")))
+        if script.body is not None:
+            return web.Response(status=script.status, body=script.body)
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        for piece in script.pieces:
+            if isinstance(piece, float):
+                await asyncio.sleep(piece)
+            else:
+                await reply.write(piece)
+        return reply
+
+    return handle
+
+
+@contextmanager
+def openai_server(script: Script) -> Iterator[Endpoint]:
+    """Run it in a thread, and yield where it is."""
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+    begun, ports = threading.Event(), list[int]()
+
+    async def serve() -> None:
+        runner = web.ServerRunner(web.Server(_handler(script)), shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        ports.append(runner.addresses[0][1])
+        begun.set()
+        await ended.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    try:
+        url = f"http://127.0.0.1:{ports[0]}/v1"
+        yield Endpoint("1", "here", "127.0.0.1", 0, 0, 0, ["one"], 0.0, openai_url=url)
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join(10)
+        loop.close()
