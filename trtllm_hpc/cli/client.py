@@ -163,10 +163,9 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
 )
 @click.option(
     "--protocol",
-    type=click.Choice(["grpc", "http", "both"]),
-    default="grpc",
-    show_default=True,
-    help="How to ask a run; with 'both', the two answers must be equal.",
+    type=click.Choice(["grpc", "http", "both", "openai"]),
+    help="How to ask a run; with 'both', the answers over gRPC and HTTP must be equal.  [default: grpc, or"
+    " openai where trtllm-serve serves]",
 )
 @click.option(
     "--check",

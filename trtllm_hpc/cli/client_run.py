@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 import numpy as np
 
 from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.connect import Address, Protocol, Target
+from trtllm_hpc.client.connect import Address, Protocol, Target, usual_protocol
 from trtllm_hpc.client.lora import Adapter, read_adapter
 from trtllm_hpc.client.request import Answer, AnswerRecord, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
 from trtllm_hpc.runs.endpoint import follower_of
+from trtllm_hpc.runtime.records import Endpoint
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Settings:
     logits: Sequence[str]
     lora_dirs: tuple[str, ...]
     model: str | None
-    protocol: str
+    protocol: Protocol | Literal["both"] | None
     check: bool
     stream: bool | None
     concurrency: int
@@ -55,7 +56,7 @@ class Settings:
     def refuse_contradictions(self, *, is_run: bool) -> None:
         """Raise UsageError for options that do not go together."""
         several = len(self.prompts) > 1
-        if self.protocol != "grpc" and not is_run:
+        if self.protocol is not None and not is_run:
             raise click.UsageError("--protocol is for a run; a URL says it itself.")
         if self.save and (several or not is_run):
             raise click.UsageError("--save keeps one answer of a run: ask one prompt, without --url.")
@@ -118,9 +119,7 @@ class Asking:
         ended = asyncio.Event()
         with suppress(NotImplementedError, RuntimeError, ValueError):  # not in a main thread
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
-        protocols: list[Protocol] = ["grpc", "http"] if self._settings.protocol == "both" else []
-        if self._settings.protocol != "both":
-            protocols = ["http" if self._settings.protocol == "http" else "grpc"]
+        protocols = self._protocols()
         async with AsyncExitStack() as open_clients:
             clients = [await open_clients.enter_async_context(self._client(each)) for each in protocols]
             if self._settings.check:
@@ -134,6 +133,12 @@ class Asking:
             raise KeyboardInterrupt
         if self._failed:
             raise self._summary()
+
+    def _protocols(self) -> list[Protocol]:
+        asked = self._settings.protocol
+        if asked is None:
+            return [usual_protocol(self._target) if isinstance(self._target, Endpoint) else "grpc"]
+        return ["grpc", "http"] if asked == "both" else [asked]
 
     def _client(self, protocol: Protocol) -> AsyncClient:
         settings = self._settings

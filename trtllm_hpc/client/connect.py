@@ -165,7 +165,9 @@ def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
         InvalidRequest: there is none, or more than one and none that is usual for Triton.
         RequestFailed: the server does not list its models.
     """
-    models = openai_models(endpoint, timeout_s)
+    # The front of a disaggregated run lists none, but its run knows them.
+    known = [] if endpoint.is_triton else endpoint.models
+    models = known or openai_models(endpoint, timeout_s)
     usual = [name for name in TEXT_MODELS if name in models]
     if len(models) != 1 and not usual:
         raise InvalidRequest(
