@@ -135,7 +135,7 @@ def _rank_logs(paths: RunPaths, step: str, rank: int | None) -> list[LogFile]:
     over = stage_over(paths, stage_of(step))
     # Behind a door an instance that has ended may be started again.
     ends = not paths.instances.exists()
-    of_stage = None if _kind(step) in _RECORDED else stage_state(paths, step)
+    of_stage = None if _kind(step) in _RECORDED else stage_state(paths, stage_of(step))
     logs = []
     for number in sorted(ranks):
         record = records.get(number)
