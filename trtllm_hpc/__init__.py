@@ -37,6 +37,7 @@ __all__ = [
     "RunStatus",
     "TrtllmHpcError",
     "bench",
+    "bench_url",
     "doctor",
     "load_job",
     "plan",
@@ -48,7 +49,7 @@ __all__ = [
 TYPE_CHECKING = False  # typing's own would be one more import; type checkers go by the name
 if TYPE_CHECKING:
     from trtllm_hpc.api.jobs import doctor, load_job, plan, render, submit
-    from trtllm_hpc.api.measurement import Measurement, bench
+    from trtllm_hpc.api.measurement import Measurement, bench, bench_url
     from trtllm_hpc.api.run import Run
     from trtllm_hpc.client.async_client import AsyncClient
     from trtllm_hpc.client.connect import Address
@@ -76,6 +77,7 @@ _MODULES = {
     "RunStatus": "runs.status",
     "TrtllmHpcError": "errors",
     "bench": "api.measurement",
+    "bench_url": "api.measurement",
     "doctor": "api.jobs",
     "load_job": "api.jobs",
     "plan": "api.jobs",

@@ -59,11 +59,11 @@ class Script:
         return [body for _, body, _ in self.asked]
 
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 def _handler(script: Script) -> Handler:
-    async def handle(request: web.Request) -> web.StreamResponse:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
         if request.method == "GET":
             if request.path == "/v1/models":
                 return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})

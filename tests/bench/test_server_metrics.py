@@ -275,3 +275,41 @@ def test_a_real_server_tells_its_series(tmp_path: Path) -> None:
     assert sum(rates) == pytest.approx(10)
     means = [sample.values.get("duration_ms[ensemble]") for sample in found.samples]
     assert any(mean is not None and 0 < mean < 1000 for mean in means)
+
+
+# trtllm-serve -----------------------------------------------------------------------------------
+
+STEPS = (
+    '[{"iter": 6, "numActiveRequests": 9}, {"iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2,'
+    ' "kvCacheStats": {"maxNumBlocks": 40, "usedNumBlocks": 10},'
+    ' "inflightBatchingStats": {"numGenRequests": 2}}]'
+)
+PROMETHEUS = (
+    'trtllm_generation_tokens_total{{model_name="m"}} {tokens}\n'
+    'trtllm_request_success_total{{model_name="m",finished_reason="stop"}} {done}\n'
+    'trtllm_request_success_total{{model_name="m",finished_reason="length"}} 1.0\n'
+    'trtllm_request_queue_time_seconds_sum{{model_name="m"}} {queue}\n'
+    'trtllm_num_requests_running{{model_name="m"}} 4.0\n'
+)
+
+
+def test_the_statistics_of_trtllm_serve_are_those_of_its_last_step() -> None:
+    found = values(Page(f"{STEPS}\n"), None, 0.0)
+    assert found == {
+        "requests_active": 3, "requests_waiting": 2, "generation_requests": 2,
+        "kv_used_share": 0.25, "kv_blocks_used": 10, "kv_blocks_max": 40,
+    }  # fmt: skip
+    assert values(Page(STEPS.replace('"iter": 7', '"iter": 27')), Page(STEPS), 2.0)["iterations_per_s"] == 10
+    assert since_start(Page("[]")) == {}
+    with pytest.raises(ValueError, match="no list of statistics"):
+        Page("[1]")
+
+
+def test_its_page_for_prometheus_has_tokens_requests_and_their_times() -> None:
+    before = Page(f"[]\n{PROMETHEUS.format(tokens=50.0, done=1.0, queue=0.5)}")
+    now = Page(f"{STEPS}\n{PROMETHEUS.format(tokens=250.0, done=5.0, queue=0.7)}")
+    found = values(now, before, 2.0)
+    assert (found["output_tokens_per_s"], found["finished_per_s[m]"]) == (100, 2)
+    assert found["queue_ms[m]"] == pytest.approx(50)  # 0.2 s for 4 requests
+    assert found["requests_active"] == 3  # by the statistics, where there are some
+    assert values(before, None, 0.0)["requests_active"] == 4  # another reader has taken them away

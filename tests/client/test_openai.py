@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import trtllm_hpc
 from tests.waiting import eventually
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Address
@@ -36,6 +37,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).save_pretrained(folder)
     synthetic.make_tokenizer(folder / "tokenizer")
     shutil.copytree(folder / "tokenizer", folder, dirs_exist_ok=True)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
     return folder
 
 
@@ -89,6 +92,20 @@ def test_the_command_asks_it_too(url: str, model: Path) -> None:
     assert [record["answers"][0]["output_tokens"] for record in records] == [4, 4]
     live = CliRunner().invoke(command, ["--url", url, "--model", str(model), PROMPT, "--max-tokens", "4"])
     assert live.exit_code == 0 and "4 tokens, first text after" in live.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("protocol", ["openai", "openai-chat"])
+def test_a_real_server_is_measured(url: str, model: Path, tmp_path: Path, protocol: str) -> None:
+    """It ends its streams without ``[DONE]``, and tells the tokens in its last event."""
+    quick = {"requests": 4, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0}
+    load = {"concurrency": 2, "warmup_requests": 1, "max_tokens": 6}
+    settings: dict[str, Any] = {**quick, **load, "model": str(model), "protocol": protocol}
+    found = trtllm_hpc.bench_url(url, tmp_path, **settings)
+    assert found.valid, found.summary.verdict
+    assert found.summary.tokens["output_by"] == found.summary.tokens["input_by"] == ["usage"]
+    assert {record.output_tokens for record in found.records} == {6}
+    assert "ttft_ms.p50" in found.figures
 
 
 # A server that answers wrongly -------------------------------------------------------------------

@@ -20,10 +20,12 @@ from trtllm_hpc.paths import (
     call_name,
     write_text,
 )
+from trtllm_hpc.runs.find import is_run
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from trtllm_hpc.bench.measure import Subject
     from trtllm_hpc.bench.progress import Snapshot
     from trtllm_hpc.bench.records import RequestRecord
     from trtllm_hpc.bench.results import LevelResult
@@ -82,7 +84,7 @@ class Measurement:
             paths = RunPaths(path.parent.parent)
             return cls(paths, path.stem, None if paths.results == path.parent else path.parent)
         run, colon, wanted = str(name).rpartition(":")
-        paths = Run.find(run if colon else wanted, runs).paths
+        paths = measured_folder(run if colon else wanted, runs)
         return _named(paths, wanted) if colon else _newest(paths)
 
     @classmethod
@@ -194,6 +196,8 @@ class Measurement:
         from trtllm_hpc.bench.analysis.validity import SERVER_GONE, requests_without_server
 
         run, failed = call_name(self.paths), [one for one in self.records if one.measured and not one.ok]
+        if not is_run(self.paths.folder):
+            return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
         if SERVER_GONE in self.summary.verdict.findings or requests_without_server(self.records):
             return f"trtllm-hpc status {run}"
         if not failed:
@@ -279,7 +283,7 @@ def bench(
         RequestFailed, InvalidMeasurement: the model does not support such requests.
         KeyboardInterrupt: what was measured until then is saved.
     """
-    from trtllm_hpc.bench.measure import Interrupted, Subject, run_measurement
+    from trtllm_hpc.bench.measure import Subject
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.runs.endpoint import endpoint_of, return_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
@@ -290,8 +294,59 @@ def bench(
     refuse_over_limits(job, chosen)
     measurement = Measurement(found.paths, _new_name(found.paths, name))
     subject = Subject(found.paths, endpoint_of(found.paths, wait_s), job, return_of(found.paths))
+    return _measure(subject, chosen, measurement, on_progress)
+
+
+def bench_url(
+    url: str,
+    output: Path | str,
+    *,
+    key_file: Path | None = None,
+    certificate: Path | None = None,
+    name: str | None = None,
+    base: Benchmark | None = None,
+    on_progress: Callable[[Snapshot], object] | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure a server that was not started by this program, and write everything to ``output/results/``.
+
+    Args:
+        url: ``http://`` or ``https://`` for OpenAI's protocol or Triton, ``grpc://`` for Triton's gRPC port.
+        output: the folder; it is made if it is missing. ``Measurement.find(f"{output}:{name}")`` finds it.
+        key_file: with the key that the server asks for.
+        certificate: that is trusted; by default those of the system.
+
+    Other arguments are those of :func:`bench`; ``base`` is by default an empty ``companion.benchmark``.
+
+    Raises:
+        InvalidRequest: the URL is of no known protocol, or of another one than the settings name.
+        TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: as there.
+    """
+    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.bench.targets import with_protocol
+    from trtllm_hpc.client.connect import Address, look_at
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.validation.benchmark_settings import settings_of
+
+    chosen = settings_of(base or Benchmark(), _given(settings))
+    paths = RunPaths(Path(output))
+    measurement = Measurement(paths, _new_name(paths, name))
+    protocol, endpoint = look_at(Address(url, key_file, certificate), chosen.request_timeout_seconds)
+    chosen = with_protocol(chosen, protocol, url)
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    return _measure(Subject(paths, endpoint, None), chosen, measurement, on_progress)
+
+
+def _measure(
+    subject: Subject,
+    settings: Benchmark,
+    measurement: Measurement,
+    on_progress: Callable[[Snapshot], object] | None,
+) -> Measurement:
+    from trtllm_hpc.bench.measure import Interrupted, run_measurement
+
     try:
-        run_measurement(subject, chosen, measurement.name, on_progress)
+        run_measurement(subject, settings, measurement.name, on_progress)
     except Interrupted:
         write_text(measurement.files.table, str(measurement))
         raise
@@ -320,6 +375,18 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
         else:
             given[key] = value
     return given
+
+
+def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
+    """Return a run, or a folder that :func:`bench_url` has written into.
+
+    Raises:
+        RunNotFound: there is neither.
+    """
+    paths = RunPaths(name) if name and "\0" not in name else None
+    if paths is not None and not is_run(paths.folder) and paths.measurements():
+        return paths
+    return Run.find(name, runs).paths
 
 
 def _newest(paths: RunPaths) -> Measurement:

@@ -155,6 +155,7 @@ def _workload(
         tokenization.vocabulary,
         None if subject.job is None else subject.job.engine.max_input_len,
         ids_allowed=target.protocol == COMPLETIONS,
+        counted_by_server=target.is_openai,
     )
 
 

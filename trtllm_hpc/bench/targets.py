@@ -52,6 +52,27 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
     return targets
 
 
+def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
+    """Return settings with the protocol that a server without a run speaks.
+
+    Args:
+        spoken: ``grpc``, ``http`` or ``openai``.
+
+    Raises:
+        InvalidRequest: the settings name another one, or LoRA adapters, which need gRPC.
+    """
+    protocol = settings.protocol or spoken
+    if protocol not in (OPENAI_PROTOCOLS if spoken == "openai" else (spoken,)):
+        raise InvalidRequest(
+            f"{url} speaks {spoken}, and the settings say {protocol}.", hint="leave out --protocol"
+        )
+    if settings.workload.lora and protocol == "http":
+        raise InvalidRequest(
+            "The weights of LoRA adapters are sent over gRPC.", hint="--url grpc://HOST:PORT, or --no-lora"
+        )
+    return settings.model_copy(update={"protocol": protocol})
+
+
 def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
     """Refuse limits that no answer has a figure for: a search would end at the lowest rate."""
     if not slo.needing_streaming or (target.streaming and target.decoupled):

@@ -73,7 +73,7 @@ class BenchGroup(LazyGroup):
 
 @click.group("bench", cls=BenchGroup, module="trtllm_hpc.cli.bench_", lines=_COMMANDS)
 def command() -> None:
-    """Measure the served model of RUN, and check whether the figures are valid.
+    """Measure the served model of RUN, or of any --url, and check whether the figures are valid.
 
     Settings come from the run's job file (companion.benchmark); options
     override them. Everything is written to results/ in the run folder: a
@@ -88,4 +88,5 @@ def command() -> None:
       trtllm-hpc bench latest --concurrency 1,8,32 --workload normal --input-tokens 128
       trtllm-hpc bench latest --find-max --slo 'ttft.p99<500ms,tpot.p99<50ms'
       trtllm-hpc bench compare latest:before latest:after
+      trtllm-hpc bench --url http://node7:8000/v1 --output measured --rate 4
     """

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.measurements import MeasuredFolder
+from trtllm_hpc.cli.options import json_option, print_json, runs_option
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 
@@ -35,10 +36,11 @@ class MeasurementRow:
 
 
 @click.command("list")
-@run_argument
+@runs_option
+@click.argument("run", type=MeasuredFolder(), default="latest", metavar="[RUN]")
 @json_option
 def command(run: RunPaths, runs: Any, as_json: bool) -> None:
-    """List the measurements of RUN, the newest first.
+    """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
 
     \b
     Example:

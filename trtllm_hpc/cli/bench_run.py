@@ -10,18 +10,48 @@ import click
 from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings
 from trtllm_hpc.cli.bench_settings import settings_for
 from trtllm_hpc.cli.bench_show import show_measurement, upstream_options
-from trtllm_hpc.cli.options import json_option, run_argument, terminating_as_interrupt, wait_option
+from trtllm_hpc.cli.options import (
+    RunName,
+    json_option,
+    runs_folder,
+    runs_option,
+    terminating_as_interrupt,
+    wait_option,
+)
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.find import find_run, is_run
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
 
 
 @click.command("run", cls=SettingsCommand)
-@run_argument
+@runs_option
+@click.argument("run", type=RunName(), required=False, metavar="[RUN]")
 @benchmark_options
 @wait_option
+@click.option(
+    "--url",
+    help="Measure a server that was not started by this program instead of a run: http:// or https:// for "
+    "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File with the key that the server of --url asks for.",
+)
+@click.option(
+    "--certificate",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+)
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Write the results of --url to FOLDER/results/; 'bench list FOLDER' lists them.",
+)
 @click.option(
     "--save-as",
     "name",
@@ -36,9 +66,13 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     ctx: click.Context,
-    run: RunPaths,
+    run: str | None,
     runs: Any,
     wait_seconds: float,
+    url: str | None,
+    key_file: Path | None,
+    certificate: Path | None,
+    output: Path | None,
     name: str | None,
     report: bool,
     perfetto: bool,
@@ -46,25 +80,33 @@ def command(
     upstream_csv: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure the served model of RUN; see 'trtllm-hpc bench --help'.
+    """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
 
     \b
-    Example:
+    Examples:
       trtllm-hpc bench latest --requests 100 --rate 8 --save-as rate-8
+      trtllm-hpc bench --url http://node7:8000/v1 --output measured --concurrency 8
     """
-    from trtllm_hpc.api.measurement import Measurement, NameRefused, bench
+    from trtllm_hpc.api.measurement import Measurement, NameRefused, bench, bench_url
     from trtllm_hpc.api.run import Run
     from trtllm_hpc.bench.measure import Interrupted
     from trtllm_hpc.bench.progress import terminal_bar
 
-    found = Run(run)
-    settings = settings_for(found.job, given_settings(ctx))
+    _refuse_contradictions(run, url, key_file or certificate or output, output)
+    found = Run(find_run(run or "latest", runs_folder(ctx))) if url is None else None
+    settings = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
         with terminating_as_interrupt(), terminal_bar() as show:
-            measurement = bench(found, name=name, base=settings, wait_s=wait_seconds, on_progress=show)
+            common: dict[str, Any] = {"name": name, "base": settings, "on_progress": show}
+            if found is not None:
+                measurement = bench(found, wait_s=wait_seconds, **common)
+            else:
+                common |= {"key_file": key_file, "certificate": certificate}
+                measurement = bench_url(str(url), Path(str(output)), **common)
     except Interrupted as early:
-        measurement, interrupted = Measurement(run, early.measurement.name), True
+        paths = found.paths if found is not None else RunPaths(Path(str(output)))
+        measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
     _write(measurement, report=report, perfetto=perfetto)
@@ -72,6 +114,16 @@ def command(
     if interrupted:
         raise click.Abort
     measurement.check()
+
+
+def _refuse_contradictions(run: str | None, url: str | None, of_url: Any, output: Path | None) -> None:
+    """Raise UsageError for what does not go together."""
+    if url is None and of_url is not None:
+        raise click.UsageError("--key-file, --certificate and --output go with --url; a run has its own.")
+    if url is not None and run is not None:
+        raise click.UsageError(f"Measure the run {run!r} or --url, not both.")
+    if url is not None and output is None:
+        raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
 
 
 def _write(found: Measurement, *, report: bool, perfetto: bool) -> None:
@@ -85,6 +137,8 @@ def _write(found: Measurement, *, report: bool, perfetto: bool) -> None:
     click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
     for file in written:
         click.echo(f"written: {file}", err=True)
+    if not is_run(found.paths.folder):
+        click.echo(f"again: trtllm-hpc bench show {found.call_name}", err=True)
 
 
 def _report(found: Measurement) -> list[Path]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
 
 
-def settings_for(job: JobFile, given: Mapping[str, Any]) -> Benchmark:
-    """Return the settings of the job file with those given as options.
+def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
+    """Return the settings of the job file with those given as options; without a run, these alone.
 
     Raises:
         click.UsageError: with every conflict between them, everything without effect, and every length
@@ -26,8 +26,10 @@ def settings_for(job: JobFile, given: Mapping[str, Any]) -> Benchmark:
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
     try:
-        settings = settings_of(job.companion.benchmark or Benchmark(), given, _option)
-        refuse_over_limits(job, settings, _option)
+        base = None if job is None else job.companion.benchmark
+        settings = settings_of(base or Benchmark(), given, _option)
+        if job is not None:
+            refuse_over_limits(job, settings, _option)
     except ConfigError as error:
         lines = (f"{it.field}: {it.message}{f'; {it.hint}' if it.hint else ''}." for it in error.diagnostics)
         raise click.UsageError("\n".join(lines)) from None

@@ -6,14 +6,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.api.measurement import Measurement
-from trtllm_hpc.cli.options import runs_folder
+from trtllm_hpc.api.measurement import Measurement, measured_folder
+from trtllm_hpc.cli.options import RunType, runs_folder
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import list_runs
 
 if TYPE_CHECKING:
     _FoundParameter = click.ParamType[Measurement]
 else:
     _FoundParameter = click.ParamType  # generic only in the newest releases of click
+
+
+class MeasuredFolder(RunType):
+    """A run, or the folder of ``bench --url --output``."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RunPaths:
+        """Find it; raises RunNotFound."""
+        return value if isinstance(value, RunPaths) else measured_folder(str(value), runs_folder(ctx))
 
 
 class MeasurementType(_FoundParameter):

@@ -85,7 +85,7 @@ def test_events_are_found_wherever_the_network_has_cut_the_stream(cut: int) -> N
 
 def test_the_first_text_is_the_first_that_has_letters() -> None:
     """The role, an empty delta and the usage are no tokens; two events may come in one piece."""
-    pieces = [
+    pieces: list[bytes | float] = [
         delta(role="assistant", content=""),
         0.1,
         delta(reasoning_content="hm") + delta("GR"),

@@ -12,6 +12,7 @@ from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from trtllm_hpc.bench.server_metrics.series import Page, output_tokens, values
 from trtllm_hpc.errors import RequestFailed
@@ -119,8 +120,8 @@ class Samples:
 
     @property
     def warning(self) -> str | None:
-        """A sentence if the page could not be read, always or sometimes."""
-        if self._failures:
+        """A sentence if the page could not be read, always or sometimes; one without a run may have none."""
+        if self._failures and (self._pages or self._endpoint.job_id):
             often = f"{self._failures} of {self._attempts} times" if self._pages else "at any time"
             url = self._endpoint.metrics
             return f"The server's metrics at {url} could not be read {often} ({self._last_failure})."
@@ -176,6 +177,9 @@ def sampled(
         before: samples of an earlier attempt, which are kept there, too.
     """
     samples, ended = Samples(endpoint, max_pages), threading.Event()
+    if not endpoint.metrics_port and endpoint.is_triton:  # a server without a run, known by one port
+        yield samples
+        return
     thread = threading.Thread(
         target=_sample, args=(clock, interval_s, samples, ended), name="metrics", daemon=True
     )
@@ -208,9 +212,11 @@ def _sample(clock: Clock, interval_s: float, samples: Samples, ended: threading.
 
 
 def _connection(endpoint: Endpoint) -> HTTPConnection:
+    url = urlsplit(endpoint.metrics)
+    host, port = url.hostname or endpoint.address, url.port
     if (context := endpoint.tls()) is not None:
-        return HTTPSConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S, context=context)
-    return HTTPConnection(endpoint.address, endpoint.metrics_port, timeout=_TIMEOUT_S)
+        return HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+    return HTTPConnection(host, port, timeout=_TIMEOUT_S)
 
 
 def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
@@ -221,6 +227,8 @@ def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
     Raises:
         RequestFailed: in a few words.
     """
+    if not endpoint.is_triton:
+        return _get_statistics(connection, endpoint)
     further = (f"/metrics/{instance}" for instance in range(1, endpoint.instances))
     pages: list[bytes] = []
     for path in ("/metrics", *further):
@@ -231,6 +239,19 @@ def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
     if not pages:
         raise missing
     return _joined(pages)
+
+
+def _get_statistics(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
+    """Return what ``trtllm-serve`` tells: a line of statistics, and its page for Prometheus if it has one."""
+    root = urlsplit(endpoint.openai_root).path
+    page = _get_page(connection, f"{root}/metrics", endpoint.authorization)
+    if not page.lstrip().startswith(b"["):
+        return page
+    line = b"".join(page.strip().splitlines()) + b"\n"
+    try:
+        return line + _get_page(connection, f"{root}/prometheus/metrics", endpoint.authorization)
+    except RequestFailed:
+        return line
 
 
 def _joined(pages: list[bytes]) -> bytes:

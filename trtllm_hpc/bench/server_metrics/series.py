@@ -12,9 +12,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
+
+from trtllm_hpc.bench.server_metrics.trtllm_serve import Found, from_page, from_statistics
 
 _KEY = re.compile(r"(\w+)\[(.+)\]")
 
@@ -29,23 +31,35 @@ class Source:
 
 
 class Page:
-    """A parsed metrics page.
+    """A parsed metrics page: Triton's, or that of ``trtllm-serve``.
+
+    Args:
+        text: in Prometheus' text format; of ``trtllm-serve`` the first line is the list of its statistics.
 
     Raises:
-        ValueError: it is not in Prometheus' text format.
+        ValueError: it is not in that format.
     """
 
     def __init__(self, text: str) -> None:
         from prometheus_client.parser import text_string_to_metric_families
 
-        self._samples: dict[tuple[str | None, str], list[tuple[dict[str, str], float]]] = defaultdict(list)
+        self._samples: dict[tuple[str | None, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+        steps: list[Found] = []
+        if text.startswith("["):
+            statistics, _, text = text.partition("\n")
+            steps = from_statistics(statistics)
+            self._add(*steps)
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if math.isfinite(sample.value):
                     # The library names counters as OpenMetrics does; Triton's have no such suffix.
                     name = sample.name.removesuffix("_total")
-                    model = sample.labels.get("model")
-                    self._samples[model, name].append((sample.labels, float(sample.value)))
+                    found = Found(name, sample.labels, float(sample.value))
+                    self._add(from_page(*found, is_idle=not steps) or found)
+
+    def _add(self, *figures: Found) -> None:
+        for name, labels, value in figures:
+            self._samples[labels.get("model"), name].append((labels, value))
 
     def models(self, *prefixes: str) -> set[str]:
         """Return the models that have a metric with one of these prefixes."""

@@ -43,7 +43,7 @@ class RequestBuilder:
         notes = []
         if self._too_long:
             notes.append(too_long_note(self._too_long, self._seen, "prompts", self._spec.limit))
-        if self._spec.tokenizer is None and not self._spec.token_ids:
+        if self._spec.tokenizer is None and not (self._spec.token_ids or self._spec.counted_by_server):
             notes.append("The prompts' tokens were not counted: no tokenizer was found.")
         return notes
 

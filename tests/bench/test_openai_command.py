@@ -1,0 +1,210 @@
+"""``trtllm-hpc bench`` over OpenAI's protocol: of a run, and of any URL, without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import trtllm_hpc as api
+from tests.bench.openai_server import DONE, Script, event, openai_server
+from tests.bench.test_command import LENIENT, byte_tokenizer, make_run
+from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import read_samples
+from trtllm_hpc.bench.targets import targets_of
+from trtllm_hpc.cli import command as trtllm_hpc
+from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.lora import LoraShare
+from trtllm_hpc.errors import ExitCode, InvalidMeasurement, InvalidRequest, RequestFailed
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import Endpoint
+
+STEP = {
+    "iter": 7, "numActiveRequests": 3, "numQueuedRequests": 2, "maxNumActiveRequests": 8,
+    "kvCacheStats": {"maxNumBlocks": 40, "freeNumBlocks": 30, "usedNumBlocks": 10, "tokensPerBlock": 32},
+    "inflightBatchingStats": {"numScheduledRequests": 3, "numGenRequests": 2, "numContextRequests": 1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def script() -> Script:
+    """Three tokens in two events, 20 ms apart."""
+    return Script([event("GR"), 0.02, event("ÜN"), event("", reason="length"), event(usage=(5, 3)), DONE])
+
+
+@pytest.fixture
+def endpoint(script: Script) -> Iterator[Endpoint]:
+    with openai_server(script) as ready:
+        yield ready
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    paths = make_run(tmp_path / "run", None)
+    endpoint.write(paths.endpoint)
+    return paths
+
+
+def types(*words: object) -> Result:
+    result = CliRunner().invoke(trtllm_hpc, [str(word) for word in words])
+    print(result.output, result.exception)  # for who reads of a failure
+    return result
+
+
+QUICK = ("--requests", 6, "--rate", 50, "--warmup", 1, "--max-tokens", 3, "--save-as", "mine", *LENIENT)
+
+
+def measured(paths: RunPaths, name: str = "mine") -> Measurement:
+    return read_measurement(paths.measurement(name).summary)
+
+
+# A run ------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_triton_is_measured_over_completions(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    script.pages["/metrics"] = json.dumps([{**STEP, "numActiveRequests": 9}, STEP], indent=1).encode()
+    script.pages["/prometheus/metrics"] = b'trtllm_generation_tokens_total{model_name="one"} 21.0\n'
+    result = types("bench", run.folder, "--no-report", *QUICK)
+    assert result.exit_code == 0
+    found = measured(run)
+    assert (found.model, found.protocol, found.streaming) == ("one", "openai", True)
+    assert (found.tokens["output"], found.tokens["output_by"]) == (18, ["usage"])
+    assert (found.tokens["input"], found.tokens["input_by"]) == (30, ["usage"])
+    assert "output tokens: 18, counted by usage; they came in 12 responses" in result.stdout
+    figures = found.levels[0].passes[0].metrics
+    assert {"ttft_ms", "itl_ms", "tpot_ms"} <= set(figures)
+    assert {path for path, _, _ in script.asked} == {"/v1/completions"}
+    samples = read_samples(run.measurement("mine").samples)
+    assert samples[0].values["requests_active"] == 3 and samples[0].values["kv_used_share"] == 0.25
+    assert "output_tokens_per_s" in samples[-1].values
+
+
+def test_a_chat_and_an_exact_length(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    script.pieces = [event("ÜN", reason="length"), event(usage=(5, 2)), DONE]
+    result = types("bench", run.folder, "--no-report", "--protocol", "openai-chat", "--exact-output", *QUICK)
+    assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
+    assert {(body["min_tokens"], body["ignore_eos"]) for body in script.bodies} == {(3, True)}
+    assert isinstance(result.exception, InvalidMeasurement)
+    assert "the first has 2 tokens and not 3" in str(result.exception)
+
+
+def test_ids_of_a_file_are_sent_as_they_are(run: RunPaths, script: Script, tmp_path: Path) -> None:
+    script.pages["/health"] = b""
+    file = tmp_path / "ids.jsonl"
+    file.write_text('{"token_ids": [3, 5]}\n{"prompt": "text"}\n')
+    more = ("--workload", "dataset", "--file", file, "--no-report")
+    assert types("bench", run.folder, *more, *QUICK).exit_code == 0
+    prompts = [body["prompt"] for body in script.bodies]
+    assert [3, 5] in prompts and "text" in prompts
+    said = types("bench", run.folder, *more, "--protocol", "openai-chat", *QUICK, "--save-as", "chat")
+    assert "the model takes texts" in str(said.exception)
+
+
+def test_models_take_turns_and_adapters_are_refused(
+    run: RunPaths, script: Script, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    script.pages["/health"] = b""
+    assert types("bench", run.folder, "--no-report", "--model", "one,lora-a", *QUICK).exit_code == 0
+    assert [body["model"] for body in script.bodies][:4].count("lora-a") == 2
+    settings = Benchmark(workload=Workload(lora=[LoraShare(directory=str(tmp_path))]))
+    with pytest.raises(InvalidRequest, match="no field for the weights of LoRA"):
+        targets_of(settings, endpoint, None)
+
+
+def test_a_protocol_that_the_server_does_not_speak_is_refused(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    said = types("bench", run.folder, "--protocol", "grpc", *QUICK)
+    assert isinstance(said.exception, InvalidRequest) and "is not Triton" in str(said.exception)
+
+
+def test_a_search_finds_a_rate(run: RunPaths, script: Script) -> None:
+    script.pages["/health"] = b""
+    options = ("--find-max", "--slo", "ttft.p99<1us", "--duration", 0.2, "--repeats", 1, "--warmup", 0)
+    types("bench", run.folder, "--no-report", "--rate", 20, "--save-as", "mine", *LENIENT, *options)
+    found = measured(run)
+    assert found.search is not None and found.search.max_rate_per_s is None and found.search.tried
+
+
+# Any URL ----------------------------------------------------------------------------------------
+
+
+def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    result = types("bench", "--url", endpoint.openai_url, "--output", folder, *QUICK)
+    assert result.exit_code == 0
+    files = RunPaths(folder).measurement("mine")
+    assert f"written: {files.summary}" in result.stderr
+    assert f"again: trtllm-hpc bench show {folder}:mine" in result.stderr
+    found = read_measurement(files.summary)
+    assert (found.model, found.settings["protocol"]) == ("one", "openai")
+    assert found.provenance["server"]["url"] == endpoint.openai_url and "run" not in found.provenance
+    assert not found.verdict.warnings or "metrics" not in " ".join(found.verdict.warnings)
+    assert files.report.stat().st_size > 10_000
+    listed = json.loads(types("bench", "list", folder, "--json").stdout)
+    assert [row["name"] for row in listed] == ["mine"]
+    assert types("bench", "show", f"{folder}:mine").stdout == result.stdout
+    again = types("bench", "--url", endpoint.openai_url, "--output", folder, *QUICK, "--save-as", "other")
+    assert again.exit_code == 0
+    compared = types("bench", "compare", f"{folder}:mine", f"{folder}:other")
+    assert "mine" in compared.stdout
+    assert types("report", f"{folder}:mine").exit_code == 0
+    # The same from Python, with a key and drawn prompts.
+    (tmp_path / "key").write_text("secret\n")
+    tokenizer = byte_tokenizer(tmp_path / "tokenizer")
+    workload = {"kind": "normal", "input_tokens": 20, "tokenizer": str(tokenizer)}
+    quick: dict[str, Any] = {"requests": 2, "min_requests": 1, "min_window_seconds": 0.0, "concurrency": 2}
+    last = api.bench_url(
+        endpoint.openai_url or "", folder, key_file=tmp_path / "key", workload=workload, **quick
+    )
+    assert script.asked[-1][2] == "Bearer secret" and len(script.bodies[-1]["prompt"]) == 20
+    assert api.Measurement.find(folder).name == last.name
+
+
+def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpoint, tmp_path: Path) -> None:
+    root = endpoint.openai_root
+    quick: dict[str, Any] = {"requests": 2, "min_requests": 1, "min_window_seconds": 0.0}
+    assert api.bench_url(root, tmp_path, streaming=False, **quick).summary.protocol == "openai"
+    with pytest.raises(InvalidRequest, match="speaks openai, and the settings say grpc"):
+        api.bench_url(root, tmp_path, name="two", protocol="grpc")
+    with pytest.raises(InvalidRequest, match="does not say which protocol"):
+        api.bench_url("node7:8000", tmp_path, name="two")
+    with pytest.raises(RequestFailed, match="404"):
+        api.bench_url(f"{root}/prefix/v1", tmp_path, name="three")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--url", "http://one"), "--url needs --output"),
+        (("latest", "--url", "http://one", "--output", "x"), "not both"),
+        (("latest", "--output", "x"), "go with --url"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[str, ...], words: str) -> None:
+    result = types("bench", *options)
+    assert result.exit_code == ExitCode.USAGE and words in result.stderr
+
+
+def test_a_server_that_only_fails(script: Script, endpoint: Endpoint, tmp_path: Path) -> None:
+    script.body, script.status = b'{"error": {"message": "out of order"}}', 500
+    result = types("bench", "--url", endpoint.openai_url, "--output", tmp_path, "--no-report", *QUICK)
+    assert (
+        isinstance(result.exception, InvalidMeasurement)
+        and "out of order" in str(result.exception)
+        and "bench show" in str(result.exception)
+    )
+
+
+def test_an_endpoint_of_both_kinds_is_asked_as_the_settings_say(endpoint: Endpoint) -> None:
+    both = replace(endpoint, http_port=1, grpc_port=1)
+    [target] = targets_of(Benchmark(protocol="openai-chat", model="two"), both, "ensemble")
+    assert (target.model, target.protocol, target.streaming) == ("two", "openai-chat", True)
+    with pytest.raises(RequestFailed, match="cannot be reached"):
+        targets_of(Benchmark(), both, "ensemble")  # over gRPC, as ever

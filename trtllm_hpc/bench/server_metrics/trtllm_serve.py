@@ -1,0 +1,115 @@
+"""The metrics of ``trtllm-serve``, under the names that Triton's page has for the same figures.
+
+``/metrics`` is a JSON list: the statistics of each step of the engine since somebody last asked
+(``IterationStats``, which Triton's backend reports as well). With ``return_perf_metrics: true`` a page for
+Prometheus is at ``/prometheus/metrics`` (``tensorrt_llm/metrics/collector.py``); which figures it has depends
+on the release.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+ENGINE = "trtllm-serve"
+"""Stands for the model's name, which the statistics do not have."""
+
+
+class Found(NamedTuple):
+    """A figure as Triton's page would have it."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+_REQUESTS = ("nv_trt_llm_request_metrics", "request_type")
+_BATCHER = ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric")
+_BLOCKS = ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
+_MEMORY = ("nv_trt_llm_runtime_memory_metrics", "memory_type")
+_GENERAL = ("nv_trt_llm_general_metrics", "general_type")
+
+_STATISTICS: dict[tuple[str, ...], tuple[tuple[str, str], str]] = {
+    ("numActiveRequests",): (_REQUESTS, "active"),
+    ("numQueuedRequests",): (_REQUESTS, "waiting"),
+    ("maxNumActiveRequests",): (_REQUESTS, "max"),
+    ("inflightBatchingStats", "numScheduledRequests"): (_REQUESTS, "scheduled"),
+    ("inflightBatchingStats", "numContextRequests"): (_REQUESTS, "context"),
+    ("inflightBatchingStats", "numGenRequests"): (_BATCHER, "generation_requests"),
+    ("inflightBatchingStats", "numPausedRequests"): (_BATCHER, "paused_requests"),
+    ("inflightBatchingStats", "numCtxTokens"): (_BATCHER, "total_context_tokens"),
+    ("kvCacheStats", "maxNumBlocks"): (_BLOCKS, "max"),
+    ("kvCacheStats", "freeNumBlocks"): (_BLOCKS, "free"),
+    ("kvCacheStats", "usedNumBlocks"): (_BLOCKS, "used"),
+    ("kvCacheStats", "tokensPerBlock"): (_BLOCKS, "tokens_per"),
+    ("kvCacheStats", "reusedBlocks"): (_BLOCKS, "reused"),
+    ("gpuMemUsage",): (_MEMORY, "gpu"),
+    ("cpuMemUsage",): (_MEMORY, "cpu"),
+    ("pinnedMemUsage",): (_MEMORY, "pinned"),
+    ("iter",): (_GENERAL, "iteration_counter"),
+}
+_GAUGES = {
+    "trtllm_num_requests_running": (_REQUESTS, "active"),
+    "trtllm_num_requests_waiting": (_REQUESTS, "waiting"),
+    "trtllm_max_num_active_requests": (_REQUESTS, "max"),
+    "trtllm_num_scheduled_requests": (_REQUESTS, "scheduled"),
+    "trtllm_num_context_requests": (_REQUESTS, "context"),
+    "trtllm_num_generation_requests": (_BATCHER, "generation_requests"),
+    "trtllm_kv_cache_max_blocks": (_BLOCKS, "max"),
+    "trtllm_kv_cache_free_blocks": (_BLOCKS, "free"),
+    "trtllm_kv_cache_used_blocks": (_BLOCKS, "used"),
+    "trtllm_gpu_memory_usage_bytes": (_MEMORY, "gpu"),
+}
+"""Of newer releases; taken where there are no statistics, which another reader may have taken away."""
+_OF_REQUESTS = {
+    "trtllm_generation_tokens": ("nv_llm_output_token_len_sum", 1.0),
+    "trtllm_prompt_tokens": ("nv_llm_input_token_len_sum", 1.0),
+    "trtllm_request_success": ("nv_inference_request_success", 1.0),
+    "trtllm_request_queue_time_seconds_sum": ("nv_inference_queue_duration_us", 1e6),
+    "trtllm_e2e_request_latency_seconds_sum": ("nv_inference_request_duration_us", 1e6),
+}
+"""What is counted for each finished request: its name with Triton, and the factor between the units."""
+
+
+def from_statistics(text: str) -> list[Found]:
+    """Return the figures of the last step in the statistics; none if there was no step.
+
+    Raises:
+        ValueError: it is not such a list.
+    """
+    steps = json.loads(text)
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise ValueError("no list of statistics")
+    return list(_of_step(steps[-1])) if steps else []
+
+
+def _of_step(step: dict[str, Any]) -> Iterator[Found]:
+    for keys, (group, value) in _STATISTICS.items():
+        found: Any = step
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if isinstance(found, (int, float)):
+            yield _engine(group, value, float(found))
+
+
+def from_page(name: str, labels: Mapping[str, str], value: float, *, is_idle: bool) -> Found | None:
+    """Return one figure of the page for Prometheus; ``None`` if Triton has none that is the same.
+
+    Args:
+        name: without the ending ``_total``.
+        is_idle: whether there are no statistics.
+    """
+    if name in _GAUGES and is_idle:
+        return _engine(*_GAUGES[name], value)
+    if name not in _OF_REQUESTS:
+        return None
+    known, factor = _OF_REQUESTS[name]
+    is_models = known.startswith("nv_inference_")
+    model = labels.get("model_name", ENGINE) if is_models else ENGINE
+    return Found(known, {"model": model}, value * factor)
+
+
+def _engine(group: tuple[str, str], value: str, figure: float) -> Found:
+    name, label = group
+    return Found(name, {"model": ENGINE, label: value}, figure)
