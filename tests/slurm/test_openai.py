@@ -15,8 +15,9 @@ from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
 from tests.waiting import eventually
+from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.sandbox import Sandbox
 
@@ -49,13 +50,18 @@ def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
 
 
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
-    job = site.job("served", repository={}, engine=TWO_RANKS)
+    few = {"requests": 8, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
+    asked = {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": few}
+    job = site.job("served", repository={}, engine=TWO_RANKS, companion=asked)
     code, said, run = submit(site, job)
     assert code == 0, said
     assert stages(run) == ["serve", "companion"]
     assert answers(run) == ["hello hello"]
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == 2
+    measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
+    [only] = measured.levels[0].passes
+    assert (measured.protocol, only.measured, only.failed) == ("openai", 8, 0)
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 

@@ -198,13 +198,14 @@ class _Server:
         head = {"id": "1", "created": 0, "model": self._model}
         if not body.get("stream"):
             choice = {"index": 0, "finish_reason": "length"}
-            text = " ".join(words)
-            choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+            whole = " ".join(words)
+            choice |= {"message": {"role": "assistant", "content": whole}} if is_chat else {"text": whole}
             return web.json_response({**head, "choices": [choice], "usage": usage})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
-        for word in words:
-            part = {"delta": {"content": f"{word} "}} if is_chat else {"text": f"{word} "}
+        for number, word in enumerate(words):
+            text = f" {word}" if number else word
+            part = {"delta": {"content": text}} if is_chat else {"text": text}
             await _send(answer, {**head, "choices": [{"index": 0, "finish_reason": None, **part}]})
         await _send(answer, {**head, "choices": [], "usage": usage})
         await answer.write(b"data: [DONE]\n\n")
