@@ -319,7 +319,7 @@ def read_json(path: Path) -> Any | None:
         ValueError: the file exists but is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
 

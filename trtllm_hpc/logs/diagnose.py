@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,12 +11,14 @@ from pathlib import Path
 from trtllm_hpc.logs.causes.explain import Finding, ranked
 from trtllm_hpc.logs.causes.table import Kind, causes
 from trtllm_hpc.logs.errors import LATE_LINES, late_error_line
-from trtllm_hpc.logs.facts import log_facts, logs_facts
+from trtllm_hpc.logs.facts import begin_reading, log_facts, logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.state import signal_or_code, stage_end
 from trtllm_hpc.paths import STEPS, RunPaths, instance_count, serve_steps
 from trtllm_hpc.runtime.blame import failed_by_itself, first_to_fail, verdict
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, rank_records
+
+_RANK_LOG = re.compile(r"([a-z]+(?:\.\d+)?)_\d+\.out")
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,16 @@ def stage_logs(
         return (log.rank is None, not is_first, not log.state.startswith("failed"))
 
     return sorted(logs, key=order)
+
+
+def begin_reading_stage(paths: RunPaths, stage: str) -> None:
+    """Have other processes read the logs of a stage's ranks, if they are large, while the caller goes on."""
+    try:
+        names = os.listdir(paths.logs)  # noqa: PTH208 - without a Path for each of thousands
+    except OSError:
+        return
+    mine = (name for name in names if (log := _RANK_LOG.fullmatch(name)) and stage_of(log[1]) == stage)
+    begin_reading([paths.logs / name for name in sorted(mine)])
 
 
 def stage_error(paths: RunPaths, stage: str) -> str | None:

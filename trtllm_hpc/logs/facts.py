@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.explain import Finding, findings
-from trtllm_hpc.logs.causes.scan import scan
+from trtllm_hpc.logs.causes.scan import prepare_scan, scan
 from trtllm_hpc.logs.errors import first_error
 from trtllm_hpc.logs.reading import lines_of
 from trtllm_hpc.logs.workers import in_order
@@ -30,8 +30,25 @@ class LogFacts:
     """The entries of the table of causes in it, in the order of its lines."""
 
 
+@dataclass(frozen=True)
+class _Reading:
+    """Logs that are being read."""
+
+    whole: bool
+    stamps: dict[Path, tuple[int, int]]
+    """Size and time of each when it began."""
+    results: Iterator[tuple[Path, LogFacts]]
+
+
 _known: dict[tuple[str, bool], tuple[tuple[int, int], LogFacts]] = {}
 """Facts by path, with the size and time of the log then: `submit --wait` asks every few seconds."""
+_begun: list[_Reading] = []
+"""By :func:`begin_reading`; the results are not taken yet."""
+
+
+def begin_reading(paths: Sequence[Path]) -> None:
+    """Have other processes read logs, if they are large, that the caller is going to ask for."""
+    _begun.append(_begin(paths, whole=True))
 
 
 def log_facts(path: Path) -> LogFacts:
@@ -48,18 +65,27 @@ def logs_facts(paths: Sequence[Path], *, whole: bool = True) -> list[LogFacts]:
     """
     if len(_known) > _MOST_KNOWN:
         _known.clear()
-    stamps = {path: _stamp(path) for path in paths}
-    new = [path for path, stamp in stamps.items() if stamp and _recall(path, whole, stamp) is None]
-    for path, facts in in_order(partial(_read, whole=whole), new):
-        stamp = stamps[path]
-        if stamp is not None:
-            _known[str(path), whole] = stamp, facts
-    return [
-        (stamp and _recall(path, whole, stamp)) or LogFacts() for path in paths for stamp in (stamps[path],)
-    ]
+    while _begun:
+        _finish(_begun.pop())
+    reading = _begin(paths, whole=whole)
+    _finish(reading)
+    return [_recall(path, whole, reading.stamps.get(path)) or LogFacts() for path in paths]
 
 
-def _recall(path: Path, whole: bool, stamp: tuple[int, int]) -> LogFacts | None:
+def _begin(paths: Sequence[Path], *, whole: bool) -> _Reading:
+    stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
+    new = [path for path, stamp in stamps.items() if _recall(path, whole, stamp) is None]
+    if new:
+        prepare_scan()  # once, not in each process
+    return _Reading(whole, stamps, in_order(partial(_read, whole=whole), new))
+
+
+def _finish(reading: _Reading) -> None:
+    for path, facts in reading.results:
+        _known[str(path), reading.whole] = reading.stamps[path], facts
+
+
+def _recall(path: Path, whole: bool, stamp: tuple[int, int] | None) -> LogFacts | None:
     for wider in (True,) if whole else (True, False):
         known = _known.get((str(path), wider))
         if known is not None and known[0] == stamp:

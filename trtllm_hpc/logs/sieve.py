@@ -40,17 +40,21 @@ class Sieve(Generic[Value]):
 
     def __init__(self, texts: Iterable[tuple[bytes, Value]]) -> None:
         self._texts = [(text.translate(_MASK), value) for text, value in texts]
-        self._known: set[bytes] = set()
-        self._known_bytes = 0
+        self._clean: set[bytes] = set()
+        """Shapes of lines that contain none of the texts."""
         self._suspects: dict[bytes, list[Value]] = {}
+        self._known_bytes = 0
 
     def suspects(self, block: bytes) -> tuple[list[Suspect[Value]], int]:
         """Return the lines of a block that may contain a text, in their order, and how many ends it has."""
         shapes = uncoloured(block).translate(_MASK).split(b"\n")
-        distinct = set(shapes)
-        self._look_up(distinct - self._known)
         ends = len(shapes) - 1
-        if self._suspects.keys().isdisjoint(distinct):
+        if self._clean.issuperset(shapes):
+            return [], ends
+        if self._known_bytes > _REMEMBERED_BYTES:
+            self._known_bytes, self._clean, self._suspects = 0, set(), {}
+        self._look_up({shape for shape in shapes if shape not in self._clean and shape not in self._suspects})
+        if self._suspects.keys().isdisjoint(shapes):
             return [], ends
         lines = block.split(b"\n")
         lengths = list(accumulate(map(len, lines), initial=0))
@@ -66,9 +70,6 @@ class Sieve(Generic[Value]):
             return
         # A text may begin with a line end, which then means that the line begins with it.
         together = b"\n".join((b"", *shapes, b""))
-        if self._known_bytes > _REMEMBERED_BYTES:
-            self._known, self._known_bytes, self._suspects = set(), 0, {}
-        self._known |= shapes
         self._known_bytes += len(together)
         for text, value in self._texts:
             at = together.find(text)
@@ -77,3 +78,4 @@ class Sieve(Generic[Value]):
                 shape = together[together.rfind(b"\n", 0, at + 1) + 1 : end]
                 self._suspects.setdefault(shape, []).append(value)
                 at = together.find(text, end)
+        self._clean |= shapes - self._suspects.keys()

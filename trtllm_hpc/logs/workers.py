@@ -6,9 +6,12 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 Result = TypeVar("Result")
 
@@ -21,16 +24,15 @@ _BYTES_FOR_A_WORKER = 16 << 20
 def in_order(
     work: Callable[[Path], Iterable[Result]], paths: Sequence[Path]
 ) -> Iterator[tuple[Path, Result]]:
-    """Yield what ``work`` yields for each path, in the order of the paths.
+    """Return what ``work`` yields for each path, in the order of the paths.
 
-    Large amounts are shared out to forked processes, but only if this process has a single thread:
-    a fork copies the locks of other threads, and nobody would release them. Each process works ahead
-    only as far as its pipe takes results, so that they never fill the memory.
+    Large amounts are shared out to forked processes, which begin at once; but only if this process has a
+    single thread: a fork copies the locks of other threads, and nobody would release them. Each process works
+    ahead only as far as its pipe takes results, so that they never fill the memory.
     """
     count = _workers(paths)
     if count < 2:
-        yield from ((path, result) for path in paths for result in work(path))
-        return
+        return ((path, result) for path in paths for result in work(path))
     # Imported here: it takes longer than reading a few logs.
     import multiprocessing
 
@@ -43,9 +45,18 @@ def in_order(
         sender.close()
         workers.append(worker)
         pipes.append(receiver)
+    return _collected(work, paths, workers, pipes)
+
+
+def _collected(
+    work: Callable[[Path], Iterable[Result]],
+    paths: Sequence[Path],
+    workers: Sequence[BaseProcess],
+    pipes: Sequence[Connection],
+) -> Iterator[tuple[Path, Result]]:
     try:
         for number, path in enumerate(paths):
-            yield from ((path, result) for result in _received(pipes[number % count], work, path))
+            yield from ((path, result) for result in _received(pipes[number % len(pipes)], work, path))
     finally:
         for receiver in pipes:
             receiver.close()

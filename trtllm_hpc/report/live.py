@@ -12,14 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.logs.reading import escaped
-from trtllm_hpc.report.formatting import format_time
-from trtllm_hpc.runs.watch import joined
+from trtllm_hpc.report.status import stage_times
+from trtllm_hpc.runs.stages import joined
 from trtllm_hpc.scheduler.states import STATES
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.stages import StageStatus
     from trtllm_hpc.runs.watch import Progress
 
 
@@ -86,28 +84,6 @@ class LivePrinter:
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def stage_times(stage: StageStatus, now: float) -> str:
-    """Return how long a stage waits or runs, and what is known of its start or end; empty once it has ended.
-
-    Args:
-        now: in seconds since the epoch.
-    """
-    times = stage.times
-    if stage.final:
-        return ""
-    if stage.state == "PENDING":
-        waited = "" if times.submitted_at is None else f"waits for {_span(times.submitted_at, now)}"
-        start = "" if times.expected_at is None else f"expected to start {format_time(times.expected_at)}"
-        return ", ".join(filter(None, (waited, start)))
-    elapsed = "" if times.started_at is None else f"for {_span(times.started_at, now)}"
-    left = "" if times.ends_by is None else f"{_span(now, times.ends_by)} until its time limit"
-    return ", ".join(filter(None, (elapsed, left)))
-
-
-def _span(since: float, until: float) -> str:
-    return clock_text(max(0.0, until - since))
 
 
 def _view(progress: Progress) -> Group:

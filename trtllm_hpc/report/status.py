@@ -8,12 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from trtllm_hpc.bench.progress import clock_text
-from trtllm_hpc.report.formatting import quantity
-from trtllm_hpc.report.live import stage_times
+from trtllm_hpc.report.formatting import format_time, quantity
 from trtllm_hpc.report.tables import plain_table
-from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
-from trtllm_hpc.runs.watch import joined
 
 _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SUBMITTED": "dim"}
 
@@ -48,3 +46,25 @@ def use_sentence(status: RunStatus) -> str:
     if use.energy_j is not None:
         parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh")
     return ", ".join(parts)
+
+
+def stage_times(stage: StageStatus, now: float) -> str:
+    """Return how long a stage waits or runs, and what is known of its start or end; empty once it has ended.
+
+    Args:
+        now: in seconds since the epoch.
+    """
+    times = stage.times
+    if stage.final:
+        return ""
+    if stage.state == "PENDING":
+        waited = "" if times.submitted_at is None else f"waits for {_span(times.submitted_at, now)}"
+        start = "" if times.expected_at is None else f"expected to start {format_time(times.expected_at)}"
+        return ", ".join(filter(None, (waited, start)))
+    elapsed = "" if times.started_at is None else f"for {_span(times.started_at, now)}"
+    left = "" if times.ends_by is None else f"{_span(now, times.ends_by)} until its time limit"
+    return ", ".join(filter(None, (elapsed, left)))
+
+
+def _span(since: float, until: float) -> str:
+    return clock_text(max(0.0, until - since))

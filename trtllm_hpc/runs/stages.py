@@ -331,3 +331,8 @@ def _in_state(
 ) -> StageStatus:
     sentence = state.sentence + note
     return StageStatus(name, state.name, state.final, state.ok, sentence, job_id, nodes, exit_code)
+
+
+def joined(state: str, detail: str) -> str:
+    """Return the state of a stage with its details."""
+    return f"{state}, {detail}" if detail else state

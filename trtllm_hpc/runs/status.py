@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
-from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
+from trtllm_hpc.logs.diagnose import RankFailure, begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import LogFile, list_logs
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths, read_json, read_plan
@@ -136,6 +136,8 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
     if state is RunState.FAILED:
         failed = _lost_server(paths, stages) or failed
+    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
+        begin_reading_stage(paths, failed.stage)
     servers = list_logs(paths, "serve")
     first = None if failed is None else _rank_failure(paths, failed)
     sentence = _sentence(paths, state, stages, failed, first)

@@ -13,7 +13,7 @@ from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
 from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.server_queue import ServerQueue
-from trtllm_hpc.runs.stages import StageStatus, watcher_of
+from trtllm_hpc.runs.stages import StageStatus, joined, watcher_of
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
 from trtllm_hpc.runtime.records import StopRequest, rank_records, read_events
 
@@ -75,11 +75,6 @@ class Progress:
                 return f"benchmark: {self.benchmark}{queue}"
             return "sends requests" if endpoint is not None else "waits for the endpoint"
         return ""
-
-
-def joined(state: str, detail: str) -> str:
-    """Return the state of a stage with its details."""
-    return f"{state}, {detail}" if detail else state
 
 
 Show = Callable[[Progress], object]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
@@ -128,6 +127,8 @@ def planned_version(planned: str, found: str | None) -> Diagnostic:
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     """Return the versions of those packages that this Python has, without importing them."""
+    from importlib import metadata  # few callers need it
+
     found = {}
     for name in packages:
         with suppress(metadata.PackageNotFoundError):

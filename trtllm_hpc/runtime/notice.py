@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import urllib.request
-from http.client import HTTPException
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
@@ -62,6 +60,10 @@ def _goes_on(paths: RunPaths) -> bool:
 
 
 def _send(url: str, body: bytes) -> None:
+    # Loading them takes as long as all else here, and few runs have a webhook.
+    import urllib.request
+    from http.client import HTTPException
+
     headers = {"Content-Type": "application/json"}
     try:
         request = urllib.request.Request(url, data=body, headers=headers)

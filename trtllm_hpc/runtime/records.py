@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import time
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
+
+if TYPE_CHECKING:
+    import ssl
 
 TOKEN_VARIABLE = "TRTLLM_HPC_SUBMISSION"
 """Environment variable that names the submission a job belongs to; unset in scripts submitted by hand."""
@@ -49,8 +51,13 @@ class JsonRecord:
 
 def known_fields(kind: type, raw: Any) -> dict[str, Any]:
     """Return the items of a JSON object that are fields of the dataclass ``kind``."""
-    names = {item.name for item in fields(kind)}
+    names = _names(kind)
     return {name: value for name, value in raw.items() if name in names}
+
+
+@cache
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(item.name for item in fields(kind))
 
 
 INSTANCE_HEADER = "x-trtllm-hpc-instance"
@@ -130,6 +137,8 @@ class Endpoint(JsonRecord):
         """
         if self.certificate_file is None:
             return None
+        import ssl  # loading it takes 5 ms
+
         try:
             context = ssl.create_default_context(cafile=self.certificate_file)
         except OSError as error:
@@ -232,7 +241,12 @@ def _rank_record(path: Path, inode: int, size: int, changed_at_ns: int) -> RankR
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
     """Return the records of a step's ranks, in their order."""
-    found = (RankRecord.read(path) for path in paths.ranks.glob(f"{step}_*.json"))
+    try:
+        names = os.listdir(paths.ranks)  # noqa: PTH208 - without a Path for each of thousands
+    except OSError:
+        return []
+    mine = (name for name in names if name.startswith(f"{step}_") and name.endswith(".json"))
+    found = (RankRecord.read(paths.ranks / name) for name in mine)
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 

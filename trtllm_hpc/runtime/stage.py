@@ -10,7 +10,6 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.engine_cache.cache import entry_of
 from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
@@ -86,6 +85,8 @@ def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
 
 def _engine_fault(paths: RunPaths) -> str | None:
     """Register the use of the engine in the cache; returns what is wrong with the engine, if anything."""
+    from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
+
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):
         return None

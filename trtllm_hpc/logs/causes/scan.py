@@ -13,7 +13,8 @@ from trtllm_hpc.logs.errors import ERROR_TEXTS, TRACEBACK, is_error
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 16
+"""What is searched at once, in several passes: it should fit into a processor's cache."""
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _SHOWN = 300
@@ -78,6 +79,11 @@ class Scanned:
     error_at: int | None
     """Where the first line begins that is an error or the beginning of a traceback, in bytes from where the
     search began."""
+
+
+def prepare_scan() -> None:
+    """Load the table of causes, which :func:`scan` else does at its first call."""
+    _sieve()
 
 
 def scan(log: BinaryIO, limit_bytes: int | None = None) -> Scanned:
@@ -194,7 +200,9 @@ def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int
     pending, read = b"", 0
     reach = _longest_match() + 1
     while True:
-        chunk = b"" if limit_bytes is not None and read >= limit_bytes else log.read(_BLOCK_BYTES)
+        # More at once if the last block was a single line, or it would be copied again and again.
+        size = max(_BLOCK_BYTES, len(pending))
+        chunk = b"" if limit_bytes is not None and read >= limit_bytes else log.read(size)
         read += len(chunk)
         block = pending + chunk
         if not chunk:
