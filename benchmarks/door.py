@@ -116,7 +116,7 @@ def open_door(folder: Path, server: Endpoint) -> Iterator[tuple[Endpoint, int]]:
     Raises:
         ServerFailed: HAProxy did not start.
     """
-    job = JobFile.model_validate({"name": "door", "serve": {"door": "haproxy"}})
+    job = JobFile.model_validate({"name": "door", "serve": {"door": "haproxy", "openai": "none"}})
     facts = JobFacts(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))

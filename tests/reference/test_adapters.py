@@ -240,7 +240,8 @@ def door_before(worlds: Sequence[World], folder: Path, monkeypatch: pytest.Monke
     profile = {"name": "here", "gpus_per_node": len(worlds), "triton": {"server": "pytriton"}}
     plan = plan_of(job, profile, str(folder))
     paths.door(0).write_text(render_scripts(plan)[paths.door(0).name], encoding="utf-8")
-    ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
+    kinds = plan.door_kinds
+    ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
     further: dict[str, str] = {}
     for place, world in enumerate(worlds):
         there = (world.http_port, world.grpc_port, world.metrics_port)
@@ -248,7 +249,7 @@ def door_before(worlds: Sequence[World], folder: Path, monkeypatch: pytest.Monke
             f"{kind}_{place}": f"127.0.0.1:{port}" for kind, port in zip(TRITON_KINDS, there, strict=True)
         }
     program = shutil.which("haproxy") or "haproxy"
-    door = Door(paths, 0, DoorOptions(program, TRITON_KINDS, "127.0.0.1"), ports, [], further)
+    door = Door(paths, 0, DoorOptions(program, kinds, "127.0.0.1"), ports, [], further)
     try:
         assert eventually(lambda: door.servers_up() == len(worlds), 20), paths.batch_log("door").read_text()
         found = (ports["http"], ports["grpc"], ports["metrics"])
