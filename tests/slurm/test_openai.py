@@ -7,13 +7,16 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 
 from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
+from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
@@ -49,20 +52,46 @@ def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
     return answer.returncode, answer.stdout + answer.stderr, run
 
 
-def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
+def chain(site: Site, *words: str, **sections: Any) -> RunPaths:
+    """A run over two nodes, to its end: no build, a question of nine tokens, and eight requests measured."""
     few = {"requests": 8, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
-    asked = {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": few}
-    job = site.job("served", repository={}, engine=TWO_RANKS, companion=asked)
-    code, said, run = submit(site, job)
+    asked = {"request": {"prompt": "the river", "max_tokens": 9}, "benchmark": few}
+    job = site.job("served", **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
+    code, said, run = submit(site, job, *words)
     assert code == 0, said
     assert stages(run) == ["serve", "companion"]
-    assert answers(run) == ["hello hello"]
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == 2
     measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
     [only] = measured.levels[0].passes
     assert (measured.protocol, only.measured, only.failed) == ("openai", 8, 0)
+    assert measured.tokens["output_by"] == ["usage"]
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    return run
+
+
+def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
+    assert answers(chain(site)) == ["the river the river"]
+
+
+@pytest.mark.thorough
+def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) -> None:
+    """It is ready some seconds after ``trtllm-serve`` listens, and the run no sooner."""
+    model, log = site.person.folder / "a site" / "with weights", tmp_path / "log"
+    make_model(model)
+    layout = site.person.sandbox.layout
+    assert layout is not None
+    with transformers_serve(model, f"{layout.subnet}.254", log) as url:
+        behind = {"FAKE_SERVE_WITH": url, "FAKE_SERVE_MODEL": str(model)}
+        settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behind.items()]
+        words = [word for each in settings for word in ("--set", each)]
+        run = chain(site, *words, model={"path": str(model)})
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            alone = client.completions.create(model=str(model), prompt="the river", max_tokens=9)
+    assert answers(run) == [alone.choices[0].text]
+    assert log.read_text().count('POST /v1/completions HTTP/1.1" 200') > 8
+    assert read_measurement(run.measurement(COMPANION_MEASUREMENT).summary).tokens["output"] == 32
+    assert "</html>" in run.report.read_text()
 
 
 SPLIT = {

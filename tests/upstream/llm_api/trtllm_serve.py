@@ -3,7 +3,7 @@
 Options: ``tensorrt_llm/commands/serve.py``. The port is bound before the model is loaded; ``/health``
 answers from then on whatever happens. The ranks are joined through the launcher's port, and must be as many
 as the model is split into. Behind it computes a real server, ``transformers serve``, if ``FAKE_SERVE_WITH``
-names its URL; otherwise each answer is the prompt's words again.
+names its URL and ``FAKE_SERVE_MODEL`` its model; otherwise each answer is the prompt's words again.
 
 ``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says on to a
 generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models.
@@ -165,6 +165,10 @@ class _Server:
         return web.Response()
 
     async def _health_generate(self, _request: web.Request) -> web.Response:
+        if self._behind is not None:
+            asked = {"model": os.environ["FAKE_SERVE_MODEL"], "prompt": "a", "max_tokens": 1}
+            async with self._client.post(f"{self._behind}/v1/completions", json=asked) as found:
+                return web.Response(status=200 if found.ok else 500)
         return web.Response(status=500 if "no-token" in BEHAVIOUR else 200)
 
     async def _version(self, _request: web.Request) -> web.Response:
