@@ -7,6 +7,7 @@ import re
 import shutil
 import ssl
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,17 +29,29 @@ pytestmark = [
 ]
 
 
-def test_a_door_that_cannot_be_opened_fails_the_run(tmp_path: Path) -> None:
-    broken = tmp_path / "haproxy"
-    broken.write_text("#!/bin/sh\necho out of order >&2\nexit 3\n")
-    broken.chmod(0o755)
-    words = ("--set", f"cluster.haproxy={broken}")
+TAKES_THE_PORT = """
+import os, socket, sys
+place = (os.environ["TRTLLM_HPC_ADDRESS"], int(os.environ["TRTLLM_HPC_PORT_GRPC"]))
+taken = socket.create_server(place)
+taken.set_inheritable(True)
+os.execvp("haproxy", ["haproxy", *sys.argv[1:]])
+"""
+"""HAProxy in a moment in which somebody else was faster: the listening socket stays open beside it."""
+
+
+def test_a_port_of_the_door_that_is_taken_fails_the_run(tmp_path: Path) -> None:
+    program = tmp_path / "haproxy"
+    program.write_text(f"#!{sys.executable}\n{TAKES_THE_PORT}")
+    program.chmod(0o755)
+    words = ("--set", f"cluster.haproxy={program}")
     _, run = submit(tmp_path, *words, engine=built(1), serve=DOOR, companion={"enabled": False})
     assert eventually(lambda: state(run) == "failed", 60), state(run)
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["exit_code"] == ExitCode.START
-    assert "the door (HAProxy) ended by itself, with exit code 3" in status["sentence"]
-    assert "out of order" in run.batch_log("door").read_text()
+    assert "the door (HAProxy) ended by itself, with exit code 1" in status["sentence"]
+    [cause] = [one for one in status["causes"] if one["id"] == "process-port"]
+    assert re.search(r"has taken the port\. 127\.0\.0\.1:\d+$", cause["sentence"]), cause
+    assert "trtllm-hpc resume" in cause["next"]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 

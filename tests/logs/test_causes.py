@@ -79,6 +79,24 @@ def test_a_sentence_does_without_what_the_log_does_not_say() -> None:
     assert model.told(model.sentence, {}) == "Triton could not load the model."
 
 
+@pytest.mark.parametrize(
+    ("line", "address"),
+    [
+        ("RuntimeError: Failed to bind socket to n1:8000: [Errno 98] Address already in use", "n1:8000"),
+        ("frontend http: cannot bind socket (Address already in use) for [10.0.0.9:23389]", "10.0.0.9:23389"),
+        ("ZMQError: Address already in use (addr='tcp://127.0.0.1:10012')", "tcp://127.0.0.1:10012"),
+        (
+            "[Errno 98] error while attempting to bind on address ('::', 80): address already in use",
+            "'::', 80",
+        ),
+        ("OSError: [Errno 98] Address already in use", ""),
+    ],
+)
+def test_a_taken_port_is_told_by_its_address(line: str, address: str) -> None:
+    [told] = [one.sentence for one in found(f"{line}\n") if one.id == "process-port"]
+    assert told == f"Another process on the node has taken the port. {address}".strip()
+
+
 def test_anchors_are_what_every_match_contains() -> None:
     assert anchor_of(r"Got \d+ of (?:a|b) errors? here") == " error"
     assert anchor_of(r"CANCELLED AT \S+ DUE") == "CANCELLED AT "
