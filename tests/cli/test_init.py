@@ -120,6 +120,18 @@ def test_the_profile_keeps_the_slurm_conf_that_was_used(monkeypatch: pytest.Monk
     assert load(Path("tiny-llama"), "cluster.yaml").cluster.slurm_conf == "/opt/my slurm/slurm.conf"
 
 
+def test_with_pyxis_the_profile_has_nvidias_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a shipped job for it, which names 1.2.1, can be rendered at once."""
+    fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST, "      --container-image=[USER@]IMAGE")
+    result = init("cluster", "mysite.yaml")
+    assert result.output.endswith("next: trtllm-hpc render qwen3-8b --cluster mysite.yaml\n")
+    container = load(Path("qwen3-8b"), "mysite.yaml").cluster.container
+    assert (container.runtime, container.image) == (
+        "pyxis",
+        "nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3",
+    )
+
+
 def test_hostile_names_of_partitions_stay_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sinfo = "printf '%s\\n' 'a: [\"b #*|1|gpu:2|4|8|infinite'"
     fake_slurm(tmp_path, monkeypatch, sinfo, NEW_LIST)

@@ -28,12 +28,19 @@ def test_gpus_of_a_node(gres: str, gpus: int) -> None:
     assert gpus_in(gres) == gpus
 
 
-def fake_slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, srun: str) -> None:
-    """``sinfo`` and ``srun`` that run these lines of sh, and refuse any other question."""
+def fake_slurm(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sinfo: str, srun: str, help_text: str = ""
+) -> None:
+    """``sinfo`` and ``srun --mpi=list`` that run these lines of sh, and refuse any other question.
+
+    Args:
+        help_text: what ``srun --help`` prints.
+    """
     asked = {"sinfo": "--noheader --format=%P|%D|%G|%c|%m|%l", "srun": "--mpi=list"}
     for name, lines in (("sinfo", sinfo), ("srun", srun)):
         script = folder / name
-        script.write_text(f'#!/bin/sh\n[ "$*" = "{asked[name]}" ] || exit 99\n{lines}\n')
+        helps = f'[ "$*" = --help ] && echo "{help_text}" && exit\n' if name == "srun" else ""
+        script.write_text(f'#!/bin/sh\n{helps}[ "$*" = "{asked[name]}" ] || exit 99\n{lines}\n')
         script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_CONF", raising=False)

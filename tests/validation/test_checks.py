@@ -38,6 +38,15 @@ def says(rows: dict[str, Diagnostic], name: str, *words: str) -> None:
     assert not outcome.message.endswith(".") and "\n" not in outcome.message
 
 
+@pytest.fixture
+def fake_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the beginning of PATH."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
 def test_a_good_job_fails_nowhere(checked: Checked) -> None:
     rows = checked()
     assert [row for row in rows.values() if row.state == "fail"] == []
@@ -439,6 +448,18 @@ def test_the_server(checked: Checked, tmp_path: Path, monkeypatch: pytest.Monkey
     says(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver", "no pytriton")
 
 
+def test_the_server_of_the_llm_api_is_not_triton(checked: Checked, fake_programs: Path) -> None:
+    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1"}
+    row = checked(engine=engine)["tritonserver"]
+    assert row.state == "unknown" and "no trtllm-serve and no trtllm-llmapi-launch" in row.message
+    assert "container.image" in str(row.hint)
+    for name in ("trtllm-serve", "trtllm-llmapi-launch"):
+        (fake_programs / name).write_text("#!/bin/sh\n")
+        (fake_programs / name).chmod(0o755)
+    assert state(checked(engine=engine), "tritonserver") == "ok"
+    assert "tritonserver" not in checked(engine=engine, cluster={"container": PYXIS})
+
+
 def test_memory_of_nodes_is_for_the_job_to_tell(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
     two_nodes = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
     assert state(two_nodes, "shared-memory") == state(two_nodes, "locked-memory") == "unknown"
@@ -631,6 +652,18 @@ def test_prompts_longer_than_a_step(checked: Checked) -> None:
     assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
     assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
     assert "prompt-steps" not in checked()
+    assert "engine.paged_context_fmha" in str(outcome.hint)
+
+
+def test_prompts_longer_than_a_step_without_an_engine(checked: Checked) -> None:
+    """No engine is built, so no key of one helps; the LLM API's own key counts like the job file's."""
+    lengths = {"max_input_len": 2000, "max_num_tokens": 1000, "max_seq_len": None}
+    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", **lengths}
+    outcome = checked(engine=engine)["prompt-steps"]
+    assert outcome.hint == "raise engine.max_num_tokens, or set repository.chunked_context"
+    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    chunked = {**engine, "llm_api": {"enable_chunked_prefill": True}}
+    assert state(checked(engine=chunked), "prompt-steps") == "ok"
 
 
 def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:

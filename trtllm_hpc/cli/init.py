@@ -129,7 +129,9 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     click.echo(f"Wrote {click.format_filename(file)}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
-    click.echo(f"  next: trtllm-hpc render tiny-llama --cluster {as_argument(click.format_filename(file))}")
+    # A shipped job that fits the profile: NVIDIA's image has no reference backend.
+    job = "qwen3-8b" if facts is not None and facts.has_pyxis else "tiny-llama"
+    click.echo(f"  next: trtllm-hpc render {job} --cluster {as_argument(click.format_filename(file))}")
 
 
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:

@@ -42,12 +42,14 @@ class Partition:
 
 @dataclass(frozen=True)
 class SlurmFacts:
-    """Partitions and MPI plugins of a cluster, and the best choice among them."""
+    """Partitions, MPI plugins and pyxis of a cluster, and the best choice among them."""
 
     partitions: tuple[Partition, ...]
     mpi_plugins: tuple[str, ...]
     slurm_conf: str | None
     """Value of ``SLURM_CONF`` when the commands ran."""
+    has_pyxis: bool = False
+    """Whether ``srun`` starts containers by itself."""
 
     @property
     def chosen(self) -> Partition | None:
@@ -86,7 +88,8 @@ def query_cluster() -> SlurmFacts:
     Raises:
         SubmissionError: a command is missing, fails, or does not answer in time.
     """
-    return SlurmFacts(query_partitions(), query_mpi_plugins(), os.environ.get("SLURM_CONF"))
+    slurm_conf = os.environ.get("SLURM_CONF")
+    return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, supports_pyxis())
 
 
 def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:

@@ -171,9 +171,11 @@ def mpi4py(context: Context) -> Diagnostic | None:
 
 
 def server(context: Context) -> Diagnostic | None:
-    """Without a container, ``tritonserver`` is a program of the nodes."""
+    """Without a container, the server is a program of the nodes."""
     if _in_container(context):
         return None
+    if context.has_job and context.plan.server.command:
+        return _trtllm_serve(context)
     name = context.cluster.triton.server
     if name == "pytriton":
         if importlib.util.find_spec("pytriton") is None:
@@ -184,6 +186,16 @@ def server(context: Context) -> Diagnostic | None:
         hint = "set triton.server in the profile, or container.runtime"
         return unknown(message, hint) if context.on_slurm else fail(message, hint)
     return ok(f"{shutil.which(name)} is there")
+
+
+def _trtllm_serve(context: Context) -> Diagnostic:
+    """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
+    missing = [name for name in context.plan.needed_programs if shutil.which(name) is None]
+    if not missing:
+        return ok(f"{' and '.join(context.plan.needed_programs)} are there")
+    message = f"there is no {' and no '.join(missing)} on this machine, and the profile has no container"
+    hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
+    return unknown(message, hint) if context.on_slurm else fail(message, hint)
 
 
 def examples(context: Context) -> Diagnostic | None:

@@ -202,15 +202,20 @@ def steps(context: Context) -> Diagnostic | None:
     """
     if not context.has_job or not context.job.engine.is_tensorrt_llm:
         return None  # the reference backend always computes long prompts in parts
-    longest, step = context.job.engine.max_input_len, context.job.engine.max_num_tokens
+    engine = context.job.engine
+    longest, step = engine.max_input_len, engine.max_num_tokens
     if longest is None or step is None:
         return None
-    if longest <= step or context.job.repository.chunked_context:
+    in_parts = engine.llm_api.get("enable_chunked_prefill", context.job.repository.chunked_context)
+    if longest <= step or in_parts:
         return ok("prompts fit into a step, or are computed in parts")
+    chunked = "repository.chunked_context"
+    if engine.has_engine:
+        chunked = f"engine.paged_context_fmha and {chunked}"
     return warn(
         f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
         f"although engine.max_input_len is {longest}",
-        "raise engine.max_num_tokens, or set engine.paged_context_fmha and repository.chunked_context",
+        f"raise engine.max_num_tokens, or set {chunked}",
     )
 
 
