@@ -575,6 +575,9 @@ def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
     says(found, "slo", "companion.benchmark.streaming is false")
     assert "companion.benchmark.streaming to true" in (found["slo"].hint or "")
     assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
+    del asks["streaming"]
+    openai = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1"}
+    assert state(checked(companion={"benchmark": asks}, engine=openai), "slo") == "ok"
 
 
 def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:

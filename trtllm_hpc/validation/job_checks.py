@@ -111,7 +111,9 @@ def slo(context: Context) -> Diagnostic | None:
     except BadSlo as error:
         # The message of a check is one line without a full stop.
         return fail(" ".join(error.message.split()).rstrip("."), "correct companion.benchmark.slo")
-    unstreamed = "repository.decoupled" if not context.job.repository.decoupled else None
+    # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
+    streams = context.job.frontend == "openai" or context.job.repository.decoupled
+    unstreamed = None if streams else "repository.decoupled"
     if unstreamed is None and benchmark.streaming is False:
         unstreamed = "companion.benchmark.streaming"
     if limits.needing_streaming and unstreamed is not None:
