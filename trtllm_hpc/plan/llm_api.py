@@ -17,6 +17,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.disaggregated import SERVER, transfer_keys
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import engine_backend
 
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
@@ -62,7 +63,10 @@ def serve_command(
     """
     job = facts.job
     arguments = _arguments(job)
-    model = arguments["model"] if not job.engine.has_engine else job.engine.directory or str(paths.engine)
+    model = arguments["model"]
+    if job.engine.has_engine:
+        model, backend = job.engine.directory or str(paths.engine), engine_backend(facts.release)
+        arguments |= {} if backend is None else {"backend": backend}
     if layout.gpus_per_node:
         arguments["gpus_per_node"] = layout.ranks_per_node
     # Until 1.2 the file goes before the options, and after it the other way round.
@@ -98,7 +102,7 @@ def _arguments(job: JobFile) -> dict[str, Any]:
         "model": job.model.path,
         # An engine has none of its own.
         "tokenizer": keys.tokenizer or (job.model.path if engine.has_engine else None),
-        "backend": "tensorrt" if engine.has_engine else "pytorch",
+        "backend": None if engine.has_engine else "pytorch",
         "dtype": None if engine.dtype == "auto" or engine.has_engine else engine.dtype,
         "tensor_parallel_size": engine.tensor_parallel,
         "pipeline_parallel_size": engine.pipeline_parallel,

@@ -55,6 +55,12 @@ def config_option(release: Release | None) -> ConfigOption:
     return "--config" if option is not None and "--config" in option.aliases else "--extra_llm_api_options"
 
 
+def engine_backend(release: Release | None) -> str | None:
+    """The word of ``--backend`` for an engine; ``None``: without the option the release serves engines."""
+    option = serve_options(release).get("--backend")
+    return next((word for word in ("tensorrt", "trt") if option and word in option.choices), None)
+
+
 def _server(release: Release | None) -> Command | None:
     return newest_command(SERVER) if release is None else load_command(release.version, SERVER, "llama")
 
