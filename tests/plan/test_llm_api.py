@@ -48,3 +48,18 @@ def test_an_engine_is_served_by_the_backend_for_engines(version: str, words: lis
     [release] = [release for release in WITH_SERVER if release.version == version]
     command = plan_of(job(release, "tensorrtllm"), CLUSTER, "/runs/demo").server.command
     assert [word for word in command if word.startswith("--backend")] == words
+
+
+def test_an_image_that_is_not_known_has_the_facts_of_the_nearest_release() -> None:
+    image = "nvcr.io#nvidia/tensorrt-llm/release:1.3.0"
+    cluster = {**CLUSTER, "container": {"runtime": "pyxis", "image": image}}
+    llm_api = {"kv_cache_config": {"dtype": "fp8"}, "colour": "blue"}
+    engine = {"backend": "pytorch", "llm_api": llm_api}
+    plan = plan_of({"name": "demo", "model": {"path": "/m"}, "engine": engine}, cluster, "/runs/demo")
+    assert plan.notes == (
+        "TensorRT-LLM 1.3.0 is not a release known here: options and keys are assumed to be those of 1.2.1, "
+        "the nearest known release",
+        "passed on as written, since no release known here has them: engine.llm_api.colour",
+    )
+    # The preflight has no version to compare with the image's.
+    assert plan.release is None

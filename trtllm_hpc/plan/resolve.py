@@ -146,8 +146,8 @@ def _release_notes(facts: JobFacts) -> tuple[str, ...]:
     if facts.assumed_release is None or facts.release is None:
         return ()
     notes = [
-        f"{facts.assumed_release}: options and keys are assumed to be those of {facts.release.version}, "
-        "the nearest known release"
+        f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
+        f"{facts.release.version}, the nearest known release"
     ]
     given = facts.job.engine.llm_api
     near = {key.path for key in unknown_keys(facts.release, given)}
