@@ -21,7 +21,7 @@ from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, InvalidRequest, RequestFailed
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
 STEP = {
@@ -183,11 +183,16 @@ def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpo
     ("options", "words"),
     [
         (("--url", "http://one"), "--url needs --output"),
-        (("latest", "--url", "http://one", "--output", "x"), "not both"),
-        (("latest", "--output", "x"), "go with --url"),
+        (("one", "--url", "http://one", "--output", "x"), "not both"),
+        (("one", "--output", "x"), "go with --url"),
     ],
 )
-def test_options_that_do_not_go_together(options: tuple[str, ...], words: str) -> None:
+def test_options_that_do_not_go_together(
+    options: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_HPC_RUNS", str(tmp_path))
+    RunPaths(tmp_path / "one").make_folders()
+    write_json(RunPaths(tmp_path / "one").plan, {"stages": []})
     result = types("bench", *options)
     assert result.exit_code == ExitCode.USAGE and words in result.stderr
 

@@ -145,6 +145,7 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     """A run folder with this measurement, and the events from submit to ready."""
     paths = RunPaths(folder)
     paths.make_folders()
+    write_json(paths.plan, {})  # makes it a run
     files = paths.measurement(name)
     write_measurement(files.summary, made.measurement)
     append_records(files.requests, made.records)

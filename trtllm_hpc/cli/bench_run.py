@@ -11,7 +11,7 @@ from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, giv
 from trtllm_hpc.cli.bench_settings import settings_for
 from trtllm_hpc.cli.bench_show import show_measurement, upstream_options
 from trtllm_hpc.cli.options import (
-    RunName,
+    RunType,
     json_option,
     runs_folder,
     runs_option,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.command("run", cls=SettingsCommand)
 @runs_option
-@click.argument("run", type=RunName(), required=False, metavar="[RUN]")
+@click.argument("run", type=RunType(), required=False, metavar="[RUN]")
 @benchmark_options
 @wait_option
 @click.option(
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def command(
     ctx: click.Context,
-    run: str | None,
+    run: RunPaths | None,
     runs: Any,
     wait_seconds: float,
     url: str | None,
@@ -93,7 +93,7 @@ def command(
     from trtllm_hpc.bench.progress import terminal_bar
 
     _refuse_contradictions(run, url, key_file or certificate or output, output)
-    found = Run(find_run(run or "latest", runs_folder(ctx))) if url is None else None
+    found = Run(run or find_run("latest", runs_folder(ctx))) if url is None else None
     settings = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
@@ -116,12 +116,12 @@ def command(
     measurement.check()
 
 
-def _refuse_contradictions(run: str | None, url: str | None, of_url: Any, output: Path | None) -> None:
+def _refuse_contradictions(run: RunPaths | None, url: str | None, of_url: Any, output: Path | None) -> None:
     """Raise UsageError for what does not go together."""
     if url is None and of_url is not None:
         raise click.UsageError("--key-file, --certificate and --output go with --url; a run has its own.")
     if url is not None and run is not None:
-        raise click.UsageError(f"Measure the run {run!r} or --url, not both.")
+        raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
     if url is not None and output is None:
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
 

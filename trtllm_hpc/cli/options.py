@@ -47,14 +47,6 @@ class RunType(_RunParameter):
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-class RunName(RunType):
-    """A run that is looked for later, since another argument may take its place."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the name as it is."""
-        return value
-
-
 class OutputFile(click.Path):
     """A file to be written; refused before any work is done if it cannot be."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
 from trtllm_hpc.bench.results import Measurement, Pass, SearchResult, Tried
-from trtllm_hpc.bench.workload.request import BY_RESPONSES, BY_SERVER
+from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import cut, search_sentence
 from trtllm_hpc.report.headline import ascending_levels, is_valid, level_labels
 
@@ -61,7 +61,7 @@ def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
     if responses is not None and responses < output:
         yield f"they came in {responses:,} responses"
     least, most = tokens.get("output_at_least"), tokens.get("output_at_most")
-    by_text = not {*BY_SERVER, BY_RESPONSES}.issuperset(tokens.get("output_by") or [])
+    by_text = not {*EXACT_SOURCES, BY_RESPONSES}.issuperset(tokens.get("output_by") or [])
     if by_text and least is not None and most is not None:
         yield f"at least {least:,} were sent and at most {most:,} requested"
         if tokens.get("output_by_server") is not None:

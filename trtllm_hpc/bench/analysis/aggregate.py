@@ -12,7 +12,7 @@ from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_o
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Figure, Interval, LevelResult, SearchResult, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
-from trtllm_hpc.bench.workload.request import BY_SERVER
+from trtllm_hpc.bench.workload.request import EXACT_SOURCES
 
 _ANY_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])(?: of \d+(?:,\d{3})*(?![\d.%]))?")
@@ -67,13 +67,13 @@ def token_totals(records: Iterable[RequestRecord], server: ServerTokens | None =
 
 def _least_tokens(record: RequestRecord) -> int | None:
     """Return the model's count, or what was seen: each response of a stream has a token, and each answer."""
-    if record.output_by in BY_SERVER or record.output_tokens is None:
+    if record.output_by in EXACT_SOURCES or record.output_tokens is None:
         return record.output_tokens
     return len(record.chunks_s) or min(1, record.output_tokens)
 
 
 def _most_tokens(record: RequestRecord) -> int | None:
-    return record.output_tokens if record.output_by in BY_SERVER else record.requested_tokens
+    return record.output_tokens if record.output_by in EXACT_SOURCES else record.requested_tokens
 
 
 def _total(counts: Sequence[int | None]) -> int | None:

@@ -18,8 +18,8 @@ from trtllm_hpc.bench.workload.request import (
     BY_PREPROCESSING,
     BY_REQUEST,
     BY_RESPONSES,
-    BY_SERVER,
     BY_TOKENIZER,
+    EXACT_SOURCES,
 )
 from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
@@ -207,7 +207,7 @@ def _is_wrong_length(record: RequestRecord) -> bool:
     tokens, requested = record.output_tokens, record.requested_tokens
     if record.output_by == BY_RESPONSES and tokens is not None and requested is not None:
         return not requested - max(1, MAX_TEXT_DIFFERENCE * requested) <= tokens <= requested
-    return record.output_by in BY_SERVER and tokens != requested
+    return record.output_by in EXACT_SOURCES and tokens != requested
 
 
 def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
@@ -281,7 +281,7 @@ def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | 
         records: of all passes.
     """
     answered = [record for record in records if record.ok and record.output_tokens is not None]
-    if server is None or all(record.output_by in BY_SERVER for record in answered):
+    if server is None or all(record.output_by in EXACT_SOURCES for record in answered):
         return None
     counted = sum(record.output_tokens or 0 for record in answered)
     on_page = sum(

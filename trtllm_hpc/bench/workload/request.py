@@ -17,7 +17,7 @@ BY_MODEL = "model"
 """The model itself: its ``sequence_length``, or the ids of its answer."""
 BY_USAGE = "usage"
 """The server, in the field ``usage`` of OpenAI's protocol."""
-BY_SERVER = frozenset({BY_MODEL, BY_USAGE})
+EXACT_SOURCES = frozenset({BY_MODEL, BY_USAGE})
 """The exact sources."""
 BY_WORKLOAD = "workload"
 """The workload, which sent token ids."""
