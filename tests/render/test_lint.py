@@ -144,6 +144,7 @@ def test_hostile_text_arrives_unharmed_and_is_never_run(tmp_path: Path) -> None:
         if name == "mpirun.sh":  # started by mpirun, for one rank
             arguments = ["--rank", "serve", "true"]
             environment |= {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+            environment["OMPI_COMM_WORLD_SIZE"] = "1"
             (folder / "logs").mkdir(exist_ok=True)
         answer = subprocess.run(
             ["bash", str(file), *arguments], env=environment, capture_output=True, text=True, timeout=30

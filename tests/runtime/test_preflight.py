@@ -60,6 +60,10 @@ WRONG: list[tuple[list[Found], str]] = [
     ),
     (world(8), "the world has 8 ranks, but the plan says 4"),
     (
+        [replace(found, step_tasks=2) for found in world(2)],
+        "the step has 2 tasks, but the plan says 4 ranks; give srun in the run's scripts --ntasks=4 again",
+    ),
+    (
         changed(1, host="n1"),
         "rank 1 is on n1, but the plan puts it beside rank 0 on n0: ranks must be distributed in blocks of 2",
     ),
@@ -209,7 +213,8 @@ def test_the_other_ranks_compare_nothing(runtime: Runtime, engine: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("size", "sentence"), [(2, "the world has 4 ranks, but the plan says 2"), (4, "there is no engine in")]
+    ("size", "sentence"),
+    [(2, "the step has 4 tasks, but the plan says 2 ranks"), (4, "there is no engine in")],
 )
 def test_a_refused_start_gives_its_reason_in_the_log_and_in_the_events(
     runtime: Runtime, tmp_path: Path, size: int, sentence: str

@@ -426,6 +426,14 @@ def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
     assert ranks.left() == []
 
 
+def test_a_step_with_other_tasks_than_ranks_starts_no_server(ranks: Ranks) -> None:
+    code, output = end(ranks.start(world=2, environment={"SLURM_NTASKS": "3"}))
+    assert code == ExitCode.START and "next: give srun in the run's scripts --ntasks=2 again" in output
+    failure = first_failure(ranks.runtime.paths, over=True)
+    assert failure is not None and "the step has 3 tasks, but the plan says 2 ranks" in failure.sentence
+    assert not ranks.started_file(0).exists() and ranks.left() == []
+
+
 def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, tmp_path: Path) -> None:
     broken = tmp_path / "tritonserver"
     broken.write_bytes(b"\x7fELF, but not for this machine")

@@ -163,6 +163,18 @@ def paged_context(engine: EngineConfig, wanted_by: str) -> Diagnostic:
 # Node -------------------------------------------------------------------------------------
 
 
+def step_world(tasks: int | None, ranks: int) -> Diagnostic:
+    """Check that a step has a task for each rank: scripts may have been edited."""
+    if tasks is None:
+        return unknown("what started this step does not say how many tasks it has")
+    if tasks != ranks:
+        found, planned = f"{tasks} task{'s' * (tasks != 1)}", f"{ranks} rank{'s' * (ranks != 1)}"
+        message = f"the step has {found}, but the plan says {planned}"
+        hint = f"give srun in the run's scripts --ntasks={ranks} again, or submit the job file anew"
+        return fail(message, hint)
+    return ok(f"the step has a task for each of {ranks} rank{'s' * (ranks != 1)}")
+
+
 def shared_memory(host: str, free_gib: float, ranks: int) -> Diagnostic:
     """Check the space in /dev/shm, through which Triton's Python models communicate."""
     needed = MIN_SHM_GIB_PER_RANK * ranks

@@ -76,6 +76,12 @@ def interface_towards(address: str) -> str | None:
     return next((name for _, name in socket.if_nameindex() if interface_address(name) == local), None)
 
 
+def step_tasks() -> int | None:
+    """Return how many tasks this task's step has; ``None`` where what started it does not say."""
+    told = os.environ.get("TRTLLM_HPC_NTASKS") or os.environ.get("SLURM_NTASKS") or ""
+    return int(told) if told.isdigit() else None
+
+
 def free_ports(count: int) -> list[int]:
     """Return different ports that can be bound on this node now.
 

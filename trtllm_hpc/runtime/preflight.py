@@ -35,10 +35,11 @@ from trtllm_hpc.runtime.checks import (
     planned_version,
     programs_there,
     shared_memory,
+    step_world,
     tokenizer_files,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib
+from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib, step_tasks
 from trtllm_hpc.runtime.records import RankRecord, add_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -90,6 +91,8 @@ class Found:
     """Those that the server needs and that are not on this rank's PATH."""
     has_model: bool = True
     """Whether the model's folder can be read here."""
+    step_tasks: int | None = None
+    """Tasks of the step, from the launcher and not from MPI."""
     gpu_models: list[str] = field(default_factory=list)
     """Name, driver and memory of each GPU; only the first rank of a node fills it in."""
 
@@ -189,7 +192,7 @@ class _OneProcess:
         return self.rank
 
     def Get_size(self) -> int:
-        return int(os.environ.get("TRTLLM_HPC_NTASKS", "1"))
+        return step_tasks() or 1
 
     def gather(self, found: Found, root: int) -> list[Found] | None:
         return [found] if self.rank == root else None
@@ -224,6 +227,7 @@ def _look(rank: int, world_size: int, task: int, library: str, gpu_models: list[
         shm_free_gib=round(shm_free_gib(), 3),
         memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
         mpi_library=library,
+        step_tasks=step_tasks(),
         gpu_models=gpu_models,
     )
 
@@ -274,6 +278,9 @@ def find_problem(gathered: list[Found], expected: Expected, *, all_ranks: bool) 
         all_ranks: whether ``gathered`` holds every rank (without MPI only rank 0 is known).
     """
     first = gathered[0]
+    tasks = step_world(first.step_tasks, expected.world_size)
+    if tasks.state == FAIL:
+        return _sentence(tasks)
     if first.world_size != expected.world_size:
         return (
             f"the world has {first.world_size} rank{'s' * (first.world_size != 1)}, but the plan says "

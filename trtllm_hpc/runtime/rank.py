@@ -17,13 +17,20 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from trtllm_hpc.errors import ExitCode, StartFailed
+from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.leader import RankOptions, make_leader, rank_name
 from trtllm_hpc.runtime.model_processes import ModelProcesses
-from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers
+from trtllm_hpc.runtime.node import (
+    SCRATCH,
+    interface_towards,
+    make_private,
+    remove_leftovers,
+    step_tasks,
+)
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -118,6 +125,9 @@ class Supervisor:
         return scratch
 
     def _start(self, scratch: Path) -> Child:
+        tasks = step_world(step_tasks(), self._options.world_size)
+        if tasks.state == FAIL:
+            raise StartFailed(tasks.message, hint=tasks.hint)
         server = find_server(self._options.server, scratch)
         launcher = self._options.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}

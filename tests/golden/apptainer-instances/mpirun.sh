@@ -8,6 +8,7 @@ run='/scratch/ana/runs of june/apptainer-instances'
 if [ "$1" = --rank ]; then
   # One of the ranks, under the names that Slurm's own tasks have.
   export SLURM_PROCID="$OMPI_COMM_WORLD_RANK" SLURM_LOCALID="$OMPI_COMM_WORLD_LOCAL_RANK"
+  export SLURM_NTASKS="$OMPI_COMM_WORLD_SIZE"
   exec "${@:3}" >>"$run/logs/$2_$SLURM_PROCID.out" 2>&1
 fi
 step=$1

@@ -1,0 +1,49 @@
+"""Scripts that a person has edited, or submits with other options: what no longer fits is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.schemas.check import documented
+from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import two_ranks
+from tests.waiting import eventually
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+
+pytestmark = pytest.mark.slurm
+
+ONE_TASK = "The step has 1 task, but the plan says 2 ranks"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "sentence"),
+    [
+        ("serve.sbatch", [], ONE_TASK),
+        ("instance.sh", [], ONE_TASK),
+        (
+            None,
+            ["--nodes=1", "--ntasks=1"],
+            "The job has fewer nodes (1) than a step of its script takes (2).",
+        ),
+    ],
+)
+def test_other_tasks_than_the_plan_has_ranks(
+    person: Person, engine: Path, script: str | None, options: list[str], sentence: str
+) -> None:
+    job = person.job("edited", **two_ranks(engine, companion={"enabled": False}))
+    rendered = person.types("render", job, "--cluster", person.profile, "--json")
+    assert rendered.returncode == 0, rendered.stderr
+    run = RunPaths(documented("render", rendered.stdout)["folder"])
+    if script is not None:
+        file = run.folder / "scripts" / script
+        file.write_text(file.read_text().replace("tasks=(--ntasks=2 ", "tasks=(--ntasks=1 "))
+    person.slurm("sbatch", *options, run.sbatch("serve"))
+    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+    status = person.status(run)
+    assert status["exit_code"] == ExitCode.START
+    first = status["causes"][0]
+    assert sentence in first["sentence"] and first["next"], status
+    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
