@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from trtllm_hpc.plan.layout import Layout, make_layout, place
+from trtllm_hpc.plan.layout import Layout, make_layout, place, place_groups, seats
 
 CASES = [
     # world, nodes, GPUs a node -> nodes, ranks a node, GPUs asked for
@@ -68,3 +68,36 @@ def test_instances_are_placed_as_asked(
     assert (placed.per_node, placed.allocation) == (expected[0], Layout(count * world, *expected[1]))
     assert sorted(number for numbers in placed.leaders.values() for number in numbers) == list(range(count))
     assert set(placed.leaders) <= set(range(placed.allocation.nodes))
+
+
+SPLIT = [
+    # role, servers, ranks of each; GPUs a node, spread -> seats, and what the job asks for
+    ([("context", 2, 2), ("generation", 1, 4)], 4, False,
+     ["context server 0: 2 ranks on node 0, GPUs 0-1", "context server 1: 2 ranks on node 0, GPUs 2-3",
+      "generation server 2: 4 ranks on node 1, GPUs 0-3"], Layout(8, 2, 4, 4)),
+    ([("context", 2, 2), ("generation", 1, 4)], 4, True,
+     ["context server 0: 2 ranks on node 0, GPUs 0-1", "context server 1: 2 ranks on node 1, GPUs 0-1",
+      "generation server 2: 4 ranks on node 2, GPUs 0-3"], Layout(12, 3, 4, 4)),
+    # What does not fit beside the others begins a node, and what takes several has them to itself.
+    ([("context", 1, 1), ("generation", 1, 16), ("generation", 2, 1)], 8, False,
+     ["context server 0: 1 rank on node 0, GPU 0", "generation server 1: 16 ranks on nodes 1-2, GPUs 0-7",
+      "generation server 2: 1 rank on node 3, GPU 0", "generation server 3: 1 rank on node 3, GPU 1"],
+     Layout(32, 4, 8, 8)),
+    ([("context", 3, 3)], 8, False,
+     ["context server 0: 3 ranks on node 0, GPUs 0-2", "context server 1: 3 ranks on node 0, GPUs 3-5",
+      "context server 2: 3 ranks on node 1, GPUs 0-2"], Layout(12, 2, 6, 6)),
+    # Without GPUs all are on one node.
+    ([("context", 1, 1), ("generation", 2, 2)], 0, False,
+     ["context server 0: 1 rank on node 0", "generation server 1: 2 ranks on node 0",
+      "generation server 2: 2 ranks on node 0"], Layout(5, 1, 5, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wanted", "gpus", "spread", "expected", "allocation"), SPLIT)
+def test_servers_of_both_phases_have_their_seats(
+    wanted: list[tuple[str, int, int]], gpus: int, spread: bool, expected: list[str], allocation: Layout
+) -> None:
+    placed = place_groups(wanted, gpus, spread=spread)
+    assert seats(placed) == expected
+    assert (placed.allocation, placed.behind_door, placed.leaders) == (allocation, 1, {0: [0]})
+    assert placed.world_sizes == [ranks for _, count, ranks in wanted for _ in range(count)]

@@ -237,6 +237,24 @@ def test_the_llm_api_takes_a_model_and_no_engine(files: Folder) -> None:
     assert diagnostic.field == "engine.directory"
 
 
+@pytest.mark.parametrize(
+    ("key", "own"),
+    [
+        ("model: /m", "model.path"),
+        ("tokenizer: /t", "repository.tokenizer"),
+        ("backend: pytorch", "engine.backend"),
+        ("tensor_parallel_size: 4", "engine.tensor_parallel"),
+        ("pipeline_parallel_size: 2", "engine.pipeline_parallel"),
+        ("context_parallel_size: 2", "engine.context_parallel"),
+    ],
+)
+def test_what_the_plan_decides_is_no_key_of_the_llm_api(files: Folder, key: str, own: str) -> None:
+    diagnostic = files.diagnostic(trt("1.2.1", f"  llm_api: {{{key}}}\n", backend="pytorch"))
+    assert diagnostic.code == "conflict"
+    assert diagnostic.field == f"engine.llm_api.{key.partition(':')[0]}"
+    assert diagnostic.hint == f"set {own} instead"
+
+
 def test_keys_of_the_llm_api_are_those_of_the_release(files: Folder) -> None:
     right = "  llm_api: {kv_cache_config: {dtype: fp8}, cuda_graph_config: {enable_padding: true}}\n"
     files.load(trt("1.2.1", right, backend="pytorch"))

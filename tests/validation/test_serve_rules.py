@@ -78,3 +78,60 @@ def test_the_reference_backend_serves_in_leader_mode_only(files: Folder) -> None
 def test_a_release_without_the_mode_is_named(files: Folder) -> None:
     diagnostic = files.diagnostic(BASE + PHASES + CONTEXT + GENERATION, NODE.replace("0.16.0", "0.12.0"))
     assert diagnostic.field == "serve.mode" and "0.15.0" in diagnostic.message
+
+
+SERVERS = (
+    JOB
+    + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"
+    + "serve:\n  mode: disaggregated\n  disaggregated:\n"
+)
+NEWER = CLUSTER + "gpus_per_node: 4\ncontainer: {tensorrt_llm_version: 1.2.0}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "key", "words", "hint"),
+    [
+        ("context: {servrs: 2}", "unknown-key", "context.servrs", "is not a known key", "servers"),
+        ("kv_transfr: UCX", "unknown-key", "kv_transfr", "is not a known key", "kv_transfer"),
+        ("generation: {llm_api: {kv_cache_confg: {dtype: fp8}}}", "unknown-key",
+         "generation.llm_api.kv_cache_confg", "TensorRT-LLM 1.2.0", "write kv_cache_config"),
+        ("context: {llm_api: {tensor_parallel_size: 4}}", "conflict",
+         "context.llm_api.tensor_parallel_size", "by which ranks, GPUs and mounts are planned",
+         "set serve.disaggregated.context.tensor_parallel instead"),
+        ("generation: {llm_api: {pipeline_parallel_size: 2}}", "conflict",
+         "generation.llm_api.pipeline_parallel_size", "is what serve.disaggregated.generation.",
+         "set serve.disaggregated.generation.pipeline_parallel instead"),
+        ("generation: {llm_api: {tokenizer: /t}}", "conflict", "generation.llm_api.tokenizer",
+         "is what repository.tokenizer says", "set repository.tokenizer instead"),
+        ("context: {instances: [[0, 1]]}", "conflict", "context.instances", "with trtllm-serve", "remove it"),
+        ("generation: {engine: /e}", "conflict", "generation.engine", "with trtllm-serve", "remove it"),
+    ],
+)  # fmt: skip
+def test_keys_that_a_phase_of_servers_does_not_have(
+    files: Folder, line: str, code: str, key: str, words: str, hint: str
+) -> None:
+    diagnostic = files.diagnostic(f"{SERVERS}    {line}\n", NEWER)
+    assert (diagnostic.code, diagnostic.field) == (code, f"serve.disaggregated.{key}")
+    assert words in diagnostic.message and hint in (diagnostic.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("job", "key"),
+    [
+        (PHASES + CONTEXT.replace("]]", "]], tensor_parallel: 1") + GENERATION, "context.tensor_parallel"),
+        (PHASES + CONTEXT + GENERATION.replace("]]", "]], moe_expert_parallel: 2"),
+         "generation.moe_expert_parallel"),
+        (PHASES + CONTEXT + GENERATION + "    router: round_robin\n", "router"),
+        (PHASES + CONTEXT + GENERATION + "    kv_transfer: UCX\n", "kv_transfer"),
+    ],
+)  # fmt: skip
+def test_keys_that_a_phase_of_copies_does_not_have(files: Folder, job: str, key: str) -> None:
+    diagnostic = files.diagnostic(BASE + job, NODE)
+    assert (diagnostic.code, diagnostic.field) == ("conflict", f"serve.disaggregated.{key}")
+    assert "has no effect" in diagnostic.message and "with Triton" in diagnostic.message
+
+
+def test_what_a_phase_has_of_its_own_is_accepted(files: Folder) -> None:
+    own = "{servers: 2, tensor_parallel: 1, max_num_tokens: 4096, llm_api: {enable_attention_dp: true}}"
+    job = files.load(f"{SERVERS}    context: {own}\n    kv_transfer: UCX\n", NEWER).job
+    assert job.with_phase(job.serve.disaggregated.context).engine.world_size == 1  # type: ignore[union-attr]

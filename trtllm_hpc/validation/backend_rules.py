@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
+from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.types import Section
+from trtllm_hpc.plan.disaggregated import phases_of
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 
@@ -73,12 +76,15 @@ def llm_api_keys(facts: JobFacts) -> Diagnostics:
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
-    """What the plan decides is said by the job file's own keys, not by ``engine.llm_api``."""
-    for key, own in _OWN_KEYS.items():
-        if key in facts.job.engine.llm_api:
-            found = facts.job.engine.llm_api[key]
-            message = f"is what {own} says, by which ranks, GPUs and mounts are planned"
-            yield in_job("conflict", f"engine.llm_api.{key}", message, f"set {own} instead", found)
+    """What the plan decides is said by the job file's own keys, not by ``llm_api``."""
+    for section, configuration in _configurations(facts.job):
+        for key, own in _OWN_KEYS.items():
+            if key in configuration:
+                name = own.removeprefix("engine.")
+                there = f"{section}.{name}" if name in PHASE_KEYS else own
+                message = f"is what {there} says, by which ranks, GPUs and mounts are planned"
+                hint = f"set {there} instead"
+                yield in_job("conflict", f"{section}.llm_api.{key}", message, hint, configuration[key])
 
 
 def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
@@ -86,18 +92,21 @@ def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
     job, release = facts.job, facts.release
     if job.engine.has_engine or release is None or facts.assumed_release is not None:
         return
-    given = {"engine.llm_api": job.engine.llm_api}
-    if job.serve.disaggregated is not None:
-        phases = job.serve.disaggregated
-        given["serve.disaggregated.context.llm_api"] = phases.context.llm_api
-        given["serve.disaggregated.generation.llm_api"] = phases.generation.llm_api
-    for section, configuration in given.items():
+    for section, configuration in _configurations(job):
         for key in unknown_keys(release, configuration):
             hint = (
                 f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
             )
             message = f"TensorRT-LLM {release.version}: it {key.message}"
-            yield in_job("unknown-key", f"{section}.{key.path}", message, hint)
+            yield in_job("unknown-key", f"{section}.llm_api.{key.path}", message, hint)
+
+
+def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each section that has a configuration of the LLM API, with that."""
+    yield "engine", job.engine.llm_api
+    phases = job.serve.disaggregated
+    for name, phase in () if phases is None else phases_of(phases):
+        yield f"serve.disaggregated.{name}", phase.llm_api
 
 
 def _unknown(engine: Engine, known: tuple[str, ...], why: str) -> Diagnostics:
