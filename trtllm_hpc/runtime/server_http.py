@@ -245,9 +245,10 @@ class OpenAIHttp:
 
     def not_ready(self) -> str:
         """Return how far it has come."""
-        if self._asked is not None:
-            return "/health answers, but no token comes"
-        return "the server does not answer" if self._says is None else f"no token, but: {self._says}"
+        if self._asked is None and self._says is None:
+            return "the server does not answer"
+        told = "" if self._says is None else f"; asked for one, it said: {self._says}"
+        return f"/health answers, but no token comes{told}"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
         """Return the question that has been answered."""

@@ -1,0 +1,165 @@
+"""When a server with OpenAI's protocol is ready: not when it listens, but when it has made a token."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.runtime.test_rank import Ranks, end
+from tests.runtime.test_rank import ranks as ranks
+from tests.waiting import eventually
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.server_http import OpenAIHttp
+
+MODELS = json.dumps({"object": "list", "data": [{"id": "llama"}]})
+NO_TEMPLATE = json.dumps({"object": "error", "error": {"message": "no chat template is set", "code": 500}})
+OK = (200, "")
+
+
+@dataclass
+class Served:
+    """A server that answers each path as it is told, and hangs where it is told nothing."""
+
+    answers: dict[str, tuple[int, str]]
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    port: int = 0
+    over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def place(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def tokens_asked(self) -> list[str]:
+        """The paths of questions for a token, in their order."""
+        return [path for path, _ in self.asked if path in ("/health_generate", "/v1/completions")]
+
+
+def handler(served: Served) -> type[http.server.BaseHTTPRequestHandler]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            served.asked.append((self.path, self.rfile.read(length).decode()))
+            if self.path not in served.answers:
+                served.over.wait(60)
+                return
+            status, text = served.answers[self.path]
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Say nothing."""
+
+    return Handler
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    made = Served({"/health": OK, "/v1/models": (200, MODELS)})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler(made)) as server:
+        made.port = server.server_address[1]
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield made
+        finally:
+            made.over.set()
+            server.shutdown()
+
+
+def test_a_token_of_health_generate_is_enough(served: Served) -> None:
+    served.answers["/health_generate"] = OK
+    http = OpenAIHttp(served.place)
+    assert eventually(http.ready_models) == ["llama"]
+    assert served.tokens_asked == ["/health_generate"]
+    [question] = http.questions(["llama"])
+    assert (question.path, question.body) == ("/health_generate", None)
+
+
+@pytest.mark.parametrize("answer", [(500, NO_TEMPLATE), (404, '{"detail": "Not Found"}')])
+def test_without_health_generate_a_completion_is_asked_for(served: Served, answer: tuple[int, str]) -> None:
+    """It fails for a model without a chat template, and older releases do not have it."""
+    served.answers |= {"/health_generate": answer, "/v1/completions": (200, '{"choices": [{"text": "b"}]}')}
+    http = OpenAIHttp(served.place)
+    assert eventually(http.ready_models) == ["llama"]
+    assert served.tokens_asked == ["/health_generate", "/v1/completions"]
+    body = json.loads(dict(served.asked)["/v1/completions"])
+    assert body == {"model": "llama", "prompt": "a", "max_tokens": 1}
+    # Whether it still computes is asked in the way that it has answered.
+    [question] = http.questions(["llama"])
+    assert (question.path, json.loads(question.body or b"{}")) == ("/v1/completions", body)
+
+
+@pytest.mark.parametrize(
+    "completion", [(500, NO_TEMPLATE), (200, NO_TEMPLATE), (503, '{"error": "no chat template is set"}')]
+)
+def test_a_server_that_makes_no_token_is_not_ready_and_its_words_are_told(
+    served: Served, completion: tuple[int, str]
+) -> None:
+    served.answers |= {"/health_generate": (500, ""), "/v1/completions": completion}
+    http = OpenAIHttp(served.place)
+
+    def asked_again() -> bool:
+        assert http.ready_models() is None
+        return len(served.tokens_asked) > 3
+
+    assert eventually(asked_again)
+    assert set(served.tokens_asked[1:]) == {"/v1/completions"}
+    said = "asked for one, it said: no chat template is set"
+    assert http.not_ready() == f"/health answers, but no token comes; {said}"
+
+
+def test_a_server_that_lists_no_models_has_those_that_are_known(served: Served) -> None:
+    served.answers |= {"/health_generate": OK, "/v1/models": (404, "")}
+    assert eventually(OpenAIHttp(served.place, ["one"]).ready_models) == ["one"]
+    unnamed = OpenAIHttp(served.place)
+    assert eventually(lambda: unnamed.ready_models() is None and len(served.tokens_asked) > 2)
+
+
+def test_while_it_only_listens_no_second_question_is_asked(served: Served) -> None:
+    http = OpenAIHttp(served.place)
+    assert eventually(lambda: http.ready_models() is None and served.tokens_asked)
+    for _ in range(5):
+        assert http.ready_models() is None
+    assert served.tokens_asked == ["/health_generate"]
+    assert http.not_ready() == "/health answers, but no token comes"
+
+
+def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) -> None:
+    served.answers["/health"] = (503, "")
+    http = OpenAIHttp(served.place)
+    assert http.ready_models() is None and served.tokens_asked == []
+    assert http.not_ready() == "the server does not answer"
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({}, "no token comes)"),
+        ({"/health_generate": (500, NO_TEMPLATE)}, "no token comes; asked for one, it said: no chat"),
+    ],
+)
+def test_a_token_that_hangs_ends_the_server_at_the_limit(
+    served: Served, ranks: Ranks, answers: Mapping[str, tuple[int, str]], told: str
+) -> None:
+    served.answers |= answers
+    started = time.monotonic()
+    environment = {"TRTLLM_HPC_OPENAI": served.place}
+    options: dict[str, Any] = {"frontend": "openai", "ready_timeout_seconds": 1}
+    code, output = end(ranks.start(behaviour="mute", environment=environment, **options))
+    assert code == ExitCode.READINESS and time.monotonic() - started < 20
+    assert f"not ready within 1 s (/health answers, but {told}" in output
+    [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
+    assert told.rstrip(")") in event.data["reason"]
+    assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
