@@ -50,7 +50,7 @@ def test_a_port_of_the_door_that_is_taken_fails_the_run(tmp_path: Path) -> None:
     assert status["exit_code"] == ExitCode.START
     assert "the door (HAProxy) ended by itself, with exit code 1" in status["sentence"]
     [cause] = [one for one in status["causes"] if one["id"] == "process-port"]
-    assert re.search(r"has taken the port\. 127\.0\.0\.1:\d+$", cause["sentence"]), cause
+    assert re.search(r"has taken the port 127\.0\.0\.1:\d+\.$", cause["sentence"]), cause
     assert "trtllm-hpc resume" in cause["next"]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 

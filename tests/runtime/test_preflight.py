@@ -130,6 +130,17 @@ def test_a_missing_tokenizer_is_refused(engine: Path, tmp_path: Path) -> None:
     assert problem(engine, tokenizer=tmp_path) == ""
 
 
+def test_a_server_that_loads_the_model_itself_needs_its_folder_and_its_programs_everywhere() -> None:
+    needs: dict[str, Any] = {"model": Path("/models/llama"), "programs": ("trtllm-serve",)}
+    assert problem(None, **needs) == ""
+    assert problem(None, changed(2, has_model=False), **needs) == (
+        "/models/llama/config.json cannot be read on n1, so no model can be loaded from there; "
+        "correct model.path, or mount its folder (container.mounts in the profile)"
+    )
+    missing = changed(0, missing_programs=["trtllm-serve"])
+    assert problem(None, missing, **needs).startswith("there is no trtllm-serve on n0; take an image with")
+
+
 def test_engine_and_planned_release_are_compared(engine: Path) -> None:
     assert problem(engine, release="0.16.0") == ""
     assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in problem(engine, release="0.17.0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,6 +131,32 @@ def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Si
     (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
     code, said, _ = submit(site, site.job("no-launcher", repository={}, engine=TWO_RANKS))
     assert code == ExitCode.START and "there is no trtllm-llmapi-launch on" in said
+
+
+TAKES_THE_PORT = """
+import os, socket, sys
+given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+taken = socket.create_server((given["--host"], int(given["--port"])))
+taken.set_inheritable(True)
+os.execv(sys.argv[0] + ".real", sys.argv)
+"""
+"""``trtllm-serve`` in a moment in which somebody else was faster: the socket stays open beside it."""
+
+
+def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site) -> None:
+    serve = site.container.folder / "bin" / "trtllm-serve"
+    serve.rename(f"{serve}.real")
+    serve.write_text(f"#!/usr/bin/python3\n{TAKES_THE_PORT}")
+    serve.chmod(0o755)
+    code, said, run = submit(site, site.job("port", repository={}, engine=TWO_RANKS))
+    assert code == ExitCode.START, said
+    status = site.person.status(run)
+    assert "rank 0 on " in status["sentence"]
+    cause = status["causes"][0]
+    assert cause["id"] == "process-port" and cause["rank"] == 0, status["causes"]
+    assert re.fullmatch(
+        r"Another process on the node has taken the port 127\.0\.0\.1:\d+\.", cause["sentence"]
+    )
 
 
 @pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
