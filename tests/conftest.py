@@ -21,6 +21,25 @@ ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "
 TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py", "tests/slurm/test_sandbox.py")
 """Files below those whose tests share one run, or one sandbox."""
 
+MOSTLY_WAITING = (
+    *("tests/local/test_door_runs.py", "tests/local/test_local_profile.py", "tests/local/test_resume.py"),
+    *(
+        f"tests/slurm/test_{name}"
+        for name in (
+            *("doctor", "edited_scripts", "gpu_story", "mpirun", "queue", "sandbox", "spawn", "templates"),
+            "backbone.py::test_a_",
+            "backbone.py::test_an_mpi_",
+            "backbone.py::test_names_",
+            "openai.py::test_a_rank_",
+            "openai.py::test_a_server_",
+            "openai.py::test_an_image_",
+        )
+    ),
+)
+"""What begins like these waits for Slurm or for processes to end, and measures nothing. A worker of its own
+runs them beside the others, with what these leave of the processors."""
+WAITING_WORKER = "TRTLLM_HPC_TEST_WAITING_WORKER"
+
 SHARED_SERVERS = " ".join(
     f"tests/reference/test_{name}.py"
     for name in (
@@ -58,6 +77,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Name what the workers of this run of pytest share."""
     if not hasattr(config, "workerinput"):
         os.environ[sharing.RUN] = str(os.getpid())
+        workers = config.getoption("numprocesses", None) or 0
+        has_one = workers > 2 and config.getoption("dist") == "loadgroup"
+        os.environ[WAITING_WORKER] = f"gw{workers - 1}" if has_one else ""
+    elif os.environ["PYTEST_XDIST_WORKER"] == os.environ[WAITING_WORKER]:
+        os.nice(5)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist kills the workers
@@ -106,6 +130,17 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
         super().schedule()
         for scope in [scope for scope, tests in self.workqueue.items() if len(tests) > 1]:
             self.workqueue.move_to_end(scope)
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give the worker for tests that wait only these, and the others these last of all."""
+        waits = node.gateway.id == os.environ[WAITING_WORKER]
+        scope = next((it for it in self.workqueue if it.startswith(MOSTLY_WAITING) is waits), None)
+        if scope is not None:
+            self.workqueue.move_to_end(scope, last=False)
+        elif waits:
+            node.shutdown()
+            return
+        super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:
         """Give a worker one test beyond the one that it runs, and no more: another may be free sooner."""

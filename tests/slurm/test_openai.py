@@ -54,8 +54,8 @@ def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
 
 
 def chain(site: Site, *words: str, **sections: Any) -> RunPaths:
-    """A run over two nodes, to its end: no build, a question of nine tokens, and eight requests measured."""
-    few = {"requests": 8, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
+    """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured."""
+    few = {"requests": 12, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
     asked = {"request": {"prompt": "the river", "max_tokens": 9}, "benchmark": few}
     job = site.job("served", **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
     code, said, run = submit(site, job, *words)
@@ -65,7 +65,7 @@ def chain(site: Site, *words: str, **sections: Any) -> RunPaths:
     assert len({rank.host for rank in ranks if rank}) == 2
     measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
     [only] = measured.levels[0].passes
-    assert (measured.protocol, only.measured, only.failed) == ("openai", 8, 0)
+    assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert measured.tokens["output_by"] == ["usage"]
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
     return run

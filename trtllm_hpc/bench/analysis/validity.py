@@ -210,6 +210,10 @@ def _is_wrong_length(record: RequestRecord) -> bool:
     return record.output_by in EXACT_SOURCES and tokens != requested
 
 
+_ROUNDING_S = 1e-3
+"""Eight requests at 8/s make a window of one second, but for the last digits."""
+
+
 def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
     measured, length_s = len(sample.measured), sample.window.length_s
     if measured < settings.min_requests:
@@ -219,7 +223,7 @@ def _too_short(sample: Sample, settings: Benchmark) -> Iterator[str]:
         )
     median_s = LATENCY.of(sample).p50 / 1e3
     least_s = max(settings.min_window_seconds, median_s)
-    if length_s < least_s:
+    if length_s < least_s - _ROUNDING_S:
         why = "the median latency" if median_s >= least_s else "min_window_seconds"
         yield (
             f"The measured window is {length_s:.2f} s long; at least {least_s:.2f} s are needed ({why}). Use "
