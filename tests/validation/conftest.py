@@ -21,6 +21,20 @@ from trtllm_hpc.validation.context import Context
 Checked = Callable[..., dict[str, Diagnostic]]
 
 
+def state(rows: dict[str, Diagnostic], name: str) -> str:
+    return rows[name].state
+
+
+def says(rows: dict[str, Diagnostic], name: str, *words: str) -> None:
+    """That it fails, with these words, and says what to do."""
+    outcome = rows[name]
+    assert outcome.state == "fail", outcome
+    for word in words:
+        assert word in outcome.message
+    assert outcome.hint
+    assert not outcome.message.endswith(".") and "\n" not in outcome.message
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A model's folder that is whole."""

@@ -1,0 +1,323 @@
+"""Checks of the job and of a finished engine: once where all is well, once where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tensorrt_llm.memory_models import LLAMA_3_8B, LLAMA_3_70B
+from tests.validation.conftest import Checked, says, state
+from tests.validation.engines import new_engine
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.paths import write_json
+from trtllm_hpc.validation.checks import run_checks
+from trtllm_hpc.validation.context import Context
+
+# The job -----------------------------------------------------------------------------------------
+
+
+def test_ranks_and_nodes_are_told(checked: Checked) -> None:
+    rows = checked(engine={"tensor_parallel": 8, "pipeline_parallel": 2})
+    assert rows["world-size"].message == "16 ranks (tp 8 x pp 2) on 2 nodes of 8"
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "found", "words"),
+    [
+        ({}, {"tensor_parallel": 8}, "ok", "32 heads and 32 layers divide by the ranks"),
+        (
+            {"num_attention_heads": 12},
+            {"tensor_parallel": 8},
+            "fail",
+            "12 attention heads cannot be split over 8",
+        ),
+        ({"num_key_value_heads": 3}, {"tensor_parallel": 2}, "fail", "3 KV heads cannot be split over 2"),
+        ({"num_key_value_heads": 2}, {"tensor_parallel": 8}, "ok", ""),
+        ({"num_hidden_layers": 31}, {"pipeline_parallel": 2}, "warn", "31 layers do not divide"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 6},
+            {"tensor_parallel": 4, "moe_expert_parallel": 4, "moe_tensor_parallel": 1},
+            "fail",
+            "6 experts do not divide by engine.moe_expert_parallel 4",
+        ),
+        ({"model_type": "mamba"}, {"tensor_parallel": 2}, "unknown", "no sum for models of type 'mamba'"),
+    ],
+)
+def test_what_cannot_be_split(
+    checked: Checked, model: Path, config: dict[str, Any], engine: dict[str, Any], found: str, words: str
+) -> None:
+    write_json(model / "config.json", {**LLAMA_3_8B, **config})
+    outcome = checked(engine=engine)["model-divides"]
+    assert outcome.state == found and words in outcome.message
+
+
+def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
+    shard = model / "model-00002-of-00002.safetensors"
+    shard.write_text("version https://git-lfs.github.com/spec/v1\n")
+    says(checked(), "model-files", "a pointer of Git LFS")
+    shard.write_bytes(b"{}")
+    says(checked(), "model-files", f"{shard} has 2 bytes only: no weights")
+    shard.unlink()
+    says(checked(), "model-files", f"{shard.name} is missing", "its index names it")
+    (model / "model.safetensors.index.json").unlink()
+    assert state(checked(), "model-files") == "ok"  # one file without an index is a whole model
+    (model / "model-00001-of-00002.safetensors").unlink()
+    says(checked(), "model-files", "there are no weights")
+    (model / "config.json").write_text("{")
+    says(checked(), "model-files", "no config.json")
+
+
+def test_a_model_without_a_configuration_is_refused_for_the_llm_api_too(
+    checked: Checked, model: Path
+) -> None:
+    (model / "config.json").unlink()
+    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.0"}
+    says(checked(engine=engine), "model-files", f"there is no config.json in {model} that can be read")
+
+
+def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
+    rows = checked(model={"path": "/nowhere/llama", "synthetic": None, "family": "llama"})
+    assert {state(rows, name) for name in ("model-files", "tokenizer", "memory")} == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("key", "check"),
+    [
+        ("engine.directory", "engine-folder"),
+        ("repository.tokenizer", "tokenizer"),
+    ],
+)
+def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: str, check: str) -> None:
+    # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
+    path = f"/{'x' * 300}"
+    section, _, name = key.partition(".")
+    rows = checked(**{section: {name: path}})
+    assert [row.code for row in rows.values() if path in row.message and row.state == "fail"] == [check]
+    outcome = rows[check]
+    assert outcome.state == "fail" and outcome.message.startswith(f"{key}: {path}")
+    assert outcome.hint is not None and f"or set {key} to another path" in outcome.hint
+
+
+def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    says(checked(), "tokenizer", "there is no tokenizer in", "may not reach the Hub")
+    (model / "tokenizer.model").write_bytes(b"words")
+    assert state(checked(), "tokenizer") == "ok"
+    reference = checked(engine={"backend": "reference", "tensorrt_llm_version": None}, model={})
+    assert "tokenizer" not in reference
+
+
+def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
+    wrong = {"benchmark": {"slo": "ttft.p98<500ms"}}
+    says(checked(companion=wrong), "slo", "no statistic is called")
+    assert state(checked(companion={"benchmark": {"slo": "latency<500ms"}}), "slo") == "ok"
+    assert "slo" not in checked()
+
+
+def test_limits_that_only_a_streamed_answer_has(checked: Checked) -> None:
+    asks: dict[str, Any] = {"slo": "ttft<500ms,itl.p99<50ms,latency<1s"}
+    found = checked(companion={"benchmark": asks})
+    says(found, "slo", "ttft, itl", "repository.decoupled is false")
+    assert "repository.decoupled to true" in (found["slo"].hint or "")
+    streams = {"decoupled": True}
+    assert state(checked(companion={"benchmark": asks}, repository=streams), "slo") == "ok"
+    asks["streaming"] = False
+    found = checked(companion={"benchmark": asks}, repository=streams)
+    says(found, "slo", "companion.benchmark.streaming is false")
+    assert "companion.benchmark.streaming to true" in (found["slo"].hint or "")
+    assert state(checked(companion={"benchmark": {**asks, "slo": "latency<1s"}}), "slo") == "ok"
+    del asks["streaming"]
+    openai = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1"}
+    assert state(checked(companion={"benchmark": asks}, engine=openai), "slo") == "ok"
+
+
+def test_the_adapters_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+    folder, engine = tmp_path / "adapter", {"max_lora_rank": 8}
+    asks = {"benchmark": {"workload": {"lora": [{"directory": str(folder)}]}}}
+    assert "lora-adapters" not in checked()
+    outcome = checked(engine=engine, companion=asks)["lora-adapters"]
+    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
+    folder.mkdir()
+    says(checked(engine=engine, companion=asks), "lora-adapters", "it has no model.lora_weights.npy")
+    np.save(folder / "model.lora_weights.npy", np.zeros((1, 1, 4), np.float16))
+    np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 8]]], np.int32))
+    assert state(checked(engine=engine, companion=asks), "lora-adapters") == "ok"
+    found = checked(engine={"max_lora_rank": 4}, companion=asks)
+    says(found, "lora-adapters", "an adapter has rank 8, and the engine takes ranks up to 4")
+
+
+def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
+    file = tmp_path / "questions.json"
+    asks = {"benchmark": {"workload": {"kind": "dataset", "path": str(file)}}}
+    outcome = checked(companion=asks)["workload-file"]
+    assert outcome.state == "warn" and "is not on this machine" in outcome.message and outcome.hint
+    file.write_text('[{"prompt": "why?"}]')
+    assert state(checked(companion=asks), "workload-file") == "ok"
+    assert "workload-file" not in checked()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
+        ("dataset", "[]", ": has no entries"),
+        ("dataset", '{"prompt": ""}', ": all prompts are empty"),
+        (
+            "histogram",
+            "input: [[1, 2, 1]]\noutput:\n- [9, 3, 1]\n",
+            ":3: a bin's lengths must be",
+        ),
+        ("histogram", "input: [", "file:1: "),
+        ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
+        (
+            "trace",
+            '{"timestamp": 1, "prompt": "a"}\n{"timestamp": 2, "prompt": ""}\n',
+            ":2: the prompt is empty",
+        ),
+        ("trace", '{"timestamp": 1, "input_length": 0}\n', ":1: input_length must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "hash_ids": [1.5]}\n', ":1: hash_ids must be"),
+        ("trace", '{"timestamp": 1, "input_length": 9, "output_length": "x"}\n', ":1: output_length must"),
+    ],
+)
+def test_a_workload_that_cannot_be_read_is_told_before_there_is_a_server(
+    checked: Checked, tmp_path: Path, kind: str, text: str, words: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text(text)
+    asks = {"benchmark": {"workload": {"kind": kind, "path": str(file)}}}
+    outcome = checked(companion=asks)["workload-file"]
+    assert (outcome.state, outcome.message.startswith(str(file))) == ("fail", True)
+    assert words in outcome.message and outcome.hint
+
+
+def test_a_prompt_that_is_longer_than_any_prompt_may_be(checked: Checked, engine: Path) -> None:
+    asks = {"request": {"prompt": "word " * 1025}}
+    says(checked(companion=asks, engine={"max_input_len": 1024}), "prompt-length", "has 1025 words")
+    assert state(checked(companion=asks, engine={"max_input_len": 1025}), "prompt-length") == "ok"
+    assert state(checked(companion=asks), "prompt-length") == "unknown"
+    finished = {"directory": str(engine), "tensor_parallel": 4}
+    says(checked(companion=asks, engine=finished), "prompt-length", "1024 tokens at most")
+
+
+def test_prompts_longer_than_a_step(checked: Checked) -> None:
+    engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
+    outcome = checked(engine=engine)["prompt-steps"]
+    assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.message
+    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
+    assert "prompt-steps" not in checked()
+    assert "engine.paged_context_fmha" in str(outcome.hint)
+
+
+def test_prompts_longer_than_a_step_without_an_engine(checked: Checked) -> None:
+    """No engine is built, so no key of one helps; the LLM API's own key counts like the job file's."""
+    lengths = {"max_input_len": 2000, "max_num_tokens": 1000, "max_seq_len": None}
+    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", **lengths}
+    outcome = checked(engine=engine)["prompt-steps"]
+    assert outcome.hint == "raise engine.max_num_tokens, or set repository.chunked_context"
+    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    chunked = {**engine, "llm_api": {"enable_chunked_prefill": True}}
+    assert state(checked(engine=chunked), "prompt-steps") == "ok"
+
+
+def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
+    write_json(model / "config.json", LLAMA_3_70B)
+    rows = checked()
+    says(rows, "memory", "do not fit into 79.65 GiB a rank")
+    remedy = rows["memory"].hint
+    assert remedy is not None and remedy.startswith("set engine.tensor_parallel 2; or")
+    assert state(checked(engine={"tensor_parallel": 2}), "memory") == "ok"
+
+
+# A finished engine --------------------------------------------------------------------------------
+
+
+def with_engine(checked: Checked, engine: Path, **engine_keys: Any) -> dict[str, Diagnostic]:
+    return checked(engine={"directory": str(engine), "tensor_parallel": 4, **engine_keys})
+
+
+def test_a_finished_engine_that_fits(checked: Checked, engine: Path) -> None:
+    rows = with_engine(checked, engine)
+    names = [name for name in rows if name.startswith("engine-") and name != "engines-folder"]
+    assert len(names) == 8 and {state(rows, name) for name in names} == {"ok"}
+
+
+def test_a_folder_without_an_engine(checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    says(with_engine(checked, tmp_path / "empty"), "engine-files", "there is no engine in")
+    assert state(with_engine(checked, tmp_path / "nowhere"), "engine-files") == "unknown"
+    says(with_engine(checked, tmp_path / "nowhere"), "engine-folder", f"there is no {tmp_path / 'nowhere'}")
+    assert state(with_engine(checked, tmp_path / "not" / "here"), "engine-folder") == "unknown"
+
+
+def test_an_engine_that_is_not_this_one(checked: Checked, tmp_path: Path, engine: Path) -> None:
+    (engine / "rank3.engine").unlink()
+    rows = with_engine(checked, engine)
+    says(rows, "engine-files", "rank3.engine is missing")
+    rows = with_engine(checked, new_engine(tmp_path / "two", tensor=2))
+    says(rows, "engine-world", "built for 2 rank(s), but the plan says 4")
+    rows = with_engine(checked, new_engine(tmp_path / "old", version="0.15.0"))
+    says(rows, "engine-version", "of TensorRT-LLM 0.15.0, but the container has 0.16.0")
+
+
+def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Path) -> None:
+    engine = new_engine(tmp_path / "eight", tensor=8, gpus_per_node=8)
+    fits = context(engine={"directory": str(engine), "tensor_parallel": 8})
+    four = context(cluster={"gpus_per_node": 4}, engine={"directory": str(engine), "tensor_parallel": 8})
+    found = {row.code: row for row in run_checks(four, ("",))}
+    says(found, "engine-gpus-per-node", "is built for nodes of 8 GPUs, but 4 of the ranks run on each node")
+    assert {row.code: row for row in run_checks(fits, ("",))}["engine-gpus-per-node"].state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("job", "name", "words"),
+    [
+        (
+            {"engine": {"max_batch_size": 128}},
+            "engine-limits",
+            "engine.max_batch_size is 128, but the engine",
+        ),
+        ({"engine": {"max_seq_len": 4096}}, "engine-limits", "engine.max_seq_len is 4096"),
+        ({"engine": {"max_beam_width": 2}}, "engine-limits", "engine.max_beam_width is 2"),
+        ({"repository": {"triton_max_batch_size": 65}}, "engine-limits", "was built for 64"),
+        ({"engine": {"gather_context_logits": True}}, "engine-logits", "engine.gather_context_logits"),
+        ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
+        ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
+        ({"companion": {"request": {"lora": {"directory": "/a"}}}}, "engine-lora", "without --lora_plugin"),
+        ({"repository": {"kv_cache_reuse": True}}, "paged-context", "repository.kv_cache_reuse needs"),
+        ({"repository": {"chunked_context": True}}, "paged-context", "repository.chunked_context needs"),
+        (
+            {
+                "engine": {"max_seq_len": None},
+                "companion": {"benchmark": {"max_tokens": 2048}},
+            },
+            "engine-lengths",
+            "companion.benchmark.max_tokens 2048 and a prompt do not fit into the engine's 2048 tokens",
+        ),
+    ],
+)
+def test_what_the_engine_was_not_built_for(
+    checked: Checked, engine: Path, job: dict[str, Any], name: str, words: str
+) -> None:
+    given = {"directory": str(engine), "tensor_parallel": 4, **job.get("engine", {})}
+    says(checked(**{**job, "engine": given}), name, words)
+
+
+def test_an_engine_that_takes_adapters(checked: Checked, tmp_path: Path) -> None:
+    engine = {"directory": str(new_engine(tmp_path / "lora", plugins={"lora_plugin": "float16"}))}
+    asks = {"request": {"lora": {"directory": "/a"}}}
+    rows = checked(engine={**engine, "tensor_parallel": 4}, companion=asks)
+    assert state(rows, "engine-lora") == "ok"
+    assert "engine-lora" not in checked(engine={**engine, "tensor_parallel": 4})
+
+
+def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:
+    engine = new_engine(tmp_path / "paged", plugins={"use_paged_context_fmha": True})
+    rows = checked(
+        engine={"directory": str(engine), "tensor_parallel": 4}, repository={"kv_cache_reuse": True}
+    )
+    assert state(rows, "paged-context") == "ok"
