@@ -19,6 +19,7 @@ import pytest
 from tests.ended import ended_when_asked
 from tests.schemas.check import documented
 from tests.slurm.conftest import Person, user_processes
+from tests.slurm.openai_clients import assert_answered_as_by_ensemble
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
@@ -357,7 +358,8 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     stranger = person.folder / "click.py"
     stranger.write_text("raise SystemExit('the click.py of the working directory was run')\n")
     person.environment = {**EXPORTED, "TMPDIR": str(person.folder)}
-    run, endpoint = serving(person, engine, "kept", companion={"benchmark": None})
+    streams = {"decoupled": True}
+    run, endpoint = serving(person, engine, "kept", companion={"benchmark": None}, repository=streams)
     assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
         run
     )
@@ -370,6 +372,7 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     few = ("--requests", "8", "--rate", "4", "--max-tokens", "2")  # a window of well over a second
     measured = person.types("bench", run.folder, *few, "--min-requests", "1", "--max-late-share", "1")
     assert measured.returncode == 0, measured.stderr
+    assert_answered_as_by_ensemble(endpoint)
     # A worker opens no port, and the ports are not the well-known ones.
     worker = next(node for node in person.sandbox.nodes if node.address != endpoint.address)
     listening = worker.run(["cat", "/proc/net/tcp"])
