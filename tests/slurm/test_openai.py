@@ -133,6 +133,25 @@ def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Si
     assert code == ExitCode.START and "there is no trtllm-llmapi-launch on" in said
 
 
+@pytest.mark.thorough
+def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(site: Site) -> None:
+    """A folder that only this machine lacks may be on the nodes, so the job is submitted."""
+    section = {"model": {"path": "/models/nowhere"}, "repository": {"tokenizer": str(site.model)}}
+    code, said, run = submit(site, site.job("no-model", **section, engine=TWO_RANKS))
+    assert code == ExitCode.START
+    assert "/models/nowhere/config.json cannot be read on" in said and "correct model.path" in said
+    assert not list(run.ranks.glob("serve_*"))
+
+
+def test_a_model_without_a_configuration_does_not_reach_the_queue(site: Site) -> None:
+    (site.model / "config.json").unlink()
+    job = site.job("no-config", repository={}, engine=TWO_RANKS)
+    answer = site.person.types("submit", job, "--cluster", site.profile)
+    assert answer.returncode == ExitCode.CONFIG, answer.stdout
+    assert f"check model-files: there is no config.json in {site.model}" in answer.stderr
+    assert site.person.has_no_jobs()
+
+
 TAKES_THE_PORT = """
 import os, socket, sys
 given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
