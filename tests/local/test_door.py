@@ -307,3 +307,11 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     os.kill(gateway, signal.SIGKILL)
     assert eventually(lambda: gateways(run) == [], 5)
     assert told["text"] == "a cat" + ask().choices[0].text and gateways(run) != [gateway]
+    with pytest.raises(openai.APIStatusError, match="ended each time it was started") as caught:
+        for _ in range(3):
+            for process in gateways(run):
+                os.kill(process, signal.SIGKILL)
+            assert eventually(lambda: gateways(run) == [], 5)
+            ask()
+    assert caught.value.status_code == 503 and "--stage gateway" in caught.value.message
+    assert "has ended 3 times" in run.batch_log("serve").read_text()

@@ -391,6 +391,9 @@ class Supervisor:
             self._fail(fault, ExitCode.START)
         if self._gateway is not None and (why := self._gateway.tick()) is not None:
             self._tell_event("gateway_failed", why=why)
+            print(
+                f"error: {why}.\n  next: read {self._paths.batch_log('gateway')}", file=sys.stderr, flush=True
+            )
         if self._published:
             if (sentence := self._companion.missing()) is not None:
                 self._fail(sentence, ExitCode.START, event="companion_missing")
