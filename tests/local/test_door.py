@@ -313,5 +313,6 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
                 os.kill(process, signal.SIGKILL)
             assert eventually(lambda: gateways(run) == [], 5)
             ask()
-    assert caught.value.status_code == 503 and "--stage gateway" in caught.value.message
+    assert caught.value.status_code == 503 and "logs/gateway.out" in caught.value.message
+    assert run.batch_log("gateway") == run.logs / "gateway.out"
     assert "has ended 3 times" in run.batch_log("serve").read_text()

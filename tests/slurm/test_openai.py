@@ -53,11 +53,15 @@ def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
     return answer.returncode, answer.stdout + answer.stderr, run
 
 
-def chain(site: Site, *words: str, **sections: Any) -> RunPaths:
-    """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured."""
+def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
+    """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured.
+
+    Args:
+        name: no other run's, whose end would end the ranks of this one.
+    """
     few = {"requests": 12, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
     asked = {"request": {"prompt": "the river", "max_tokens": 9}, "benchmark": few}
-    job = site.job("served", **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
+    job = site.job(name, **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
     code, said, run = submit(site, job, *words)
     assert code == 0, said
     assert stages(run) == ["serve", "companion"]
@@ -72,7 +76,7 @@ def chain(site: Site, *words: str, **sections: Any) -> RunPaths:
 
 
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
-    assert answers(chain(site)) == ["the river the river"]
+    assert answers(chain(site, "served")) == ["the river the river"]
 
 
 @pytest.mark.thorough
@@ -86,7 +90,7 @@ def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) 
         behind = {"FAKE_SERVE_WITH": url, "FAKE_SERVE_MODEL": str(model)}
         settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behind.items()]
         words = [word for each in settings for word in ("--set", each)]
-        run = chain(site, *words, model={"path": str(model)})
+        run = chain(site, "computed", *words, model={"path": str(model)})
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
             alone = client.completions.create(model=str(model), prompt="the river", max_tokens=9)
     assert answers(run) == [alone.choices[0].text]
