@@ -166,6 +166,7 @@ os.execv(sys.argv[0] + ".real", sys.argv)
 """``trtllm-serve`` in a moment in which somebody else was faster: the socket stays open beside it."""
 
 
+@pytest.mark.thorough
 def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site) -> None:
     serve = site.container.folder / "bin" / "trtllm-serve"
     serve.rename(f"{serve}.real")
