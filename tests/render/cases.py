@@ -298,6 +298,15 @@ _EXPERTS = {
     },
     "serve": {"instances": 2},
 }
+_QUANTIZED = {
+    "name": "llama-fp8",
+    "model": {"path": "/models/Llama 3.1 8B", "synthetic": None},
+    "engine": {
+        "backend": "pytorch",
+        "quantization": {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": "/texts"},
+    },
+    "build": {"gpus": 2},
+}
 _SERVED_ENGINE = {
     "name": "llama-engine",
     "model": {"path": "/models/llama", "synthetic": None, "family": "llama"},
@@ -331,6 +340,7 @@ _FRONTENDS = {
     "sixteen-ranks": _SIXTEEN_RANKS,
     "experts": _EXPERTS,
     "engine": _SERVED_ENGINE,
+    "quantized": _QUANTIZED,
     "disaggregated": _SPLIT_SERVERS,
 }
 for _name, _job in _FRONTENDS.items():

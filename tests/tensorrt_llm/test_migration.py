@@ -77,8 +77,7 @@ def test_a_key_with_another_name_in_the_llm_api(
 @pytest.mark.parametrize(
     ("lines", "key", "instead"),
     [
-        ("  quantization: {method: fp8}\n", "engine.quantization.method", "hf_ptq.py"),
-        ("  quantization: {method: int8_sq}\n", "engine.quantization.method", "FP8, NVFP4"),
+        ("  quantization: {method: int8_sq}\n", "engine.quantization.method", "fp8, nvfp4"),
         ("  quantization: {kv_cache: int8}\n", "engine.quantization.kv_cache", "dtype: fp8"),
         (
             "  speculative: {mode: draft_tokens_external, max_draft_len: 4}\n",
@@ -115,6 +114,20 @@ def test_what_has_nothing_to_decide_is_left_out(lines: str, key: str) -> None:
     job, changes = migrated(lines)
     assert changes[key].kind == "dropped" and changes[key].why
     assert job == read(HEAD.replace("tensorrtllm", "pytorch"))
+
+
+def test_a_checkpoint_is_quantized_as_the_engine_was() -> None:
+    lines = "  quantization: {method: fp8_rowwise, kv_cache: int8, calibration_size: 64, per_token: true}\n"
+    job, changes = migrated(f"{lines}build: {{gpus: 2}}\n")
+    wanted = job.engine.quantization
+    assert (wanted.method, wanted.kv_cache, wanted.calibration_size) == ("fp8", None, 64)
+    assert (wanted.per_token, job.build.gpus) == (False, 2)
+    kinds = {key: change.kind for key, change in changes.items() if "quantization" in key}
+    assert kinds == {
+        "engine.quantization.method": "changed",
+        "engine.quantization.kv_cache": "lost",
+        "engine.quantization.per_token": "dropped",
+    }
 
 
 def test_copies_of_a_model_become_servers_behind_one_door() -> None:

@@ -217,7 +217,7 @@ def test_from_0_17_on_engines_can_reuse_the_cache_by_default(files: Folder, rele
     [
         ("kv_cache: paged", "engine.kv_cache"),
         ("plugins: {gemm: float16}", "engine.plugins"),
-        ("quantization: {method: fp8}", "engine.quantization.method"),
+        ("quantization: {tool: quantize}", "engine.quantization.tool"),
         ("lora: {target_modules: [attn_q]}", "engine.lora.target_modules"),
         ("options: {build: [--strip_plan]}", "engine.options.build"),
         ("paged_context_fmha: true", "engine.paged_context_fmha"),
@@ -265,6 +265,23 @@ def test_keys_of_the_llm_api_are_those_of_the_release(files: Folder) -> None:
         trt("0.21.0", right, backend="pytorch").replace("kv_cache_config: {dtype: fp8}, ", "")
     )
     assert older.field == "engine.llm_api.cuda_graph_config" and "came with 1.0.0" in older.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "field", "hint"),
+    [
+        ("method: int8_sq", "method", "take one of fp8, nvfp4, int4_awq, w4a8_awq"),
+        ("method: fp8, kv_cache: int8", "kv_cache", "take fp8"),
+        ("kv_cache: fp8", "method", "engine.llm_api.kv_cache_config.dtype: fp8"),
+        ("method: fp8, tool: quantize", "tool", "remove it"),
+    ],
+)
+def test_a_checkpoint_is_quantized_to_what_pytorch_computes_with(
+    files: Folder, keys: str, field: str, hint: str
+) -> None:
+    diagnostic = files.diagnostic(trt("1.2.1", f"  quantization: {{{keys}}}\n", backend="pytorch"))
+    assert diagnostic.field == f"engine.quantization.{field}" and hint in (diagnostic.hint or "")
+    files.load(trt("1.2.1", "  quantization: {method: nvfp4, batch_size: 4}\n", backend="pytorch"))
 
 
 def test_keys_for_an_unknown_release_are_passed_on(files: Folder) -> None:

@@ -226,6 +226,11 @@ class Engine(Section):
         return self.backend != "pytorch"
 
     @property
+    def quantizes_checkpoint(self) -> bool:
+        """Whether a build stage quantizes the checkpoint that the LLM API on PyTorch loads."""
+        return self.backend == "pytorch" and self.quantization.method is not None
+
+    @property
     def longest_request(self) -> int | None:
         """Tokens of KV cache that the longest request takes, in whole blocks, with all its beams.
 

@@ -14,6 +14,7 @@ from typing import Any
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.checkpoint import loaded_model
 from trtllm_hpc.plan.disaggregated import SERVER, transfer_keys
 from trtllm_hpc.plan.layout import Layout
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -41,7 +42,7 @@ _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """What YAML 1.1, which upstream reads with, takes for something else than text."""
 
 
-def model_yaml(job: JobFile) -> str:
+def model_yaml(job: JobFile, paths: RunPaths) -> str:
     """Return the text of ``model.yaml``.
 
     Raises:
@@ -49,7 +50,7 @@ def model_yaml(job: JobFile) -> str:
     """
     # Upstream's model takes one request at a time, and batches inside.
     triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
-    arguments = _merged({**_arguments(job), "triton_config": triton}, job.engine.llm_api)
+    arguments = _merged({**_arguments(job, paths), "triton_config": triton}, job.engine.llm_api)
     return "".join(_lines(arguments))
 
 
@@ -62,7 +63,7 @@ def serve_command(
         role: the phase that it computes in a disaggregated run, with a file of its own.
     """
     job = facts.job
-    arguments = _arguments(job)
+    arguments = _arguments(job, paths)
     model = arguments["model"]
     if job.engine.has_engine:
         model, backend = job.engine.directory or str(paths.engine), engine_backend(facts.release)
@@ -75,16 +76,17 @@ def serve_command(
     return (SERVER, model, *options, f"--extra_llm_api_options={paths.llm_api(role)}")
 
 
-def serve_yaml(facts: JobFacts, role: str | None = None) -> str:
+def serve_yaml(facts: JobFacts, paths: RunPaths, role: str | None = None) -> str:
     """Return the text of the file with what ``trtllm-serve`` has no options for."""
     job = facts.job
-    rest = {key: value for key, value in _arguments(job).items() if key not in ("model", *_OPTIONS)}
+    arguments = _arguments(job, paths)
+    rest = {key: value for key, value in arguments.items() if key not in ("model", *_OPTIONS)}
     if role is not None:
         rest = _merged(rest, transfer_keys(facts, role))
     return "".join(_lines(_merged(rest, job.engine.llm_api))) or "{}\n"
 
 
-def _arguments(job: JobFile) -> dict[str, Any]:
+def _arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
     """Return the arguments of the LLM API that the job file's own keys mean."""
     engine, keys = job.engine, job.repository
     if job.model.path is None and not engine.has_engine:
@@ -99,7 +101,7 @@ def _arguments(job: JobFile) -> dict[str, Any]:
         "sink_token_length": keys.sink_token_length,
     }
     arguments = {
-        "model": job.model.path,
+        "model": loaded_model(job, paths),
         # An engine has none of its own.
         "tokenizer": keys.tokenizer or (job.model.path if engine.has_engine else None),
         "backend": None if engine.has_engine else "pytorch",

@@ -12,6 +12,8 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.checkpoint import loaded_model
 from trtllm_hpc.plan.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.plan.mounts import all_mounts
 from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
@@ -236,6 +238,11 @@ class Plan:
         if not self.job.engine.is_tensorrt_llm:
             return None
         return self.job.repository.tokenizer or self.job.model.path
+
+    @property
+    def loaded_model(self) -> str | None:
+        """Folder of the checkpoint that the server loads itself; ``None``: it loads an engine."""
+        return None if self.job.engine.has_engine else loaded_model(self.job, RunPaths(self.run_folder))
 
     @property
     def server_name(self) -> str:

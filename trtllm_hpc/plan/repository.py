@@ -42,7 +42,7 @@ def recipe(facts: JobFacts, release: Release, paths: RunPaths) -> RepositoryReci
     """Return how to make the job's repository from the release's templates."""
     job = facts.job
     if not job.engine.has_engine:
-        return RepositoryRecipe(release.version, (_llmapi(job),))
+        return RepositoryRecipe(release.version, (_llmapi(job, paths),))
     engine = job.engine.directory or str(paths.engine)
     plan = _Recipes(job, release, has_encoder=facts.is_encoder_decoder)
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
@@ -212,7 +212,8 @@ def _phase(name: str, engine: str, instances: Sequence[Sequence[int]], first_ran
     return _Copy(name, engine, len(instances), devices, ";".join(ranks))
 
 
-def _llmapi(job: JobFile) -> ModelRecipe:
+def _llmapi(job: JobFile, paths: RunPaths) -> ModelRecipe:
     # In model.yaml too; here for a server that is started without auto-completion.
     edits = ModelEdits(decoupled=job.repository.decoupled)
-    return ModelRecipe("tensorrt_llm", _LLMAPI_TEMPLATE, {}, edits, files={"1/model.yaml": model_yaml(job)})
+    files = {"1/model.yaml": model_yaml(job, paths)}
+    return ModelRecipe("tensorrt_llm", _LLMAPI_TEMPLATE, {}, edits, files=files)

@@ -10,6 +10,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
+from trtllm_hpc.plan.checkpoint import quantize_step
 from trtllm_hpc.plan.disaggregated import front_command, front_file, phases_of, transfer_environment
 from trtllm_hpc.plan.layout import Instances, Layout, one_node, place, place_groups, seats
 from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
@@ -165,7 +166,9 @@ def _door_notes(job: JobFile) -> tuple[str, ...]:
 
 
 def _steps(facts: JobFacts, layout: Layout, python: str) -> tuple[tuple[BuildStep, ...], tuple[str, ...]]:
-    """The steps that build the engine, and what the user should know of them."""
+    """The steps that build the engine, or quantize a checkpoint, and what the user should know of them."""
+    if facts.job.engine.quantizes_checkpoint:
+        return (quantize_step(facts, python),), ()
     if facts.job.engine.directory is not None or not facts.job.engine.has_engine:
         return (), ()
     if facts.release is None:
@@ -200,7 +203,7 @@ def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths, role: str | N
             worker_models=(),
             launcher=launcher,
             command=serve_command(facts, layout, paths, role),
-            configuration=serve_yaml(facts, role),
+            configuration=serve_yaml(facts, paths, role),
             front=front_command(job) if job.serve.mode == "disaggregated" else (),
             front_configuration=front_file(job) if job.serve.mode == "disaggregated" else {},
         )

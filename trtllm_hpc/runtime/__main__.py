@@ -94,6 +94,15 @@ def _add_stage_commands(commands: _Commands) -> None:
     checkpoint.add_argument("gpus", type=int)
     checkpoint.add_argument("checkpoint", type=Path, nargs="+")
 
+    quantize = commands.add_parser("quantize", help="quantize a checkpoint for the LLM API on PyTorch")
+    quantize.add_argument("--model", type=Path, required=True)
+    quantize.add_argument("--output", type=Path, required=True)
+    quantize.add_argument("--method", required=True)
+    quantize.add_argument("--kv-cache")
+    quantize.add_argument("--calibration-dataset", type=Path)
+    quantize.add_argument("--calibration-size", type=int, default=512)
+    quantize.add_argument("--batch-size", type=int, default=1)
+
     leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
     leader.add_argument("--interface")
     leader.add_argument("--loopback", action="store_true")
@@ -221,6 +230,10 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.engine_config import set_gpus_per_node
 
             set_gpus_per_node(options.checkpoint, options.gpus)
+        case "quantize":
+            from trtllm_hpc.runtime.quantize import Quantization, quantize
+
+            quantize(Quantization(**_values_of(Quantization, options)))
         case "leader":
             from trtllm_hpc.runtime.node import free_ports
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from trtllm_hpc.config.edit import EditedText, Keys, flow
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.runtime.quantize import FORMATS
 from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 
@@ -53,14 +54,10 @@ class AlreadyMigrated(ValueError):
 
 _NAME = "the LLM API's name of it"
 _CACHE = ("engine", "llm_api", "kv_cache_config")
-_AS_CHECKPOINT = {
-    "fp8": "FP8",
-    "fp8_rowwise": "FP8",
-    "nvfp4": "NVFP4",
-    "int4_awq": "INT4 AWQ",
-    "w4a8_awq": "W4A8 AWQ",
-}
-"""Methods whose checkpoints the PyTorch backend loads, as Model Optimizer's ``hf_ptq.py`` exports them."""
+_METHODS = {**{method: method for method in FORMATS}, "fp8_rowwise": "fp8"}
+"""What Model Optimizer quantizes a checkpoint to, by the method of an engine."""
+_OF_CHECKPOINTS = ("method", "kv_cache", "calibration_dataset", "calibration_size", "batch_size")
+"""Keys of ``engine.quantization`` that mean the same then."""
 
 _SPECULATION = {
     "draft_tokens_external": "{decoding_type: DraftTarget, max_draft_len: N, speculative_model_dir: FOLDER} "
@@ -92,6 +89,7 @@ def migrate(text: str, job: JobFile) -> Migrated:
         *_quantization(edited, job),
         *_speculation(edited, job),
         *_kv_cache(edited, job),
+        *_build(edited, job),
         *_by_rules(edited, job),
     ]
     return Migrated(edited.text, tuple(changes))
@@ -148,38 +146,45 @@ def _phases(edited: EditedText, job: JobFile) -> Iterator[Change]:
 
 
 def _quantization(edited: EditedText, job: JobFile) -> Iterator[Change]:
-    path = ("engine", "quantization")
+    path, field = ("engine", "quantization"), "engine.quantization"
     quantization = job.engine.quantization
     if not edited.has(path):
         return
-    edited.remove(path)
-    method = quantization.method
-    if method in _AS_CHECKPOINT:
-        instead = (
-            f"set model.path to a checkpoint in {_AS_CHECKPOINT[method]}: NVIDIA's "
-            "(huggingface.co/nvidia), or one that Model Optimizer's hf_ptq.py made"
-        )
-        why = "nothing is quantized between checkpoint and server"
-        yield Change("lost", "engine.quantization.method", None, why, instead)
-    elif method is not None and method != "full_prec":
-        instead = (
-            "set model.path to a checkpoint in FP8, NVFP4 (Blackwell) or INT4 AWQ: NVIDIA's "
-            "(huggingface.co/nvidia), or one that Model Optimizer's hf_ptq.py made"
-        )
-        why = f"the PyTorch backend does not compute with {method}"
-        yield Change("lost", "engine.quantization.method", None, why, instead)
-    if quantization.kv_cache == "fp8":
+    given = sorted(quantization.model_fields_set)
+    method = _METHODS.get(quantization.method or "")
+    kept: tuple[str, ...] = _OF_CHECKPOINTS if method is not None else ()
+    if method is not None:
+        edited.put((*path, "method"), method)
+        why = "the build stage quantizes the checkpoint itself, with Model Optimizer in the image"
+        yield Change("changed", f"{field}.method", f"{field}.method: {method}", why)
+    elif quantization.method not in (None, "full_prec"):
+        instead = f"take {', '.join(FORMATS)}, or set model.path to a quantized checkpoint"
+        why = f"the PyTorch backend does not compute with {quantization.method}"
+        yield Change("lost", f"{field}.method", None, why, instead)
+    if quantization.kv_cache == "fp8" and method is None:
         edited.put((*_CACHE, "dtype"), "fp8")
         now = "engine.llm_api.kv_cache_config.dtype: fp8"
-        yield Change("changed", "engine.quantization.kv_cache", now, _NAME)
-    elif quantization.kv_cache is not None:
+        yield Change("changed", f"{field}.kv_cache", now, _NAME)
+    elif quantization.kv_cache not in (None, "fp8"):
         why = f"the PyTorch backend has no KV cache in {quantization.kv_cache}"
         instead = "engine.llm_api: {kv_cache_config: {dtype: fp8}}, from Ada and Hopper on"
-        yield Change("lost", "engine.quantization.kv_cache", None, why, instead)
-    rest = sorted({*quantization.model_fields_set} - {"method", "kv_cache"})
+        yield Change("lost", f"{field}.kv_cache", None, why, instead)
+        kept = tuple(key for key in kept if key != "kv_cache")
+    rest = [key for key in given if key not in (*kept, "method", "kv_cache")]
     if rest:
-        names = ", ".join(f"engine.quantization.{key}" for key in rest)
-        yield Change("dropped", names, None, "it is for quantize.py, which is not run")
+        names = ", ".join(f"{field}.{key}" for key in rest)
+        yield Change("dropped", names, None, "it is for upstream's quantize.py, which is not run")
+    if not kept:
+        edited.remove(path)
+    for key in given if kept else ():
+        if key not in kept:
+            edited.remove((*path, key))
+
+
+def _build(edited: EditedText, job: JobFile) -> Iterator[Change]:
+    if edited.has(("build",)) and job.engine.quantization.method not in _METHODS:
+        edited.remove(("build",))
+        yield Change("dropped", "build", None, "there is no build stage: the server loads the checkpoint")
 
 
 def _speculation(edited: EditedText, job: JobFile) -> Iterator[Change]:

@@ -9,7 +9,9 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.types import Section
+from trtllm_hpc.plan import checkpoint
 from trtllm_hpc.plan.disaggregated import phases_of
+from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 
@@ -38,6 +40,7 @@ LLM_API = (
     "max_seq_len",
     "max_beam_width",
     "llm_api",
+    "quantization",
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
@@ -73,6 +76,31 @@ def llm_api_keys(facts: JobFacts) -> Diagnostics:
         message = "the LLM API loads the model itself, not an engine"
         hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
         yield in_job("conflict", "engine.directory", message, hint, job.engine.directory)
+
+
+def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
+    """The build stage of the LLM API quantizes a checkpoint to what the PyTorch backend computes with."""
+    job, field = facts.job, "engine.quantization"
+    wanted = job.engine.quantization
+    if job.engine.has_engine:
+        return
+    for key, value in _leaves(field, wanted):
+        name = key.removeprefix(f"{field}.")
+        if name != field and name not in checkpoint.KEYS:
+            message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
+            yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
+        elif wanted.method is None and name in checkpoint.KEYS:
+            hint = f"set {field}.method, e.g. to fp8"
+            if name == "kv_cache":
+                hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"
+            yield in_job("missing", f"{field}.method", f"{name} is set, and no method", hint)
+    if wanted.method is not None and wanted.method not in FORMATS:
+        message = f"the PyTorch backend does not compute with {wanted.method}"
+        hint = f"take one of {', '.join(FORMATS)}, or engine.backend: tensorrtllm"
+        yield in_job("conflict", f"{field}.method", message, hint, wanted.method)
+    if wanted.kv_cache is not None and wanted.kv_cache not in CACHE_FORMATS:
+        message = f"the PyTorch backend has no KV cache in {wanted.kv_cache}"
+        yield in_job("conflict", f"{field}.kv_cache", message, "take fp8", wanted.kv_cache)
 
 
 def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:

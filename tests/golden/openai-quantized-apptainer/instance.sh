@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# One instance of the server: 1 rank. The supervisor starts this with the instance's number.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/openai-quantized-apptainer'
+python=/opt/trtllm-hpc/bin/python3
+export TRTLLM_HPC_INSTANCE="$1"
+step=serve
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
+# A signal is for the ranks; what they leave is removed below.
+trap : TERM INT HUP
+
+# Its first node within the job, where its leader runs, and the leader's address.
+first=$((TRTLLM_HPC_INSTANCE))
+leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+  "$python" "$run/runtime.pyz" leader)
+read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT
+
+# One trtllm-llmapi-launch for each rank; the first that fails ends the others.
+status=0
+tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=2)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 1)
+fi
+env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+srun --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap \
+  --open-mode=append \
+  apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/openai-quantized-apptainer:/scratch/ana/runs of june/openai-quantized-apptainer' --bind /scratch/ana/engines:/scratch/ana/engines --bind '/models/Llama 3.1 8B:/models/Llama 3.1 8B:ro' --bind /texts:/texts:ro /images/trtllm.sif \
+  "${launcher[@]}" \
+  bash "$run/scripts/rank.sh" || status=$?
+
+# A rank that was killed could not remove its shared memory and its scratch folder.
+timeout 30 srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+  --open-mode=append --output="$run/logs/serve.out" \
+  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+exit "$status"
