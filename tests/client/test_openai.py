@@ -95,6 +95,36 @@ def test_the_command_asks_it_too(url: str, model: Path) -> None:
 
 
 @pytest.mark.model
+def test_a_chat_goes_through_the_models_template(url: str, model: Path) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROMPT}]
+    with Client(Address(url), str(model)) as client:
+        parts: list[str] = []
+        streamed = client.chat(messages, on_text=parts.append, max_tokens=8, temperature=0.0)
+        templated = f"system: Be brief.\nuser: {PROMPT}\n"
+        assert client.generate(templated, max_tokens=8, temperature=0.0).text == streamed.text
+        assert len(parts) > 1 and "".join(parts) == streamed.text
+        whole = client.chat(messages, max_tokens=8, temperature=0.0)
+        assert (whole.text, whole.output_tokens, whole.counted_by) == (streamed.text, 8, "server")
+        with pytest.raises(InvalidRequest, match="needs a message"):
+            client.chat([])
+    asked = ["--url", url, "--model", str(model), "--max-tokens", "8", "--temperature", "0"]
+    said = CliRunner().invoke(command, [*asked, "--chat", "--system", "Be brief.", PROMPT])
+    assert said.exit_code == 0 and said.stdout.strip() == whole.text.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--system", "Be brief.", PROMPT), "--system goes with --chat"),
+        (("--chat", "--batch", PROMPT, PROMPT), "leave out --batch"),
+    ],
+)
+def test_what_does_not_go_with_a_chat(words: tuple[str, ...], sentence: str) -> None:
+    said = CliRunner().invoke(command, ["--url", "http://127.0.0.1:1/v1", *words])
+    assert said.exit_code == ExitCode.USAGE and sentence in said.stderr
+
+
+@pytest.mark.model
 @pytest.mark.parametrize("protocol", ["openai", "openai-chat"])
 def test_a_real_server_is_measured(url: str, model: Path, tmp_path: Path, protocol: str) -> None:
     """It ends its streams without ``[DONE]``, and tells the tokens in its last event."""

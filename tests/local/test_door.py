@@ -15,6 +15,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -286,6 +287,19 @@ def gateways(run: RunPaths) -> list[int]:
             if b"gateway" in words and str(run.folder).encode() in words:
                 found.append(int(process.parent.name))
     return found
+
+
+def test_the_lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
+    shown = types("endpoint", run.folder).stdout
+    assert (run.folder / "key").read_text().strip() not in shown and "ssh -N -L 8000:127.0.0.1:" in shown
+    found = documented("endpoint", types("endpoint", run.folder, "--json").stdout)
+    assert all(line.strip() in shown for line in found["python"].splitlines())
+    typed = subprocess.run(["bash", "-c", found["curl"]], capture_output=True, text=True, check=True)
+    text = json.loads(typed.stdout)["choices"][0]["text"]
+    program = subprocess.run(
+        [sys.executable, "-c", found["python"]], capture_output=True, text=True, check=True
+    )
+    assert text and program.stdout.strip()
 
 
 def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(

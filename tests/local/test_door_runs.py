@@ -138,6 +138,7 @@ def test_half_a_certificate_is_told(tmp_path: Path, part: str, lacks: str) -> No
         take_certificate(RunPaths(tmp_path / "run"), tmp_path / part)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
     answer, run = submit(tmp_path, "--wait", engine=built(1), serve=DOOR)
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -172,6 +172,7 @@ def test_a_killed_script_takes_its_processes_along(tmp_path: Path) -> None:
     assert not run.endpoint.exists()
 
 
+@pytest.mark.thorough  # test_backbone.py has it on Slurm
 def test_a_removed_run_folder_is_lost_and_ends_what_runs(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     job.write_text(json.dumps({**SECTIONS, "engine": built()}))

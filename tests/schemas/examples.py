@@ -29,6 +29,7 @@ from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Kind
+from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.engines import FoundEngine
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
@@ -293,6 +294,19 @@ COMPARISON = Comparison(
     environment=["engine key: build-0f3a9c1d2b4e, build-77b0e2c94f10"],
     notes=[],
     invalid=[],
+)
+ACCESS = EndpointAccess(
+    run_id="tiny-llama-20260722-101500-3f9a",
+    host="n1",
+    openai_url="http://10.97.0.11:26550/v1",
+    http="10.97.0.11:23389",
+    grpc="10.97.0.11:23578",
+    model="tiny-llama",
+    key_file=f"{_FOLDER}/key",
+    certificate_file=None,
+    curl="curl -sS http://10.97.0.11:26550/v1/completions ...",
+    python="from openai import OpenAI\n...",
+    ssh="ssh -N -L 8000:10.97.0.11:26550 me@login1",
 )
 METRICS = MetricsSample(
     url="http://10.97.0.11:23140/metrics",

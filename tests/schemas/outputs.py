@@ -20,6 +20,7 @@ from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import CheckedLine, ProgramDetails, ReleaseDetails, ReleaseRow
 from trtllm_hpc.runs.listing import ListedRun
@@ -72,6 +73,7 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
     "bench run": (Output(Measurement, examples.MEASUREMENT),),
     "bench list": (Output(list[MeasurementRow], [examples.MEASUREMENT_ROW]),),
     "bench compare": (Output(Comparison, examples.COMPARISON),),
+    "endpoint": (Output(EndpointAccess, examples.ACCESS),),
     "metrics": (Output(MetricsSample, examples.METRICS),),
     "engines list": (Output(list[EngineRow], [examples.ENGINE]),),
     "engines show": (Output(EngineDetails, examples.ENGINE_DETAILS),),

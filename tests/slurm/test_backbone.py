@@ -208,6 +208,7 @@ def test_files_written_by_init_and_sbatch_by_hand_do_the_same(person: Person) ->
     assert_served_and_measured(run)
 
 
+@pytest.mark.thorough
 def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> None:
     """One asks for GPUs by --gpus; the other has its companion inside, as at a site that hands out none."""
     job = person.job("twins", **two_ranks(engine))

@@ -22,7 +22,7 @@ ONE_TASK = "The step has 1 task, but the plan says 2 ranks"
     ("script", "options", "sentence"),
     [
         ("serve.sbatch", [], ONE_TASK),
-        ("instance.sh", [], ONE_TASK),
+        pytest.param("instance.sh", [], ONE_TASK, marks=pytest.mark.thorough),
         (
             None,
             ["--nodes=1", "--ntasks=1"],

@@ -37,6 +37,7 @@ def no_pmix(person: Person) -> None:
     person.environment["PATH"] = f"{tools}:{person.bin}:{os.environ['PATH']}"
 
 
+@pytest.mark.thorough  # an orchestrator's server is started by mpirun, too
 @pytest.mark.usefixtures("no_pmix")
 def test_mpirun_joins_the_ranks_where_srun_cannot(person: Person, engine: Path) -> None:
     job = person.job("mpirun", **two_ranks(engine))

@@ -183,7 +183,9 @@ def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site)
     )
 
 
-@pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
+@pytest.mark.parametrize(
+    ("role", "rank"), [pytest.param("leader", 0, marks=pytest.mark.thorough), ("worker", 1)]
+)
 def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
     """The server's process on rank 0 goes on, and says that it is healthy."""
     job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})

@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "logs": "List or read the logs of a run, by rank.",
     "explain": "Say what went wrong, from any logs: the cause and what to do.",
     "client": "Send the served model a prompt.",
+    "endpoint": "Show where a server answers: lines for curl, Python and ssh.",
     "bench": "Benchmark the served model and check that the figures are valid.",
     "metrics": "Show the server's own metrics: engine, queue and memory.",
     "report": "Write a measurement as one HTML file, and its charts as images.",

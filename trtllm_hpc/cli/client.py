@@ -34,6 +34,11 @@ _DEFAULTS = {"max_tokens": MAX_TOKENS}
 Command = Callable[..., Any]
 
 
+def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Callback of an option with one text."""
+    return None if value is None else str(valid_text(ctx, param, value))
+
+
 def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """Callback of ``--prompt``: the texts themselves, or for ``-`` what standard input holds."""
     texts = tuple(
@@ -168,6 +173,13 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     " openai where trtllm-serve serves]",
 )
 @click.option(
+    "--chat",
+    is_flag=True,
+    help="Ask over OpenAI's chat, which puts the question into the model's template. Without a prompt, on a"
+    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk.",
+)
+@click.option("--system", metavar="TEXT", callback=_text, help="What a --chat begins with.")
+@click.option(
     "--check",
     is_flag=True,
     help="Ask the prompts every way the server has, and fail if the answers differ: its models one after the"
@@ -263,6 +275,7 @@ def command(
       trtllm-hpc client latest --prompt - < question.txt
       trtllm-hpc client latest --file prompts.txt --concurrency 8 --json
       trtllm-hpc client latest "Born in" --check
+      trtllm-hpc client latest --chat --system "Answer in one sentence." "What is machine learning?"
       trtllm-hpc client --url http://node7:8000 "What is machine learning?"
     """
     from trtllm_hpc.cli.client_run import Asking, Settings
@@ -279,7 +292,8 @@ def command(
         raise click.UsageError("--key-file and --certificate go with --url; those of a run are known.")
     else:
         run, prompts = _run_and_prompts(words, prompts, ctx)
-    if not prompts:
+    is_talk = given["chat"] and not prompts and not given["as_json"] and sys.stdin.isatty()
+    if not prompts and not is_talk:
         raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
     given["options"] = _given_options(given)
     given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
@@ -288,7 +302,12 @@ def command(
     if run is not None:
         target = endpoint_of(run, wait_seconds)
     try:
-        Asking(target, settings, run).carry_out()
+        if is_talk:
+            from trtllm_hpc.cli.client_chat import talk
+
+            talk(target, settings, run)
+        else:
+            Asking(target, settings, run).carry_out()
     except RequestFailed as error:
         if run is not None:
             error.hint = error.hint or f"trtllm-hpc logs {call_name(run)} --rank 0"

@@ -14,10 +14,10 @@ import click
 import numpy as np
 
 from trtllm_hpc.cli.options import print_json
-from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.async_client import AsyncClient, chat_request
 from trtllm_hpc.client.connect import Address, Protocol, Target, usual_protocol
 from trtllm_hpc.client.lora import Adapter, read_adapter
-from trtllm_hpc.client.request import Answer, AnswerRecord, Prompt, Request
+from trtllm_hpc.client.request import Answer, AnswerRecord, Message, Prompt, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import RunPaths, write_aside, write_json
@@ -36,6 +36,8 @@ class Settings:
     lora_dirs: tuple[str, ...]
     model: str | None
     protocol: Protocol | Literal["both"] | None
+    chat: bool
+    system: str | None
     check: bool
     stream: bool | None
     concurrency: int
@@ -53,11 +55,24 @@ class Settings:
         """The options' names, without the prompts."""
         return [field.name for field in fields(cls) if field.name != "prompts"]
 
+    def messages(self, question: str) -> list[Message]:
+        """The first messages of a chat."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": question}]
+
     def refuse_contradictions(self, *, is_run: bool) -> None:
         """Raise UsageError for options that do not go together."""
         several = len(self.prompts) > 1
         if self.protocol is not None and not is_run:
             raise click.UsageError("--protocol is for a run; a URL says it itself.")
+        if self.system is not None and not self.chat:
+            raise click.UsageError("--system goes with --chat.")
+        if self.chat and (self.batch or self.check or self.protocol not in (None, "openai")):
+            raise click.UsageError(
+                "--chat is over OpenAI's protocol: leave out --batch, --check, --protocol."
+            )
+        if self.chat and not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise click.UsageError("--chat takes texts, not --token-ids.")
         if self.save and (several or not is_run):
             raise click.UsageError("--save keeps one answer of a run: ask one prompt, without --url.")
         if self.save_logits is not None and not self.logits:
@@ -136,6 +151,8 @@ class Asking:
 
     def _protocols(self) -> list[Protocol]:
         asked = self._settings.protocol
+        if self._settings.chat:
+            return ["openai"]
         if asked is None:
             return [usual_protocol(self._target) if isinstance(self._target, Endpoint) else "grpc"]
         return ["grpc", "http"] if asked == "both" else [asked]
@@ -170,7 +187,7 @@ class Asking:
             )
 
     async def _ask_all(
-        self, protocols: Sequence[Protocol], clients: Sequence[AsyncClient], ended: asyncio.Event
+        self, protocols: Sequence[Protocol | None], clients: Sequence[AsyncClient], ended: asyncio.Event
     ) -> None:
         requests = self._requests(clients[0])
         slots = asyncio.Semaphore(self._settings.concurrency)
@@ -234,6 +251,8 @@ class Asking:
                 replace(request, prompts=(prompt,), adapter=adapter, request_id=Request(()).request_id)
                 for prompt, adapter in zip(settings.prompts, adapters, strict=True)
             ]
+        if settings.chat:
+            made = [chat_request(settings.messages(str(each.prompts[0])), each) for each in made]
         return [replace(each, request_id=settings.request_id or each.request_id) for each in made]
 
     def _adapters(self) -> list[Adapter | None]:

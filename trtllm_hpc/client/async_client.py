@@ -14,7 +14,7 @@ from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_openai import OpenAIModel
 from trtllm_hpc.client.reply import Reply
-from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Prompt, Request
+from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, Prompt, Request
 from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.client.triton_model import OnText, TritonModel
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
@@ -92,6 +92,11 @@ class AsyncClient:
         return isinstance(self._open, TritonModel) and self._open.can_tokenize
 
     @property
+    def is_openai(self) -> bool:
+        """Whether it asks over OpenAI's protocol."""
+        return isinstance(self._open, OpenAIModel)
+
+    @property
     def _open(self) -> TritonModel | OpenAIModel:
         if self._opened is None:
             raise RuntimeError("the client is not open: use it as a context manager")
@@ -132,6 +137,30 @@ class AsyncClient:
             asking.cancel()
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({asking})
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        on_text: OnText | None = None,
+        ended: asyncio.Event | None = None,
+        **options: Any,
+    ) -> Answer:
+        """Return the answer to the messages of a chat, over OpenAI's protocol.
+
+        Args:
+            messages: ``{"role": "system", "content": "..."}``, ``user`` and ``assistant`` likewise.
+            on_text: called with each part of the answer as it comes; without it the answer comes as a whole.
+            ended: ends the answer early, once set.
+
+        Other arguments and errors are those of :meth:`generate`.
+
+        Raises:
+            InvalidRequest: the server was reached over another protocol, or there is no message.
+        """
+        request = replace(chat_request(messages, self.request((), options)), stream=on_text is not None)
+        [answer] = await self.ask(request, on_text, ended)
+        return answer
 
     async def batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 8, together: bool = False, **options: Any
@@ -197,6 +226,11 @@ class AsyncClient:
         Raises:
             RequestFailed: see :meth:`generate`.
         """
+        if request.messages and not self.is_openai:
+            raise InvalidRequest(
+                "A chat needs OpenAI's protocol, and this server is asked over Triton's.",
+                hint="--url http://HOST:PORT/v1, or ask without --chat",
+            )
         event = self._ends.setdefault(request.request_id, ended or asyncio.Event())
         pause_s = _FIRST_PAUSE_S
         try:
@@ -273,3 +307,14 @@ class AsyncClient:
             return answer
         tokens = min(max(counts[0] - counts[1], 0), most)
         return replace(answer, output_tokens=tokens, counted_by="tokenizer")
+
+
+def chat_request(messages: Sequence[Message], request: Request) -> Request:
+    """Return a request as one of a chat.
+
+    Raises:
+        InvalidRequest: there is no message.
+    """
+    if not messages:
+        raise InvalidRequest("A chat needs a message.")
+    return replace(request, prompts=(str(messages[-1].get("content", "")),), messages=tuple(messages))

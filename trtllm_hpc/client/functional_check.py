@@ -17,6 +17,7 @@ from trtllm_hpc.client.served_model import CORE_MODEL, TEXT_MODELS
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
 
+_SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
 BY_HAND = f"preprocessing, {CORE_MODEL}, postprocessing"
 
 
@@ -53,6 +54,7 @@ class Check:
 class _Way:
     name: str
     client: AsyncClient
+    stream: bool = False
 
 
 async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
@@ -79,7 +81,7 @@ async def _ways(endpoint: Endpoint, timeout_s: float) -> list[_Way]:
     """Open a client for each way; the models called by hand are the first."""
     found: list[_Way] = []
     for model in (CORE_MODEL, *(name for name in TEXT_MODELS if name != CORE_MODEL)):
-        if model not in endpoint.models:
+        if not endpoint.is_triton or model not in endpoint.models:
             continue
         protocols: tuple[Protocol, ...] = ("grpc", "http")
         for protocol in protocols:
@@ -89,6 +91,11 @@ async def _ways(endpoint: Endpoint, timeout_s: float) -> list[_Way]:
                 found.append(_Way(f"{name} ({protocol})", client))
             else:
                 await client.__aexit__(None, None, None)
+    if endpoint.openai_url is not None:
+        for stream in (False, True):
+            client = await AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s).__aenter__()
+            name = f"{client.model.name} (openai{', streamed' if stream else ''})"
+            found.append(_Way(name, client, stream))
     return found
 
 
@@ -108,7 +115,11 @@ async def _compared(request: Request, ways: Sequence[_Way]) -> list[CheckedAnswe
 
 async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None]:
     try:
-        [answer] = await way.client.ask(replace(request, stream=False, request_id=Request(()).request_id))
+        asked = replace(request, stream=way.stream, request_id=Request(()).request_id)
+        if way.client.is_openai and not _SAMPLING & set(request.options):
+            # OpenAI's default is to sample, Triton's is not.
+            asked = replace(asked, options={**request.options, "temperature": 0.0})
+        [answer] = await way.client.ask(asked)
     except InvalidRequest:
         raise
     except RequestFailed as error:

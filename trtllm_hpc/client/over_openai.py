@@ -96,13 +96,14 @@ class OpenAIModel:
         body = self._body(request)
         several = request.options.get("return_sequences", 1)
         with _told(self._url, request.timeout_s):
-            created = await self._client.completions.create(**body, timeout=request.timeout_s)
+            calls: Any = self._client.chat.completions if request.messages else self._client.completions
+            created = await calls.create(**body, timeout=request.timeout_s)
             parts = created if request.stream else _whole(created)
             async for part in parts:
                 details.add(part)
                 for choice in part.choices:
                     prompt, sequence = divmod(choice.index, several)
-                    yield _outputs(choice.text or "", prompt, sequence)
+                    yield _outputs(_text(choice), prompt, sequence)
 
     def _body(self, request: Request) -> dict[str, Any]:
         """Return the request's body.
@@ -112,10 +113,15 @@ class OpenAIModel:
         """
         if request.logits or request.adapter is not None:
             raise InvalidRequest("OpenAI's protocol has neither logits nor LoRA adapters by their weights.")
+        if request.messages and request.options.get("log_probs"):
+            raise InvalidRequest("A chat has no --log-probs here.", hint="ask without --chat")
         prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
+        asked: dict[str, Any] = {"prompt": prompts[0] if len(prompts) == 1 else prompts}
+        if request.messages:
+            asked = {"messages": [dict(message) for message in request.messages]}
         body: dict[str, Any] = {
             "model": self.model.name,
-            "prompt": prompts[0] if len(prompts) == 1 else prompts,
+            **asked,
             "stream": request.stream,
             "extra_headers": {"X-Request-Id": request.request_id},
         }
@@ -159,6 +165,14 @@ async def _whole(created: Any) -> AsyncGenerator[Any]:
     yield created
 
 
+def _text(choice: Any) -> str:
+    """The text of a choice, of completions or of a chat, as a whole or in a stream."""
+    if hasattr(choice, "text"):
+        return choice.text or ""
+    message = choice.delta if hasattr(choice, "delta") else choice.message
+    return (message.content or "") if message is not None else ""
+
+
 def _outputs(text: str, prompt: int, sequence: int) -> Outputs:
     return {
         TEXT_OUTPUT: np.array([text], dtype=np.object_),
@@ -179,7 +193,7 @@ class _Details:
         if part.usage is not None:
             self.tokens = part.usage.completion_tokens
         for choice in part.choices:
-            if choice.index == 0 and choice.logprobs is not None:
+            if choice.index == 0 and getattr(choice.logprobs, "token_logprobs", None):
                 self.log_probs.extend(it for it in choice.logprobs.token_logprobs or () if it is not None)
 
     def added(self, answer: Answer, count: int) -> Answer:

@@ -21,6 +21,9 @@ MAX_TOKENS = 16
 Prompt = str | Sequence[int]
 """A text, or the token ids of one."""
 
+Message = Mapping[str, Any]
+"""Of a chat, as OpenAI's protocol has it: ``{"role": "user", "content": "..."}``."""
+
 Counted = Literal["server", "tokenizer", "responses"]
 """Who counted an answer's tokens: the server in its answer, the served tokenizer afterwards, or nobody: it
 is the number of responses of a stream, usually one for each token. Only the first is exact."""
@@ -54,6 +57,8 @@ class Request:
     """How often it is sent again if the server was not reached or lost before anything of the answer came."""
     request_id: str = field(default_factory=_new_id)
     """By which the server knows it, so that it can be ended."""
+    messages: tuple[Message, ...] = ()
+    """Of a chat, the last of which ``prompts`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol, Target
-from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Prompt
+from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Message, Prompt
 from trtllm_hpc.client.served_model import ServedModel
+from trtllm_hpc.client.triton_model import OnText
 
 Result = TypeVar("Result")
 
@@ -91,6 +92,13 @@ class Client:
                 yield text
         finally:
             self._loop.run(texts.aclose())
+
+    def chat(self, messages: Sequence[Message], *, on_text: OnText | None = None, **options: Any) -> Answer:
+        """Return the answer to the messages of a chat; see :meth:`AsyncClient.chat`.
+
+        Ctrl-C ends it on the server. ``on_text`` is called in a thread of the client's.
+        """
+        return self._loop.run(self._client.chat(messages, on_text=on_text, **options))
 
     def batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 8, together: bool = False, **options: Any
