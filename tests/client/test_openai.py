@@ -100,16 +100,19 @@ def test_a_chat_goes_through_the_models_template(url: str, model: Path) -> None:
     with Client(Address(url), str(model)) as client:
         parts: list[str] = []
         streamed = client.chat(messages, on_text=parts.append, max_tokens=8, temperature=0.0)
-        templated = f"system: Be brief.\nuser: {PROMPT}\n"
-        assert client.generate(templated, max_tokens=8, temperature=0.0).text == streamed.text
         assert len(parts) > 1 and "".join(parts) == streamed.text
         whole = client.chat(messages, max_tokens=8, temperature=0.0)
-        assert (whole.text, whole.output_tokens, whole.counted_by) == (streamed.text, 8, "server")
+        # transformers' stream leaves out what is no whole letter at the end.
+        assert whole.text.startswith(streamed.text)
+        assert (whole.output_tokens, whole.counted_by) == (8, "server")
+        # What was said before counts, and the template makes another prompt of it than the words alone.
+        other = client.chat(messages[1:], max_tokens=8, temperature=0.0)
+        assert len({whole.text, other.text, client.generate(PROMPT, max_tokens=8, temperature=0.0).text}) == 3
         with pytest.raises(InvalidRequest, match="needs a message"):
             client.chat([])
     asked = ["--url", url, "--model", str(model), "--max-tokens", "8", "--temperature", "0"]
     said = CliRunner().invoke(command, [*asked, "--chat", "--system", "Be brief.", PROMPT])
-    assert said.exit_code == 0 and said.stdout.strip() == whole.text.strip()
+    assert said.exit_code == 0 and said.stdout.strip() == streamed.text.strip()
 
 
 @pytest.mark.parametrize(

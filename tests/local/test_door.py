@@ -289,8 +289,11 @@ def gateways(run: RunPaths) -> list[int]:
     return found
 
 
-def test_the_lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
-    shown = types("endpoint", run.folder).stdout
+def lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
+    """What ``endpoint`` prints is typed, and the key is in none of it."""
+    told = types("endpoint", run.folder, "--wait-seconds", "60")
+    shown = told.stdout
+    assert told.returncode == 0, told.stderr
     assert (run.folder / "key").read_text().strip() not in shown and "ssh -N -L 8000:127.0.0.1:" in shown
     found = documented("endpoint", types("endpoint", run.folder, "--json").stdout)
     assert all(line.strip() in shown for line in found["python"].splitlines())
@@ -317,6 +320,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     [model] = client.models.list()
     ask = partial(client.completions.create, model=model.id, prompt="a cat", max_tokens=8, temperature=0)
     assert told["text"] == "a cat" + ask().choices[0].text
+    lines_of_endpoint_ask_the_server(run)
     [gateway] = gateways(run)
     os.kill(gateway, signal.SIGKILL)
     assert eventually(lambda: gateways(run) == [], 5)
