@@ -405,3 +405,27 @@ def test_a_wrong_command_line_is_told(run: RunPaths, options: list[str], message
     found = subprocess.run(command, capture_output=True, text=True, timeout=30, env=dict(os.environ))
     assert found.returncode != 0 and message in found.stderr and "Traceback" not in found.stderr
     assert run.spec.exists()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(shutil.which("aiperf") is None, reason="aiperf is not on PATH (pipx install aiperf)")
+@pytest.mark.parametrize("kind", ["chat", "completions"])
+def test_aiperf_measures_it_unchanged(
+    gateway: Gateway, tokenizer_folder: Path, tmp_path: Path, kind: str
+) -> None:
+    """The command is that of docs/gateway.md."""
+    asked = ["--model", NAME, "--url", gateway.url, "--endpoint-type", kind, "--streaming"]
+    tokens = ["--tokenizer", str(tokenizer_folder), "--isl", "30", "--osl", "12", "--use-server-token-count"]
+    load = ["--concurrency", "4", "--request-count", "12", "--extra-inputs", "ignore_eos:true"]
+    command = ["aiperf", "profile", *asked, *tokens, *load, "--ui", "none"]
+    done = subprocess.run(
+        [*command, "--output-artifact-dir", str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+    assert found["is_complete"] and found["error_summary"] == []
+    assert found["request_count"]["avg"] == 12
+    length = found["output_sequence_length"]
+    assert (length["min"], length["max"]) == (12, 12)
+    prompt = found["input_sequence_length"]
+    assert prompt["min"] > 30 if kind == "chat" else prompt["avg"] == 30
