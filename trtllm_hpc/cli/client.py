@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import OutputFile, runs_folder, runs_option, valid_text, wait_option
 from trtllm_hpc.client.options import OPTIONS, Kind, Option
@@ -176,7 +177,8 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     "--chat",
     is_flag=True,
     help="Ask over OpenAI's chat, which puts the question into the model's template. Without a prompt, on a"
-    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk.",
+    " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk. Without --max-tokens the server says"
+    " how long an answer may be.",
 )
 @click.option("--system", metavar="TEXT", callback=_text, help="What a --chat begins with.")
 @click.option(
@@ -296,6 +298,8 @@ def command(
     if not prompts and not is_talk:
         raise click.UsageError("A prompt is missing: trtllm-hpc client [RUN] PROMPT.")
     given["options"] = _given_options(given)
+    if given["chat"] and ctx.get_parameter_source("max_tokens") is ParameterSource.DEFAULT:
+        del given["options"]["max_tokens"]  # the server says how long an answer of a chat may be
     given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
     settings = Settings(prompts=tuple(prompts), **{name: given[name] for name in Settings.names()})
     settings.refuse_contradictions(is_run=run is not None)

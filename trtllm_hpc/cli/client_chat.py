@@ -66,12 +66,15 @@ def _exchange(client: Client, settings: Settings, messages: list[Message]) -> li
         sys.stdout.flush()
 
     try:
-        client.chat(messages, on_text=show, **settings.options, inputs=settings.inputs)
+        further = {"inputs": settings.inputs, "stop_after_s": settings.stop_after_s}
+        client.chat(messages, on_text=show, **settings.options, **further)
     except KeyboardInterrupt:
         click.echo(" (ended)", nl=False)
     except InvalidRequest:
         raise
     except RequestFailed as error:
+        if parts:
+            click.echo()
         click.echo(f"error: {error}", err=True)
         return []
     click.echo()

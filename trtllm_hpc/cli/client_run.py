@@ -55,6 +55,11 @@ class Settings:
         """The options' names, without the prompts."""
         return [field.name for field in fields(cls) if field.name != "prompts"]
 
+    @property
+    def stop_after_s(self) -> float | None:
+        """When to end an answer early; ``None``: never."""
+        return None if self.stop_after_ms is None else self.stop_after_ms / 1000
+
     def messages(self, question: str) -> list[Message]:
         """The first messages of a chat."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
@@ -73,6 +78,8 @@ class Settings:
             )
         if self.chat and not all(isinstance(prompt, str) for prompt in self.prompts):
             raise click.UsageError("--chat takes texts, not --token-ids.")
+        if not self.prompts and (self.save or self.logits or self.request_id is not None):
+            raise click.UsageError("A talk has no --save, logits or --request-id: ask a prompt.")
         if self.save and (several or not is_run):
             raise click.UsageError("--save keeps one answer of a run: ask one prompt, without --url.")
         if self.save_logits is not None and not self.logits:
@@ -187,7 +194,7 @@ class Asking:
             )
 
     async def _ask_all(
-        self, protocols: Sequence[Protocol | None], clients: Sequence[AsyncClient], ended: asyncio.Event
+        self, protocols: Sequence[Protocol], clients: Sequence[AsyncClient], ended: asyncio.Event
     ) -> None:
         requests = self._requests(clients[0])
         slots = asyncio.Semaphore(self._settings.concurrency)
@@ -239,7 +246,7 @@ class Asking:
             inputs=settings.inputs,
             logits=settings.logits,
             stream=stream,
-            stop_after_s=None if settings.stop_after_ms is None else settings.stop_after_ms / 1000,
+            stop_after_s=settings.stop_after_s,
             timeout_s=settings.timeout_seconds,
             retries=settings.retries,
         )

@@ -153,13 +153,16 @@ class AsyncClient:
             on_text: called with each part of the answer as it comes; without it the answer comes as a whole.
             ended: ends the answer early, once set.
 
-        Other arguments and errors are those of :meth:`generate`.
+        Other arguments and errors are those of :meth:`generate`. Without ``max_tokens`` the server says how
+        long an answer may be.
 
         Raises:
             InvalidRequest: the server was reached over another protocol, or there is no message.
         """
-        request = replace(chat_request(messages, self.request((), options)), stream=on_text is not None)
-        [answer] = await self.ask(request, on_text, ended)
+        request = self.request((), options)
+        given = {name: value for name, value in request.options.items() if name in options}
+        request = replace(request, options=given, stream=on_text is not None)
+        [answer] = await self.ask(chat_request(messages, request), on_text, ended)
         return answer
 
     async def batch(
