@@ -16,6 +16,7 @@ from tests.runtime.test_rank import Ranks, end
 from tests.runtime.test_rank import ranks as ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.runtime.server_http import OpenAIHttp
 
@@ -134,6 +135,19 @@ def test_while_it_only_listens_no_second_question_is_asked(served: Served) -> No
         assert http.ready_models() is None
     assert served.tokens_asked == ["/health_generate"]
     assert http.not_ready() == "/health answers, but no token comes"
+
+
+def test_the_probe_leaves_the_statistics_to_others(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading them takes them away."""
+    monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.01)
+    served.answers |= {"/health_generate": OK, "/metrics": (200, "[]")}
+    probe = Probe(OpenAIHttp(served.place), 45, 45)
+    probe.begin(["llama"])
+    try:
+        assert eventually(lambda: len(served.tokens_asked) > 3)
+    finally:
+        probe.end()
+    assert "/metrics" not in dict(served.asked)
 
 
 def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) -> None:

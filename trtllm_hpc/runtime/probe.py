@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from trtllm_hpc.runtime.server_http import QUICK_S, Asked, Question, Refused, ServerHttp, call
+from trtllm_hpc.runtime.server_http import Asked, Question, Refused, ServerHttp
 
 INTERVAL_S = 5.0
 """Between two looks. A model that answered a request in between is not asked."""
@@ -133,7 +133,7 @@ class Probe:
         LLM API's, Triton counts them when it hands them over.
         """
         try:
-            page = call(self._server.metrics_connection(QUICK_S), "GET", "/metrics").decode(errors="replace")
+            page = self._server.metrics()
         except (OSError, http.client.HTTPException, Refused):
             return None, None
         steps, texts = _STEPS.search(page), _TEXTS.search(page)

@@ -48,8 +48,8 @@ class ServerHttp(Protocol):
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint."""
 
-    def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the metrics."""
+    def metrics(self) -> str:
+        """Return the page of metrics; empty where none may be read. Raises as ``call`` does."""
 
     def ready_models(self) -> list[str] | None:
         """Return the models' names once the server and all of them are ready; ``None`` before."""
@@ -175,11 +175,14 @@ class TritonHttp:
             return _UnixConnection(self.sockets / "http", timeout_s)
         return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
 
-    def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the metrics."""
+    def metrics(self) -> str:
+        """Return the page of metrics."""
+        connection: http.client.HTTPConnection
         if self.sockets is not None:
-            return _UnixConnection(self.sockets / "metrics", timeout_s)
-        return http.client.HTTPConnection(self.address, self.metrics_port, timeout=timeout_s)
+            connection = _UnixConnection(self.sockets / "metrics", QUICK_S)
+        else:
+            connection = http.client.HTTPConnection(self.address, self.metrics_port, timeout=QUICK_S)
+        return call(connection, "GET", "/metrics").decode(errors="replace")
 
     def _model_states(self) -> dict[str, str]:
         """Return each model's state from the repository index; nothing if the server does not answer."""
@@ -258,9 +261,9 @@ class OpenAIHttp:
         """Return a new connection to the endpoint."""
         return http.client.HTTPConnection(self._place, timeout=timeout_s)
 
-    def metrics_connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint, whose statistics are not read: others would miss them."""
-        return self.connection(timeout_s)
+    def metrics(self) -> str:
+        """Return nothing: whoever reads the statistics takes them away from a benchmark that samples them."""
+        return ""
 
     def _question(self, models: Sequence[str]) -> Question:
         name = models[0] if models else ""
