@@ -123,13 +123,17 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:
-    """Serve a model with TensorRT-LLM and Triton on a Slurm cluster, and measure how fast it is.
+    """Serve a model with TensorRT-LLM on a Slurm cluster, and measure how fast it is.
 
     \b
     One job file, one command:
-      trtllm-hpc init job job.yaml
-      trtllm-hpc submit job.yaml --cluster sandbox --wait
+      trtllm-hpc init job chat.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
+      trtllm-hpc submit chat.yaml --cluster mysite.yaml --wait
       trtllm-hpc logs latest --rank 1
+
+    \b
+    Without a GPU or a Slurm, to see how it works:
+      trtllm-hpc submit tiny-llama --cluster local --wait
 
     A RUN is named by its folder, its id, its job name, or 'latest'.
     """

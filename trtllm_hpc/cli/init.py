@@ -74,6 +74,7 @@ def job(
     \b
     Examples:
       trtllm-hpc init job
+      trtllm-hpc init job llama.yaml --backend pytorch
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
     """
     from trtllm_hpc.config.files import as_argument
@@ -117,8 +118,13 @@ def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -
 def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     """Write a commented cluster profile.
 
-    FILE defaults to cluster.yaml. Partitions, GPUs per node and MPI plugins
-    come from sinfo and srun.
+    FILE defaults to cluster.yaml. Partitions, GPUs per node, MPI plugins and
+    pyxis come from sinfo and srun. With pyxis the image is NVIDIA's, of the
+    release that a job file names.
+
+    \b
+    Example:
+      trtllm-hpc init cluster mysite.yaml
     """
     from trtllm_hpc.config.files import as_argument
 

@@ -41,11 +41,13 @@ def command(
     """Write the run folder of JOB with all its scripts; submit nothing.
 
     Needs no Slurm on this machine. The scripts are those that `submit` would
-    submit, byte for byte.
+    submit, byte for byte. Of disaggregated serving, notes say which server
+    gets which nodes and GPUs.
 
     \b
     Examples:
       trtllm-hpc render job.yaml --cluster pyxis
+      trtllm-hpc render qwen3-8b --cluster pyxis --set model.path=/scratch/models/Qwen3-8B
       trtllm-hpc render job.yaml --set serve.nodes=2 --runs /scratch/$USER/runs
     """
     from trtllm_hpc.api.jobs import render

@@ -40,17 +40,18 @@ def command(
     notify: str | None,
     as_json: bool,
 ) -> int:
-    """Render JOB and submit its jobs: build, serve, companion.
+    """Render JOB and submit its jobs: build (if anything is), serve, companion.
 
     The scripts in the run folder are submitted unchanged, chained by Slurm
     dependencies. Without --wait the command returns at once. If a check of
-    `doctor` fails, nothing is submitted.
+    `doctor` fails, nothing is submitted. The companion stops the server when it
+    has measured, unless serve.keep_running is true.
 
     \b
     Examples:
-      trtllm-hpc submit job.yaml --cluster pyxis.yaml
-      trtllm-hpc submit job.yaml --cluster sandbox --wait
-      trtllm-hpc submit job.yaml --set serve.keep_running=true
+      trtllm-hpc submit job.yaml --cluster mysite.yaml --wait
+      trtllm-hpc submit job.yaml --cluster mysite.yaml --set serve.keep_running=true
+      trtllm-hpc submit tiny-llama --cluster sandbox --wait
       trtllm-hpc submit job.yaml --notify https://hooks.example.org/T0/B0
 
     \b
