@@ -34,7 +34,7 @@ def assert_answered_as_by_ensemble(endpoint: Endpoint) -> None:
         assert [choice.text for choice in whole.choices] == expected
         for prompt, text in zip(PROMPTS, expected, strict=True):
             chunks = list(client.completions.create(prompt=prompt, stream=True, **ask))
-            assert "".join(chunk.choices[0].text for chunk in chunks) == text and len(chunks) > 3
+            assert "".join(chunk.choices[0].text for chunk in chunks) == text and len(chunks) > 1
         _assert_tools_are_refused(client, model.id)
     assert asyncio.run(_answers(url, key, ask)) == expected
     assert [_by_curl(url, key, {"prompt": each, **ask}) for each in PROMPTS] == expected
