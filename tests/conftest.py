@@ -27,7 +27,11 @@ MOSTLY_WAITING = (
         f"tests/slurm/test_{name}"
         for name in (
             *("doctor", "edited_scripts", "gpu_story", "mpirun", "queue", "sandbox", "spawn", "templates"),
-            "backbone.py::test_a_",
+            "backbone.py::test_a_failed_build",
+            "backbone.py::test_a_killed",
+            "backbone.py::test_a_re",
+            "backbone.py::test_a_submit",
+            "backbone.py::test_a_wrong",
             "backbone.py::test_an_mpi_",
             "backbone.py::test_names_",
             "openai.py::test_a_rank_",
