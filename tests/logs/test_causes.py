@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.logs.conftest import searched_with
 from trtllm_hpc.logs.anchors import anchor_of
 from trtllm_hpc.logs.causes.explain import Finding, finding, ranked
 from trtllm_hpc.logs.causes.scan import scan
@@ -163,13 +165,41 @@ def test_what_a_line_calls_information_is_no_cause() -> None:
         assert found(calm) == []
 
 
-def test_blocks_and_their_borders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_their_borders(search: str, monkeypatch: pytest.MonkeyPatch) -> None:
     box = EXCERPTS["pmix-component"]["log"]
     for size in (50, 200, 777, 5000):
-        monkeypatch.setattr("trtllm_hpc.logs.causes.scan._BLOCK_BYTES", size)
+        for name in ("_BLOCK_BYTES", "_BLOCK_BYTES_OF_VECTORSCAN"):
+            monkeypatch.setattr(f"trtllm_hpc.logs.sieve.{name}", size)
         result = found("fine 1\n" * 100 + box + "\n" + "fine 2\n" * 100 + "No space left on device")
         assert [(it.id, it.line) for it in result] == [
             ("pmix-component", 102),
             ("pmix-error", 112),
             ("disk-full", 213),
         ], size
+
+
+@pytest.mark.parametrize("name", EXCERPTS)
+def test_vectorscan_finds_what_the_search_without_it_does(name: str) -> None:
+    plain = EXCERPTS[name]["log"]
+    coloured = "\n".join(f"\x1b[31m{line[:9]}\x1b[0m{line[9:]}" for line in plain.split("\n"))
+    import hyperscan  # noqa: F401 - or both searches would be the same
+
+    for text in (plain, coloured, f"fine\n{coloured}\nE1121 10:02:03.1 7 a.cc:1] at last\nfine"):
+        with searched_with("sieve"):
+            expected = scan(io.BytesIO(text.encode()))
+        with searched_with("vectorscan"):
+            assert scan(io.BytesIO(text.encode())) == expected
+
+
+def test_logs_are_searched_where_vectorscan_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hyperscan", None)
+    with searched_with("vectorscan"):
+        assert [it.id for it in found(OOM)] == ["cuda-out-of-memory"]
+
+
+def test_lines_of_a_pipe_are_numbered() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as log:
+        log.write(b"fine\n" * 99 + OOM.encode())
+    with os.fdopen(reading, "rb") as log:
+        assert [match.line for match in scan(log).matches] == [100]

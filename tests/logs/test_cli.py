@@ -130,8 +130,9 @@ def test_an_unknown_rank_is_a_usage_error(run: RunPaths) -> None:
     ):
         result = logs(run, "--rank", "9", *options)
         assert result.exit_code == ExitCode.USAGE and words in result.output
-    write_json(run.plan, {"name": "demo", "world_sizes": [8], "tasks": 8})
+    write_json(run.plan, {"name": "demo", "world_sizes": [1, 8], "tasks": [1, 16]})
     assert "has ranks 0 to 7." in logs(run, "--rank", "8").output
+    assert "has ranks 0 to 15." in logs(run, "--stage", "preflight", "--rank", "16").output
 
 
 def states(run: RunPaths) -> list[tuple[str, int | None, str]]:

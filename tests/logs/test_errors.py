@@ -119,7 +119,9 @@ def test_no_log_has_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted((Path(__file__).parent / "excerpts").iterdir()), ids=lambda it: it.name
 )
-def test_the_search_by_blocks_finds_what_the_search_by_lines_does(tmp_path: Path, path: Path) -> None:
+def test_the_search_by_blocks_finds_what_the_search_by_lines_does(
+    tmp_path: Path, path: Path, search: str
+) -> None:
     log = tmp_path / "log"
     for line in path.read_bytes().splitlines(keepends=True):
         log.write_bytes(b"\x1b[32mready\x1b[0m\n" + line + b"end\n")

@@ -28,8 +28,8 @@ ERRORS = re.compile(
 
 ERROR_TEXTS = (
     *(
-        b"\nE0000 00:00:",
-        b"\nF0000 00:00:",
+        b"\nE",
+        b"\nF",
         b"[ERROR]",
         b"[FATAL]",
         b"[E]",

@@ -76,7 +76,7 @@ def _begin(paths: Sequence[Path], *, whole: bool) -> _Reading:
     stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
     new = [path for path, stamp in stamps.items() if _recall(path, whole, stamp) is None]
     if new:
-        prepare_scan()  # once, not in each process
+        prepare_scan(sum(stamps[path][0] for path in new))  # once, not in each process
     return _Reading(whole, stamps, in_order(partial(_read, whole=whole), new))
 
 

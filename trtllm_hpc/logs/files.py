@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
-from trtllm_hpc.paths import STAGES, STEPS, RunPaths, instance_count, read_plan, serve_steps
+from trtllm_hpc.paths import (
+    PROGRAMS,
+    STAGES,
+    STEPS,
+    RunPaths,
+    instance_count,
+    preflight_steps,
+    read_plan,
+    serve_steps,
+)
 from trtllm_hpc.runtime.records import RankRecord, rank_records
 
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 
-_PROGRAMS = ("door", "gateway")
-"""Beside the server, with a log of their own."""
-_STAGE_OF = dict.fromkeys(("repository", "preflight", "front", *_PROGRAMS), "serve")
+_STAGE_OF = dict.fromkeys(("repository", "preflight", "front", *PROGRAMS), "serve")
 """Stage of the steps that are no stage themselves."""
 
 
@@ -67,16 +74,15 @@ def _kind(step: str) -> str:
 def planned_ranks(paths: RunPaths, step: str) -> int | None:
     """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it.
 
-    Of the step ``serve``: of each instance.
+    Of the step ``serve``: of the largest instance; of ``preflight``: of the largest component of the job.
     """
-    if _kind(step) not in _RECORDED:
+    if step not in _RECORDED:
         return 1
-    recorded = (record.world_size for record in rank_records(paths, step))
     plan = read_plan(paths)
     if "world_sizes" not in plan:
-        return next(recorded, None)
-    instance = int(step.partition(".")[2] or 0)
-    return int(plan["tasks"] if step == "preflight" else plan["world_sizes"][instance])
+        return next((record.world_size for record in rank_records(paths, step)), None)
+    sizes = plan["tasks" if step == "preflight" else "world_sizes"]
+    return max(sizes) if isinstance(sizes, list) else int(sizes)  # a number: of all nodes, in older runs
 
 
 def reason_without_build(paths: RunPaths) -> str | None:
@@ -102,11 +108,13 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             logs += _batch_log(paths, name)
-            for program in _PROGRAMS if name == "serve" else ():
+            for program in PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS):
                 if paths.batch_log(program).exists():
-                    state, over = stage_state(paths, name), stage_over(paths, name)
+                    state, over = stage_state(paths, "serve"), stage_over(paths, "serve")
                     logs.append(LogFile(program, None, paths.batch_log(program), None, state, over))
-        steps = serve_steps(instance_count(paths)) if name == "serve" else [name]
+        steps = [name]
+        if name in _RECORDED:
+            steps = serve_steps(instance_count(paths)) if name == "serve" else preflight_steps(paths)
         for one in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(paths, one, rank)
     return logs

@@ -13,7 +13,7 @@ LONGEST_LINE_BYTES = 65536
 """A longer line is returned in pieces: a log without line ends must not fill the memory."""
 
 _BLOCK_BYTES = 65536
-_LARGE_BLOCK_BYTES = 1 << 20
+"""Of a larger block each copy is new memory that the kernel must clear first."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 """ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
 
@@ -24,7 +24,7 @@ def uncoloured(raw: bytes) -> bytes:
 
 
 def blocks_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the lines from the file's position on in blocks of about 1 MiB.
+    """Yield the lines from the file's position on in blocks of about 64 KiB.
 
     A line is cut only where it alone is longer than a block.
 
@@ -33,7 +33,7 @@ def blocks_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
     """
     pending, read = b"", 0
     while limit_bytes is None or read < limit_bytes:
-        chunk = log.read(_LARGE_BLOCK_BYTES)
+        chunk = log.read(_BLOCK_BYTES)
         if not chunk:
             break
         read += len(chunk)

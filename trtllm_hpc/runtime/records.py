@@ -226,27 +226,32 @@ class RankRecord(JsonRecord):
 
         A record that has not changed is read once: a server may have thousands, and they are looked at often.
         """
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        return _rank_record(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return _current_rank_record(str(path))
+
+
+def _current_rank_record(path: str) -> RankRecord | None:
+    try:
+        stat = os.stat(path)  # noqa: PTH116 - without a Path for each of thousands
+    except OSError:
+        return None
+    return _rank_record(path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
 @lru_cache(maxsize=8192)
-def _rank_record(path: Path, inode: int, size: int, changed_at_ns: int) -> RankRecord | None:
+def _rank_record(path: str, inode: int, size: int, changed_at_ns: int) -> RankRecord | None:
     """Return the record in a file that is replaced as a whole when it changes."""
-    return super(RankRecord, RankRecord).read(path)
+    return super(RankRecord, RankRecord).read(Path(path))
 
 
 def rank_records(paths: RunPaths, step: str) -> list[RankRecord]:
     """Return the records of a step's ranks, in their order."""
+    folder = str(paths.ranks)
     try:
-        names = os.listdir(paths.ranks)  # noqa: PTH208 - without a Path for each of thousands
+        names = os.listdir(folder)  # noqa: PTH208 - without a Path for each of thousands
     except OSError:
         return []
     mine = (name for name in names if name.startswith(f"{step}_") and name.endswith(".json"))
-    found = (RankRecord.read(paths.ranks / name) for name in mine)
+    found = (_current_rank_record(f"{folder}/{name}") for name in mine)
     return sorted((record for record in found if record is not None), key=lambda record: record.rank)
 
 

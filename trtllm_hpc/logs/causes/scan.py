@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import BinaryIO
 
@@ -13,8 +15,7 @@ from trtllm_hpc.logs.errors import ERROR_TEXTS, TRACEBACK, is_error
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
-_BLOCK_BYTES = 1 << 16
-"""What is searched at once, in several passes: it should fit into a processor's cache."""
+_COUNTED_BYTES = 1 << 16
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _SHOWN = 300
@@ -81,19 +82,45 @@ class Scanned:
     search began."""
 
 
-def prepare_scan() -> None:
-    """Load the table of causes, which :func:`scan` else does at its first call."""
-    _sieve()
+def prepare_scan(size_bytes: int = 0) -> None:
+    """Load the table of causes, which :func:`scan` else does at its first call.
+
+    Args:
+        size_bytes: about so much is going to be searched.
+    """
+    _sieve().expect(size_bytes)
 
 
 def scan(log: BinaryIO, limit_bytes: int | None = None) -> Scanned:
     """Search a log from its position on, or about ``limit_bytes`` of it."""
+    if not log.seekable():
+        with tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(log, copy)
+            copy.seek(0)
+            return scan(copy, limit_bytes)
+    began = log.tell()
     finder = _Finder()
     at = 0
     for block, cut in _blocks(log, limit_bytes):
         finder.search(block, cut, at)
         at += cut
-    return Scanned(sorted(finder.found.values(), key=lambda match: match.line), finder.error_at)
+    log.seek(began)
+    return Scanned(_numbered(log, finder.found.values()), finder.error_at)
+
+
+def _numbered(log: BinaryIO, found: Iterable[tuple[int, Match]]) -> list[Match]:
+    """Return matches in the order of their lines, with the numbers of these; each comes with its place.
+
+    Lines are counted only up to the last match: most logs have none.
+    """
+    matches, line, at = [], 1, 0
+    for place, match in sorted(found, key=lambda it: it[0]):
+        while at < place:
+            block = log.read(min(_COUNTED_BYTES, place - at))
+            at += len(block)
+            line += len(block.split(b"\n")) - 1  # faster than to count them
+        matches.append(replace(match, line=line))
+    return matches
 
 
 def stripped(raw: bytes) -> Line:
@@ -117,9 +144,9 @@ class _Finder:
     """Searches block after block of one log."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Match] = {}
+        self.found: dict[str, tuple[int, Match]] = {}
+        """Where the line of each begins, in bytes from where the search began; it has no number yet."""
         self.error_at: int | None = None
-        self._first_line = 1
         self._done: set[bytes] = set()
         """Shapes of lines that can tell nothing new."""
 
@@ -129,19 +156,17 @@ class _Finder:
         Args:
             at: where the block begins in the log.
         """
-        suspects, ends = _sieve().suspects(block[:cut])
-        for one in suspects:
+        for one in _sieve().suspects(block[:cut]):
             line = block[one.start : one.end]
             if self.error_at is None and None in one.values and _begins_error(line):
                 self.error_at = at + one.start
             if one.shape not in self._done:
                 entries = [value for value in one.values if value is not None]
-                if self._try(entries, block, one.start, line, self._first_line + one.number):
+                if self._try(entries, block, one.start, line, at):
                     self._done.add(one.shape)
-        self._first_line += ends
 
     def _try(
-        self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, number: int
+        self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, at: int
     ) -> bool:
         """Note what the line tells; returns whether more lines like it can tell nothing new."""
         line = stripped(raw)
@@ -163,7 +188,7 @@ class _Finder:
         cause, match, window = best
         if cause.id not in self.found:
             groups = {name: value or "" for name, value in match.groupdict().items()}
-            self.found[cause.id] = Match(cause, groups, number, _around(window, match), line.rank)
+            self.found[cause.id] = at + start, Match(cause, groups, 0, _around(window, match), line.rank)
         return cause.lines == 1
 
 
@@ -201,11 +226,11 @@ def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int
     reach = _longest_match() + 1
     while True:
         # More at once if the last block was a single line, or it would be copied again and again.
-        size = max(_BLOCK_BYTES, len(pending))
-        chunk = b"" if limit_bytes is not None and read >= limit_bytes else log.read(size)
+        size = max(_sieve().block_bytes, len(pending))
+        chunk = log.read(size)
         read += len(chunk)
         block = pending + chunk
-        if not chunk:
+        if len(chunk) < size or (limit_bytes is not None and read >= limit_bytes):
             yield block, len(block)
             return
         cut = len(block)

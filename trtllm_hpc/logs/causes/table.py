@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
@@ -36,8 +36,13 @@ class Kind(str, enum.Enum):
 class Pattern:
     """A regular expression, and a text that is in the first line of everything it matches."""
 
-    regex: re.Pattern[str]
+    text: str
     anchor: str
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The compiled expression; few are ever needed, and all take longer than many a command."""
+        return re.compile(self.text, re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -100,9 +105,7 @@ def cause_of_state(state: str) -> Cause | None:
 
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
-    patterns = tuple(
-        Pattern(re.compile(text, re.MULTILINE), anchor_of(text)) for text in entry.get("patterns", ())
-    )
+    patterns = tuple(Pattern(text, anchor_of(text)) for text in entry.get("patterns", ()))
     return Cause(
         name,
         area,
