@@ -19,6 +19,8 @@ from typing import Any
 STAGES = ("build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
+PROGRAMS = ("door", "gateway")
+"""Beside the server, with a log of their own."""
 STEPS = ("build", "repository", "preflight", "serve", "front", "companion")
 """What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
 
@@ -341,6 +343,21 @@ def serve_steps(count: int) -> list[str]:
 def instance_count(paths: RunPaths) -> int:
     """Return the number of instances of a run's server."""
     return int(read_plan(paths).get("instances", 1))
+
+
+def preflight_steps(paths: RunPaths) -> list[str]:
+    """Return the names of the preflight's steps, one for each component of the serve job.
+
+    ``preflight``, and then ``preflight.1`` on the nodes of a heterogeneous job's second component.
+    """
+    tasks = read_plan(paths).get("tasks")
+    count = len(tasks) if isinstance(tasks, list) else 1
+    return [preflight_step(component) for component in range(count)]
+
+
+def preflight_step(component: int) -> str:
+    """Return the name of the preflight's step on the nodes of a component."""
+    return f"preflight.{component}" if component else "preflight"
 
 
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"

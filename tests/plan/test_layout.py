@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from trtllm_hpc.plan.layout import Layout, make_layout, place, place_groups, seats
+from trtllm_hpc.plan.layout import Layout, WantedGroup, make_layout, place, place_groups, seats
 
 CASES = [
     # world, nodes, GPUs a node -> nodes, ranks a node, GPUs asked for
@@ -65,9 +65,9 @@ def test_instances_are_placed_as_asked(
     expected: tuple[int, tuple[int, int, int]],
 ) -> None:
     placed = place(count, world, nodes=nodes, gpus_per_node=gpus, per_gpu=per_gpu, spread=spread)
-    assert (placed.per_node, placed.allocation) == (expected[0], Layout(count * world, *expected[1]))
+    assert (placed.per_node, placed.components) == (expected[0], (Layout(count * world, *expected[1]),))
     assert sorted(number for numbers in placed.leaders.values() for number in numbers) == list(range(count))
-    assert set(placed.leaders) <= set(range(placed.allocation.nodes))
+    assert set(placed.leaders) <= set(range(placed.nodes))
 
 
 SPLIT = [
@@ -97,7 +97,21 @@ SPLIT = [
 def test_servers_of_both_phases_have_their_seats(
     wanted: list[tuple[str, int, int]], gpus: int, spread: bool, expected: list[str], allocation: Layout
 ) -> None:
-    placed = place_groups(wanted, gpus, spread=spread)
+    placed = place_groups([WantedGroup(*group, gpus) for group in wanted], spread=spread)
     assert seats(placed) == expected
-    assert (placed.allocation, placed.behind_door, placed.leaders) == (allocation, 1, {0: [0]})
+    assert (placed.components, placed.behind_door, placed.leaders) == ((allocation,), 1, {0: [0]})
     assert placed.world_sizes == [ranks for _, count, ranks in wanted for _ in range(count)]
+
+
+def test_phases_with_nodes_of_their_own_share_none() -> None:
+    wanted = [WantedGroup("context", 2, 2, 4), WantedGroup("generation", 3, 8, 8)]
+    placed = place_groups(wanted, spread=False, apart=True)
+    assert seats(placed) == [
+        "context server 0: 2 ranks on context node 0, GPUs 0-1",
+        "context server 1: 2 ranks on context node 0, GPUs 2-3",
+        "generation server 2: 8 ranks on generation node 0, GPUs 0-7",
+        "generation server 3: 8 ranks on generation node 1, GPUs 0-7",
+        "generation server 4: 8 ranks on generation node 2, GPUs 0-7",
+    ]
+    assert placed.components == (Layout(4, 1, 4, 4), Layout(24, 3, 8, 8))
+    assert (placed.nodes, placed.leaders) == (4, {0: [0]})

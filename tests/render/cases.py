@@ -349,6 +349,39 @@ for _name, _job in _FRONTENDS.items():
         _profile = {"name": _kind, "gpus_per_node": 8, "container": _container}
         CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
 
+_PHASES = {
+    "context": {"partition": "h100", "gpu_type": "h100"},
+    "generation": {"partition": "gb200", "account": "answers", "gpus_per_node": 4, "gpu_type": "gb200"},
+}
+CASES |= {
+    # The serve job is heterogeneous, with a component for each phase.
+    "openai-heterogeneous-pyxis": (
+        _SPLIT_SERVERS,
+        {
+            "name": "pyxis",
+            "partition": "batch",
+            "account": "prompts",
+            "gpus_per_node": 8,
+            "companion": "overlap",
+            "sbatch_options": ["--mail-type=FAIL"],
+            "phases": _PHASES,
+            "container": _NEW_PYXIS,
+        },
+    ),
+    "openai-heterogeneous-apptainer": (
+        _SPLIT_SERVERS,
+        {
+            "name": "apptainer",
+            "gpus_per_node": 8,
+            "gpu_request": "gpus",
+            "mpi": "mpirun",
+            "exclusive": True,
+            "phases": _PHASES,
+            "container": _NEW_APPTAINER,
+        },
+    ),
+}
+
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
     facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))

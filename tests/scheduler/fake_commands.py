@@ -26,7 +26,7 @@ DIRECTIVES = (
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok")
-ACCOUNTED = "JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw"
+ACCOUNTED = "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw"
 
 
 def read(file: str) -> dict[str, Any]:
@@ -61,6 +61,15 @@ class Cluster:
     def save(self) -> None:
         write(self.file, self.record)
 
+    def components(self, job: str) -> list[tuple[str, dict[str, Any]]]:
+        """The lines that Slurm has of a job; of a heterogeneous one in whatever order."""
+        first = self.jobs[job]
+        further = first.get("further")
+        if further is None:
+            return [(job, first)]
+        rows = [(f"{job}+{number}", {**first, **one}) for number, one in enumerate([{}, *further])]
+        return rows[::-1]
+
     def visible(self, job: str) -> bool:
         """Whether the controller still remembers a job."""
         return job in self.jobs and not self.jobs[job].get("forgotten")
@@ -84,7 +93,11 @@ def options(cluster: Cluster, command: str, arguments: list[str], known: dict[st
 
 def sbatch(cluster: Cluster, arguments: list[str]) -> int:
     known = {"--parsable": False, "--dependency": True, "--kill-on-invalid-dep": True, "--exclude": True}
-    given = options(cluster, "sbatch", arguments, known)
+    excluded = [word for word in arguments if word.startswith("--exclude=")]
+    components = 1 + arguments.count(":")
+    given = options(cluster, "sbatch", [word for word in arguments if word != ":"], known)
+    if components > 1 and len(excluded) != components:
+        cluster.violation("sbatch", " ".join(arguments))
     if "--parsable" not in given or "\0" in given[""]:
         cluster.violation("sbatch", " ".join(arguments))
     if given.get("--kill-on-invalid-dep", "yes") != "yes":
@@ -115,6 +128,8 @@ def sbatch(cluster: Cluster, arguments: list[str]) -> int:
 def _bad_directive(cluster: Cluster, text: str) -> str | None:
     for line in text.split("\n"):
         if not line.startswith("#SBATCH --"):
+            if line.startswith("#SBATCH") and line != "#SBATCH hetjob":
+                cluster.violation("sbatch", line)
             continue
         name, _, value = line.removeprefix("#SBATCH --").partition("=")
         if name not in DIRECTIVES:
@@ -158,8 +173,8 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
     for job in wanted:
-        if cluster.visible(job):
-            row = {"reason": "None", "nodes": "", "partition": "batch", **cluster.jobs[job], "id": job}
+        for name, info in cluster.components(job) if cluster.visible(job) else ():
+            row = {"reason": "None", "nodes": "", "partition": "batch", **info, "id": name}
             row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
             row = {"account": "mine", "qos": "normal", "priority": 1, **row}
             row["state"] = row["state"].split(" ")[0]
@@ -218,12 +233,13 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         print("Slurm accounting storage is disabled", file=sys.stderr)
         return 1
     for job in given["--jobs"].split(","):
-        info = cluster.jobs.get(job)
-        if info is not None and not info.get("unaccounted"):
+        for name, info in cluster.components(job) if job in cluster.jobs else ():
+            if info.get("unaccounted"):
+                continue
             nodes = info.get("nodes") or "None assigned"
             times = "|".join(str(info.get(name, "Unknown")) for name in ("submitted", "started", "ends"))
             used = f"{info.get('given', '')}|{info.get('energy', '')}"
-            print(f"{job}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{used}")
+            print(f"{name}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{used}")
     return 0
 
 
@@ -244,14 +260,18 @@ def scontrol(cluster: Cluster, arguments: list[str]) -> int:
     if not cluster.visible(job):
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
-    info = cluster.jobs[job]
+    for _, info in cluster.components(job):
+        _show_job(job, info)
+    return 0
+
+
+def _show_job(job: str, info: dict[str, Any]) -> None:
     print(
         f"JobId={job} JobName=demo-serve UserId=ana(1000) GroupId=ana(1000) "
         f"JobState={info['state'].split(' ')[0]} Reason=None Dependency=(null) Requeue=0 Restarts=0 "
         f"ExitCode={info.get('exit', '0:0')} Partition=batch ReqNodeList=(null) ExcNodeList=(null) "
         f"NodeList={info.get('nodes') or '(null)'} NumNodes=1 Command={info.get('script')}"
     )
-    return 0
 
 
 def scancel(cluster: Cluster, arguments: list[str]) -> int:

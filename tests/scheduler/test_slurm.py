@@ -52,6 +52,22 @@ def test_without_accounting_scontrol_gives_the_exit_code(fake_slurm: FakeSlurm) 
     assert len(fake_slurm.calls("sacct")) == 1, "a site without accounting is asked for it once"
 
 
+def test_a_heterogeneous_job_is_one_job(fake_slurm: FakeSlurm) -> None:
+    """Its components are ``101+0`` and ``101+1`` to Slurm."""
+    job = fake_slurm.add("PENDING", reason="None", further=[{"reason": "Resources"}])
+    assert Slurm().query([job])[job].reason == "Resources"
+    fake_slurm.set(job, "RUNNING", nodes="n1", further=[{"nodes": "n[2-3]"}])
+    running = Slurm().query([job])
+    assert list(running) == [job]
+    assert (running[job].job_id, running[job].nodes) == (job, "n1,n[2-3]")
+    second = {"state": "NODE_FAIL", "nodes": "n[2-3]", "given": "gres/gpu=16", "energy": "30", "exit": "0:1"}
+    fake_slurm.set(job, "CANCELLED", given="gres/gpu=8", energy="12", further=[second])
+    ended = Slurm().query([job])[job]
+    assert (ended.state.name, ended.exit_signal, ended.gpus, ended.energy_j) == ("NODE_FAIL", 1, 24, 42.0)
+    fake_slurm.without_accounting()
+    assert Slurm().query([job])[job].nodes == "n[2-3],n1"
+
+
 def test_accounting_that_is_behind_does_not_bring_a_job_back(fake_slurm: FakeSlurm) -> None:
     """slurmdbd hears of the end after the controller."""
     job = fake_slurm.add("COMPLETED", exit="0:0", unaccounted=True)

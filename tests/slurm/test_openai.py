@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.sandbox import Sandbox
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 pytestmark = pytest.mark.slurm
 
@@ -123,6 +125,65 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 
+PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch", "gpus_per_node": 2}}
+"""Nodes of two partitions: the serve job is heterogeneous."""
+
+
+def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site) -> None:
+    over = ["--set", f"cluster.phases={json.dumps(PHASES)}"]
+    limits = {**SPLIT, "time_limit_minutes": 20}
+    code, said, run = submit(site, site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
+    assert code == 0, said
+    assert "context server 0: 1 rank on context node 0, GPU 0" in said
+    assert "generation server 2: 2 ranks on generation node 1, GPUs 0-1" in said
+    assert answers(run) == ["hello hello"]
+    record = read_submission(run)
+    assert record is not None
+    job = record.stages["serve"].job_id
+    used = site.person.slurm(
+        "sacct", "--noheader", "--allocations", "--format=JobID%20,Partition", f"--jobs={job}"
+    )
+    assert used.split() == [f"{job}+0", "debug", f"{job}+1", "batch"]
+    logs = site.person.types("logs", run.folder)
+    assert "preflight.1" in logs.stdout
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("option", ["gpus", "gres"])
+def test_steps_of_a_heterogeneous_job_get_their_gpus(site: Site, option: str) -> None:
+    """Also with the companion in the allocation of the first component, and ranks joined by mpirun."""
+    # Whole nodes: what --gpus counts may else be shared out unevenly.
+    four = {**TWO_RANKS, "tensor_parallel": 4}
+    whole = {**PHASES, "generation": {"partition": "batch"}}
+    keys = {"phases": whole, "gpu_request": option, "companion": "overlap", "mpi": "mpirun"}
+    words = [word for key, value in keys.items() for word in ("--set", f"cluster.{key}={json.dumps(value)}")]
+    limits = {**SPLIT, "time_limit_minutes": 20}
+    code, said, run = submit(site, site.job(f"by-{option}", repository={}, engine=four, serve=limits), *words)
+    assert code == 0, said
+    assert answers(run) == ["hello hello"]
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+
+
+@pytest.mark.thorough
+def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Site) -> None:
+    person = site.person
+    limits = {**SPLIT, "time_limit_minutes": 20}
+    job = site.job("node-fails", repository={}, engine=TWO_RANKS, serve=limits, companion={"enabled": False})
+    run = started(site, job, "--set", f"cluster.phases={json.dumps(PHASES)}")
+    conf = {**os.environ, "SLURM_CONF": str(person.sandbox.slurm_conf)}
+    node = person.sandbox.nodes[-1].name
+    change = ["scontrol", "update", f"nodename={node}"]
+    subprocess.run([*change, "state=down", "reason=broken"], env=conf, check=True)
+    try:
+        assert node in eventually_failed(site, run)
+        assert person.types("resume", run.folder).returncode == 0
+        assert person.slurm("squeue", "--noheader", "--me", "--format=%x").split() == [node, node]
+    finally:
+        subprocess.run([*change, "state=idle"], env=conf, check=True)
+    assert person.types("cancel", run.folder).returncode == 0
+
+
 def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
     job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=SPLIT, companion={"enabled": False})
     run = started(site, job)
@@ -194,10 +255,10 @@ def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: s
     assert f"rank {rank} on" in eventually_failed(site, run)
 
 
-def started(site: Site, job: Path) -> RunPaths:
+def started(site: Site, job: Path, *words: str) -> RunPaths:
     """Submit a job without a companion; returns once it serves."""
     over = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(site.person.folder / job.stem))}"
-    answer = site.person.types("submit", job, "--cluster", site.profile, "--set", over)
+    answer = site.person.types("submit", job, "--cluster", site.profile, "--set", over, *words)
     assert answer.returncode == 0, answer.stderr
     folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
     run = RunPaths(folder.removeprefix("  folder "))

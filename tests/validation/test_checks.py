@@ -182,6 +182,37 @@ def test_a_partition_that_is_not_there_or_too_small(checked: Checked, slurm: Cal
     )
 
 
+PHASES = {
+    "engine": {"backend": "pytorch", "max_input_len": None},
+    "model": {"path": "/models/llama", "synthetic": None},
+    "serve": {"mode": "disaggregated", "disaggregated": {"context": {"servers": 4}}, "placement": "spread"},
+}
+
+
+def test_the_partitions_of_both_phases_are_judged(checked: Checked, slurm: Callable[..., None]) -> None:
+    slurm(limits=GPU_PARTITION)
+
+    def found(**phases: Any) -> dict[str, Any]:
+        return checked(needs=ALL, **PHASES, cluster={"partition": "gpu", "phases": phases})
+
+    assert "4 nodes of 8 GPUs" in found(context={"gpus_per_node": 4})["partition"].message
+    missing = found(generation={"partition": "big"})["partition"]
+    assert (
+        "no partition 'big'" in missing.message
+        and missing.hint == "set phases.generation.partition in the profile"
+    )
+    small = found(generation={"partition": "cpu"})["partition"]
+    assert "'cpu' has 0 GPUs" in small.message and "set phases.generation.gpus_per_node to 0" in (
+        small.hint or ""
+    )
+    limits = found(generation={"partition": "elsewhere"})["partition-limits"]
+    assert "the phase context of stage serve asks for 4 nodes" in limits.message
+    assert (
+        limits.hint
+        == "lower serve.disaggregated.context.servers, or set phases.context.partition in the profile"
+    )
+
+
 @pytest.mark.parametrize(
     ("gres", "words"),
     [

@@ -80,6 +80,19 @@ def test_a_release_without_the_mode_is_named(files: Folder) -> None:
     assert diagnostic.field == "serve.mode" and "0.15.0" in diagnostic.message
 
 
+def test_nodes_of_each_phase_are_not_counted_together(files: Folder) -> None:
+    job = SERVERS + "    generation: {servers: 2}\n  nodes: 2\n"
+    apart = "phases: {context: {partition: a}, generation: {gpus_per_node: 2}}\n"
+    diagnostic = files.diagnostic(job, NEWER + apart)
+    assert diagnostic.field == "serve.nodes" and "take 3 nodes, some for each phase" in diagnostic.message
+    assert files.load(job, NEWER).job.serve.nodes == 2
+
+
+def test_phases_of_nodes_are_for_slurm(files: Folder) -> None:
+    diagnostic = files.diagnostic(JOB, CLUSTER + "scheduler: local\nphases: {context: {partition: a}}\n")
+    assert (diagnostic.field, diagnostic.message) == ("phases", "is for Slurm, but scheduler is local")
+
+
 SERVERS = (
     JOB
     + "model: {path: /models/llama}\nengine: {backend: pytorch, tensor_parallel: 2}\n"

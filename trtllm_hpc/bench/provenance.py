@@ -14,11 +14,11 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.paths import RunPaths, read_plan, serve_steps
+from trtllm_hpc.paths import RunPaths, preflight_steps, read_plan, serve_steps
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
-from trtllm_hpc.runtime.records import Endpoint, RankRecord
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, rank_records
 from trtllm_hpc.scheduler.submission_record import read_submission
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
@@ -69,8 +69,9 @@ def _run(paths: RunPaths) -> dict[str, Any]:
 def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
     world_sizes = [int(size) for size in plan.get("world_sizes", ())]
     before = [sum(world_sizes[:instance]) for instance in range(len(world_sizes))]
+    preflights = [record for step in preflight_steps(paths) for record in rank_records(paths, step)]
     ranks = [
-        _rank(paths, step, rank, first + rank)
+        _rank(paths, step, rank, preflights[first + rank : first + rank + 1])
         for step, first, world_size in zip(serve_steps(len(world_sizes)), before, world_sizes, strict=True)
         for rank in range(world_size)
     ]
@@ -89,14 +90,14 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
     }
 
 
-def _rank(paths: RunPaths, step: str, rank: int, task: int) -> dict[str, Any]:
+def _rank(paths: RunPaths, step: str, rank: int, preflights: list[RankRecord]) -> dict[str, Any]:
     """Return where a rank runs, from its own record, and what the preflight found there.
 
     Args:
-        task: its number in the preflight, which has a task for each rank of all instances.
+        preflights: the record of the preflight's task for this rank, if there is one.
     """
     serving = RankRecord.read(paths.rank_record(step, rank))
-    preflight = RankRecord.read(paths.rank_record("preflight", task))
+    preflight = next(iter(preflights), None)
     record = serving or preflight
     if record is None:
         return {}

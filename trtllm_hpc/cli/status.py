@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 
 
 @click.command("status")
@@ -64,6 +64,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     endpoint = status.endpoint
     if endpoint is not None:
         console.print(f"endpoint: {endpoint.places} on {endpoint.host}")
+        if status.gateway_failure is not None:
+            console.print(f"gateway: {status.gateway_failure}")
+            console.print(f"next: trtllm-hpc logs {call_name(run)} --stage gateway")
         if endpoint.key_file is not None:
             console.print(f"key: {endpoint.key_file}")
         if endpoint.fingerprint is not None:

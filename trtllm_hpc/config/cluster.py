@@ -88,6 +88,34 @@ class Triton(Section):
     """Further options for every rank's ``tritonserver``, one word each."""
 
 
+class PhaseNodes(Section):
+    """What differs on the nodes of one phase of disaggregated serving; what is left out is the profile's."""
+
+    partition: OneLine | None = None
+    """Slurm's partition."""
+    account: OneLine | None = None
+    """Whom Slurm charges."""
+    qos: OneLine | None = None
+    """Slurm's quality of service."""
+    reservation: OneLine | None = None
+    """A reservation of nodes."""
+    constraint: OneLine | None = None
+    """Features that the nodes must have."""
+    gpus_per_node: Annotated[int, Field(ge=0, le=64)] | None = None
+    """GPUs of one node."""
+    gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """Slurm's name of the GPUs."""
+
+
+class Phases(Section):
+    """The nodes of both phases of disaggregated serving."""
+
+    context: PhaseNodes = Field(default_factory=PhaseNodes)
+    """Where prompts are computed, and the front runs."""
+    generation: PhaseNodes = Field(default_factory=PhaseNodes)
+    """Where answers are computed."""
+
+
 class ClusterProfile(Section):
     """A whole cluster profile."""
 
@@ -144,6 +172,9 @@ class ClusterProfile(Section):
     """``job``: a Slurm job of its own. ``overlap``: a step inside the server's allocation."""
     companion_partition: OneLine | None = None
     """Partition of the companion job, e.g. one without GPUs."""
+    phases: Phases | None = None
+    """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
+    component for each. ``None``: both phases share nodes that are alike."""
     runs_folder: AbsolutePath | None = None
     """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``."""
     engines_folder: AbsolutePath | None = None
@@ -161,6 +192,13 @@ class ClusterProfile(Section):
     def is_sandbox(self) -> bool:
         """Whether the nodes are those of a sandbox, which run on this machine and see its folders."""
         return self.slurm_conf is not None and _is_in_sandbox(self.slurm_conf)
+
+    def for_phase(self, role: str) -> ClusterProfile:
+        """Return the profile as the nodes of a phase have it, ``context`` or ``generation``."""
+        if self.phases is None:
+            return self
+        nodes: PhaseNodes = getattr(self.phases, role)
+        return self.model_copy(update=nodes.model_dump(exclude_none=True))
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class PlacedServer:
     number: int
     """Among all servers of the run."""
     first_node: int
-    """Within the job."""
+    """Within the job, or within the component of a heterogeneous one."""
     first_gpu: int
     """On that node, among those of the job."""
 
@@ -61,6 +61,8 @@ class ServerGroup:
     layout: Layout
     """Of one server."""
     servers: tuple[PlacedServer, ...]
+    component: int | None = None
+    """Of a heterogeneous job, whose nodes are this phase's alone; ``None``: the phases share nodes."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,20 @@ class Instances:
     """The servers of a disaggregated run, which are not alike; ``layout`` is the first group's."""
 
     @property
-    def allocation(self) -> Layout:
-        """All instances together: what the job asks for."""
+    def components(self) -> tuple[Layout, ...]:
+        """What the job asks for; several only of a heterogeneous one."""
+        if any(group.component is not None for group in self.groups):
+            return tuple(_allocation((group,)) for group in self.groups)
+        return (self._allocation,)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the job, in all its components."""
+        return sum(one.nodes for one in self.components)
+
+    @property
+    def _allocation(self) -> Layout:
+        """All instances together."""
         if self.groups:
             return _allocation(self.groups)
         one = self.layout
@@ -124,10 +138,11 @@ def seats(instances: Instances) -> list[str]:
     found = []
     for group in instances.groups:
         one = group.layout
+        whose = "" if group.component is None else f"{group.role} "
         for server in group.servers:
             last_node = server.first_node + one.nodes - 1
-            several = f"nodes {server.first_node}-{last_node}"
-            nodes = several if one.nodes > 1 else f"node {server.first_node}"
+            several = f"{whose}nodes {server.first_node}-{last_node}"
+            nodes = several if one.nodes > 1 else f"{whose}node {server.first_node}"
             ranks = f"{one.world_size} rank{'s' * (one.world_size > 1)}"
             last_gpu = server.first_gpu + one.gpus_per_node - 1
             gpus = f"{server.first_gpu}-{last_gpu}" if one.gpus_per_node > 1 else f"{server.first_gpu}"
@@ -148,29 +163,44 @@ def _allocation(groups: tuple[ServerGroup, ...]) -> Layout:
     return Layout(len(ranks) * fullest, len(ranks), fullest, fullest if has_gpus else 0)
 
 
-def place_groups(wanted: Sequence[tuple[str, int, int]], gpus_per_node: int, *, spread: bool) -> Instances:
+@dataclass(frozen=True)
+class WantedGroup:
+    """The servers of one phase, before they have a place."""
+
+    role: str
+    servers: int
+    world_size: int
+    """Ranks of each."""
+    gpus_per_node: int
+    """GPUs that the phase's nodes have; 0 for none."""
+
+
+def place_groups(wanted: Sequence[WantedGroup], *, spread: bool, apart: bool = False) -> Instances:
     """Place the servers of a disaggregated run, in their order, each on as few nodes as the GPUs allow.
 
     Args:
-        wanted: role, number of servers and ranks of each, by group.
-        gpus_per_node: GPUs that the cluster has on each node; 0 for none.
         spread: no two servers on a node.
+        apart: each group has nodes of its own, a component of a heterogeneous job.
     """
     node = used = number = 0
-    groups, on_node = [], dict[int, int]()
-    for role, count, world_size in wanted:
-        layout = make_layout(world_size, None, gpus_per_node)
+    groups, on_node = [], dict[tuple[int | None, int], int]()
+    for place, group in enumerate(wanted):
+        component = place if apart else None
+        if apart:
+            node = used = 0
+        gpus_per_node = group.gpus_per_node
+        layout = make_layout(group.world_size, None, gpus_per_node)
         servers = []
-        for _ in range(count):
+        for _ in range(group.servers):
             is_full = gpus_per_node and used + layout.ranks_per_node > gpus_per_node
             if used and (spread or layout.nodes > 1 or is_full):
                 node, used = node + 1, 0
             servers.append(PlacedServer(number, node, used))
-            on_node[node] = on_node.get(node, 0) + 1
+            on_node[component, node] = on_node.get((component, node), 0) + 1
             number, used = number + 1, used + layout.ranks_per_node
             if layout.nodes > 1:
                 node, used = node + layout.nodes, 0
-        groups.append(ServerGroup(role, layout, tuple(servers)))
+        groups.append(ServerGroup(group.role, layout, tuple(servers), component))
     return Instances(number, max(on_node.values()), groups[0].layout, groups=tuple(groups))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.checkpoint import loaded_model
 from trtllm_hpc.plan.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.plan.mounts import all_mounts
@@ -45,6 +45,15 @@ class Dependency:
 
 
 @dataclass(frozen=True)
+class Component:
+    """What one component of a job asks for; only a heterogeneous job has several."""
+
+    directives: tuple[Directive, ...]
+    gpus: int
+    """On each node."""
+
+
+@dataclass(frozen=True)
 class Stage:
     """One batch script."""
 
@@ -55,6 +64,13 @@ class Stage:
     cpus_per_task: int
     gpus: int = 0
     """On each node."""
+    further: tuple[Component, ...] = ()
+    """Of a heterogeneous job, after the component whose first node runs the script."""
+
+    @property
+    def components(self) -> tuple[Component, ...]:
+        """All that the job asks for; several only of a heterogeneous one."""
+        return (Component(self.directives, self.gpus), *self.further)
 
 
 @dataclass(frozen=True)
@@ -147,8 +163,25 @@ class Plan:
 
     @property
     def allocation(self) -> Layout:
-        """What the serve stage asks for: all instances together."""
-        return self.instances.allocation
+        """What the serve stage asks for: all instances together, or those of one component."""
+        return self.instances.components[self.component or 0]
+
+    @property
+    def component(self) -> int | None:
+        """The component of a heterogeneous job whose nodes the scripts are for; ``None`` of another job."""
+        if self.phase is not None:
+            return self.phase.component
+        return 0 if len(self.instances.components) > 1 else None
+
+    @property
+    def preflight(self) -> str:
+        """The preflight's step on these nodes."""
+        return preflight_step(self.component or 0)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The plan as each component of a heterogeneous job has it; of another job the plan itself."""
+        return (self,) if self.component is None else self.phases
 
     @property
     def has_door(self) -> bool:
@@ -209,8 +242,8 @@ class Plan:
 
     @property
     def cluster(self) -> ClusterProfile:
-        """The cluster profile."""
-        return self.facts.cluster
+        """The cluster profile, as the phase's nodes have it."""
+        return self.facts.cluster if self.phase is None else self.facts.cluster.for_phase(self.phase.role)
 
     def stage(self, name: str) -> Stage | None:
         """The stage of that name, or ``None`` if this run has none."""
@@ -276,7 +309,7 @@ class Plan:
         record["layout"] = asdict(self.layout)
         record["instances"] = self.instances.count
         record["world_sizes"] = self.instances.world_sizes
-        record["tasks"] = self.allocation.world_size
+        record["tasks"] = [one.world_size for one in self.instances.components]
         record["model"] = self.job.model.path or self.job.model.synthetic
         record["repository"] = [model.name for model in self.repository_models]
         record["server"] = asdict(self.server)
@@ -299,6 +332,10 @@ def read_stages(record: Mapping[str, Any]) -> tuple[Stage, ...]:
             after=tuple(Dependency(**one) for one in stage["after"]),
             cpus_per_task=stage["cpus_per_task"],
             gpus=stage["gpus"],
+            further=tuple(
+                Component(tuple(Directive(**it) for it in one["directives"]), one["gpus"])
+                for one in stage.get("further", ())
+            ),
         )
         for stage in record["stages"]
     )

@@ -12,7 +12,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.checkpoint import quantize_step
 from trtllm_hpc.plan.disaggregated import front_command, front_file, phases_of, transfer_environment
-from trtllm_hpc.plan.layout import Instances, Layout, one_node, place, place_groups, seats
+from trtllm_hpc.plan.layout import Instances, Layout, WantedGroup, one_node, place, place_groups, seats
 from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
 from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.plan.stages import make_stages
@@ -74,7 +74,7 @@ def make_plan(
         templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
-        stages=make_stages(job, cluster, instances.allocation, paths, builds=bool(steps)),
+        stages=make_stages(job, cluster, instances, paths, builds=bool(steps)),
         served_engines=_served_engines(job, engine, str(paths.side_output(GENERATION_STEP))),
         facts=facts,
         notes=(*notes, *seats(instances), *_release_notes(facts), *_door_notes(job)),
@@ -83,7 +83,7 @@ def make_plan(
 
 def with_engine(plan: Plan, engine: str) -> Plan:
     """Return the plan without its build stage: the engine is in the cache."""
-    stages = make_stages(plan.job, plan.cluster, plan.allocation, RunPaths(plan.run_folder), builds=False)
+    stages = make_stages(plan.job, plan.cluster, plan.instances, RunPaths(plan.run_folder), builds=False)
     return replace(plan, engine_found=engine, stages=stages)
 
 
@@ -91,14 +91,17 @@ def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
     """Return how the instances and their ranks are spread over nodes and GPUs."""
     phases = job.serve.disaggregated
     if job.serve.mode == "disaggregated" and phases is not None and job.frontend == "openai":
-        return place_groups(
-            [
-                (role, phase.servers, job.with_phase(phase).engine.world_size)
-                for role, phase in phases_of(phases)
-            ],
-            cluster.gpus_per_node,
-            spread=job.serve.placement == "spread",
-        )
+        wanted = [
+            WantedGroup(
+                role,
+                phase.servers,
+                job.with_phase(phase).engine.world_size,
+                cluster.for_phase(role).gpus_per_node,
+            )
+            for role, phase in phases_of(phases)
+        ]
+        spread = job.serve.placement == "spread"
+        return place_groups(wanted, spread=spread, apart=cluster.phases is not None)
     if job.serve.mode == "disaggregated" and phases is not None:
         # The orchestrator, and a rank for each GPU of each copy.
         ranks = 1 + sum(map(len, phases.context.instances + phases.generation.instances))

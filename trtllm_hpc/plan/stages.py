@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.layout import Layout, one_node
-from trtllm_hpc.plan.model import Dependency, Directive, Stage
+from trtllm_hpc.plan.layout import Instances, Layout, one_node
+from trtllm_hpc.plan.model import Component, Dependency, Directive, Stage
 
 _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
@@ -28,7 +28,7 @@ class _Resources:
 
 
 def make_stages(
-    job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths, *, builds: bool
+    job: JobFile, cluster: ClusterProfile, instances: Instances, paths: RunPaths, *, builds: bool
 ) -> tuple[Stage, ...]:
     """The stages of a run, in the order of submission."""
     build, serve, companion = job.build, job.serve, job.companion
@@ -39,10 +39,14 @@ def make_stages(
         asked = _Resources(one, build.cpus, build.memory_gib, build.time_limit_minutes)
         stages.append(_stage("build", job, cluster, paths, asked, ()))
     warning = serve.drain_seconds + _STOP_SECONDS if serve.renew else None
-    asked = _Resources(
-        layout, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes, warning
-    )
-    stages.append(_stage("serve", job, cluster, paths, asked, built))
+    resources = [
+        _Resources(layout, serve.cpus_per_rank, serve.memory_gib_per_node, serve.time_limit_minutes, warning)
+        for layout in instances.components
+    ]
+    profiles = [cluster.for_phase(group.role) for group in instances.groups] or [cluster]
+    first = _stage("serve", job, profiles[0], paths, resources[0], built)
+    others = zip(profiles[1:], resources[1:], strict=False)
+    stages.append(replace(first, further=tuple(_component(*one) for one in others)))
     if companion.enabled and cluster.companion == "job":
         one = one_node(1, 0)
         asked = _Resources(one, companion.cpus, companion.memory_gib, companion.time_limit_minutes)
@@ -68,20 +72,37 @@ def _stage(
     asked: _Resources,
     after: tuple[Dependency, ...],
 ) -> Stage:
-    directives = (*_common(name, job.name, cluster, paths), *_resources(name, cluster, asked))
-    raw = (option.partition("=") for option in cluster.sbatch_options)
-    further = (Directive(option, value if separator else None) for option, separator, value in raw)
-    return Stage(name, (*directives, *further), after, asked.cpus, asked.layout.gpus_per_node)
+    directives = (
+        *_common(name, job.name, paths),
+        *_nodes(cluster, cluster.companion_partition if name == "companion" else None),
+        *_resources(name, cluster, asked),
+        *_profile_options(cluster),
+    )
+    return Stage(name, directives, after, asked.cpus, asked.layout.gpus_per_node)
 
 
-def _common(stage: str, name: str, cluster: ClusterProfile, paths: RunPaths) -> Iterator[Directive]:
-    partition = cluster.companion_partition if stage == "companion" else None
+def _component(cluster: ClusterProfile, asked: _Resources) -> Component:
+    """A component of the serve stage after the first, which names the job and its log."""
+    directives = (*_nodes(cluster), *_resources("serve", cluster, asked), *_profile_options(cluster))
+    return Component(directives, asked.layout.gpus_per_node)
+
+
+def _profile_options(cluster: ClusterProfile) -> Iterator[Directive]:
+    for text in cluster.sbatch_options:
+        option, separator, value = text.partition("=")
+        yield Directive(option, value if separator else None)
+
+
+def _common(stage: str, name: str, paths: RunPaths) -> Iterator[Directive]:
     yield Directive("--job-name", f"{name}-{stage}")
     yield Directive("--output", str(paths.batch_log(stage)))
     # A requeued or resubmitted job must not overwrite the log of the attempt before.
     yield Directive("--open-mode", "append")
     # A requeued job would start a server without a companion.
     yield Directive("--no-requeue")
+
+
+def _nodes(cluster: ClusterProfile, partition: str | None = None) -> Iterator[Directive]:
     for option, value in (
         ("--partition", partition or cluster.partition),
         ("--account", cluster.account),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.records import Event, read_events
@@ -79,9 +80,14 @@ def planned_gpus(paths: RunPaths) -> dict[str, int]:
     """Return the GPUs that each stage asks for, on all of its nodes."""
     found = {}
     for stage in read_plan(paths).get("stages", []):
-        options = {one["option"]: one["value"] for one in stage.get("directives", [])}
-        found[stage["name"]] = int(stage.get("gpus", 0)) * int(options.get("--nodes") or 1)
+        components = (stage, *stage.get("further", ()))
+        found[stage["name"]] = sum(int(one.get("gpus", 0)) * _nodes_of(one) for one in components)
     return found
+
+
+def _nodes_of(component: Mapping[str, Any]) -> int:
+    options = {one["option"]: one["value"] for one in component.get("directives", ())}
+    return int(options.get("--nodes") or 1)
 
 
 def earlier_gpu_hours(paths: RunPaths, started: Mapping[str, float | None]) -> float:

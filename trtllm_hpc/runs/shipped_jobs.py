@@ -88,7 +88,7 @@ def _described(name: str, path: Path) -> ShippedJob:
     if job is None:
         raise ConfigError([*diagnostics, *wrong])
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
-    layout = instances_of(job, cluster).allocation
+    [layout] = instances_of(job, cluster).components
     needs_gpus = job.engine.backend != "reference"
     text = path.read_text(encoding="utf-8")
     return ShippedJob(

@@ -99,6 +99,8 @@ class RunStatus:
     """What it has used."""
     bad_nodes: tuple[BadNode, ...] = ()
     """Nodes because of which servers of the run have ended; its next jobs do not get them."""
+    gateway_failure: str | None = None
+    """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
 
     @property
     def settled(self) -> bool:
@@ -159,6 +161,7 @@ def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord 
         causes,
         run_use(paths, stages),
         bad_nodes(paths),
+        _gateway_failure(paths) if endpoint is not None else None,
     )
 
 
@@ -242,6 +245,17 @@ def _causes(
         reported=_reported(paths, stage) or (None if first is None else first.told or first.record.reason),
         servers=servers,
     )
+
+
+def _gateway_failure(paths: RunPaths) -> str | None:
+    """Return why the present server's gateway is no longer started."""
+    why = None
+    for event in read_events(paths, "serve"):
+        if event.name == "gateway_failed":
+            why = str(event.data.get("why", "it has ended"))
+        elif event.name == "stage_begin":
+            why = None
+    return why
 
 
 def _rank_failure(paths: RunPaths, failed: StageStatus) -> RankFailure | None:

@@ -135,7 +135,7 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
     # Of a run that is resumed: its last server may have ended because of a node.
     excluded = exclude_option(paths) if stage.name == "serve" else ""
-    options = (excluded,) if excluded else ()
+    options = (excluded, *(":", excluded) * len(stage.further)) if excluded else ()
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
 
 

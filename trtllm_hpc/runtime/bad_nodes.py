@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trtllm_hpc.paths import RunPaths, instance_count, read_json, serve_steps, write_json
+from trtllm_hpc.paths import RunPaths, instance_count, preflight_steps, read_json, serve_steps, write_json
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.heartbeat import SILENT
 from trtllm_hpc.runtime.records import RankRecord, add_event, known_fields, rank_records
@@ -79,7 +79,8 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     has_failed = state.startswith("NODE_FAIL")
     told = _told_by_supervisor(paths)
-    for number, step in enumerate(("preflight", *serve_steps(instance_count(paths))), start=-1):
+    before = preflight_steps(paths)
+    for number, step in enumerate((*before, *serve_steps(instance_count(paths))), start=-len(before)):
         records = rank_records(paths, step)
         if first_to_fail(records, over=True) is None:
             continue

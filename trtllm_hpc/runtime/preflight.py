@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
     disk_space,
     engine_files,
@@ -71,6 +71,8 @@ class Expected:
     """Folder of the model, if the server loads it itself."""
     programs: tuple[str, ...] = ()
     """What must be there for the server to start."""
+    component: int = 0
+    """Of a heterogeneous job, whose nodes this preflight looks at."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
     )
-    _record(paths, found, started_at)
+    _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
     problem = find_problem(gathered, expected, all_ranks=with_mpi) if gathered is not None else None
@@ -253,9 +255,9 @@ def _describe(found: Found) -> str:
     )
 
 
-def _record(paths: RunPaths, found: Found, started_at: float) -> None:
+def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None:
     RankRecord(
-        step="preflight",
+        step=step,
         rank=found.task,
         world_size=found.world_size,
         job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
@@ -265,7 +267,7 @@ def _record(paths: RunPaths, found: Found, started_at: float) -> None:
         ended_at=time.time(),
         exit_code=0,
         details=asdict(found),
-    ).write(paths.rank_record("preflight", found.task))
+    ).write(paths.rank_record(step, found.task))
 
 
 # Comparison with the plan -----------------------------------------------------------------

@@ -98,18 +98,19 @@ class Slurm:
         """Submit a script unchanged; return the job id.
 
         Args:
-            further: options of sbatch, which go before those in the script.
+            further: options of sbatch, which go before those in the script; those of the next component of a
+                heterogeneous job follow a ``:``.
 
         Raises:
             SubmissionError: sbatch is missing, or refused the script (with its message).
         """
-        options = ["--parsable", *further]
+        options = ["--parsable"]
         if dependency is not None:
             # A stage whose predecessor failed must leave the queue.
             options += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
         # A session of its own: Ctrl-C in the terminal must not cut a submission
         # in two, between Slurm taking the job and its id being written down.
-        answer = self._run(["sbatch", *options, str(script)], environment, new_session=True)
+        answer = self._run(["sbatch", *options, *further, str(script)], environment, new_session=True)
         if answer.returncode:
             raise _refused(answer, f"sbatch refused {script}")
         # "JOBID" or "JOBID;CLUSTER" (sbatch(1), --parsable).
@@ -150,7 +151,7 @@ class Slurm:
         if answer.returncode:
             raise _refused(answer, "squeue failed")
         lines = (line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
-        return {wanted[script]: job_id for job_id, script in lines if script in wanted}
+        return {wanted[script]: whole_job(job_id) for job_id, script in lines if script in wanted}
 
     def nodes(self, partition: str | None) -> list[str]:
         """Return a line ``NODE|HOST NAME|STATE`` for each node; none if Slurm does not tell."""
@@ -180,7 +181,7 @@ class Slurm:
             if "Invalid job id" in answer.stderr:
                 return {}  # all of them have left the queue
             raise _refused(answer, "squeue failed")
-        found = {}
+        found = []
         for line in answer.stdout.splitlines():
             row = [*line.split("|"), *[""] * 10][:11]
             job_id, state, reason, nodes, partition = row[:5]
@@ -192,8 +193,8 @@ class Slurm:
             account, qos, priority = row[8:]
             number = int(priority) if priority.isdecimal() else None
             waits = parsed.name == "PENDING"
-            found[job_id] = replace(info, account=account, qos=qos, priority=number) if waits else info
-        return found
+            found.append(replace(info, account=account, qos=qos, priority=number) if waits else info)
+        return _by_job(found)
 
     def _unavailable_nodes(self, partition: str) -> str:
         """Return which nodes of a partition are down or drained, and why, in the administrator's words."""
@@ -211,7 +212,7 @@ class Slurm:
                 "--noheader",
                 "--parsable2",
                 "--allocations",
-                "--format=JobIDRaw,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw",
+                "--format=JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw",
                 f"--jobs={','.join(job_ids)}",
             ],
             _SECONDS,
@@ -221,7 +222,7 @@ class Slurm:
             # events have to suffice.
             self._no_accounting = True
             return {}
-        found = {}
+        found = []
         for line in answer.stdout.splitlines():
             job_id, state, code, nodes, *moments, given, energy = [*line.split("|"), *[""] * 8][:9]
             parsed = parse_state(state)
@@ -229,24 +230,20 @@ class Slurm:
                 times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
                 info = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code), times)
                 # Energy is 0 or empty where it is not measured.
-                found[job_id] = replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy))
-        return found
+                found.append(replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy)))
+        return _by_job(found)
 
     def _scontrol(self, job_id: str) -> JobInfo | None:
         answer = self._run(["scontrol", "--oneliner", "show", "job", job_id])
         if answer.returncode:
             return None  # the controller forgets a job after MinJobAge
-        fields = dict(re.findall(r"(\w+)=(\S*)", answer.stdout))
-        if "JobState" not in fields:
-            return None
-        return JobInfo(
-            job_id,
-            parse_state(fields["JobState"]),
-            "",
-            "",
-            _nodes(fields.get("NodeList", "")),
-            *_exit(fields.get("ExitCode", "")),
-        )
+        found = []
+        for line in answer.stdout.splitlines():  # one for each component
+            fields = dict(re.findall(r"(\w+)=(\S*)", line))
+            if "JobState" in fields:
+                state, nodes = parse_state(fields["JobState"]), _nodes(fields.get("NodeList", ""))
+                found.append(JobInfo(job_id, state, "", "", nodes, *_exit(fields.get("ExitCode", ""))))
+        return _by_job(found).get(job_id)
 
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
@@ -313,6 +310,40 @@ def run_command(
 def is_installed() -> bool:
     """Return whether Slurm's sbatch is on this machine."""
     return shutil.which("sbatch") is not None
+
+
+def whole_job(job_id: str) -> str:
+    """Return the id of a job from that of a component of a heterogeneous one, as ``123`` from ``123+1``."""
+    return job_id.partition("+")[0]
+
+
+def _by_job(components: Iterable[JobInfo]) -> dict[str, JobInfo]:
+    """Return jobs by id; the components of a heterogeneous one are told together."""
+    jobs: dict[str, list[JobInfo]] = {}
+    for component in sorted(components, key=lambda one: one.job_id):  # squeue has an order of its own
+        jobs.setdefault(whole_job(component.job_id), []).append(component)
+    return {job_id: replace(_together(some), job_id=job_id) for job_id, some in jobs.items()}
+
+
+def _together(components: Sequence[JobInfo]) -> JobInfo:
+    """Return one component, with the nodes of all: one that lives, else one that failed by itself."""
+
+    def order(one: JobInfo) -> tuple[bool, bool, bool]:
+        name = one.state.name
+        return one.state.final, name in ("COMPLETED", "CANCELLED"), name == "COMPLETED"
+
+    if len(components) == 1:
+        return components[0]
+    gpus = [one.gpus for one in components if one.gpus is not None]
+    energies = [one.energy_j for one in components if one.energy_j is not None]
+    return replace(
+        min(components, key=order),
+        reason=next((one.reason for one in components if one.reason not in ("", "None")), ""),
+        unavailable=next((one.unavailable for one in components if one.unavailable), ""),
+        nodes=",".join(one.nodes for one in components if one.nodes),
+        gpus=sum(gpus) if gpus else None,
+        energy_j=sum(energies) if energies else None,
+    )
 
 
 def _nodes(text: str) -> str:

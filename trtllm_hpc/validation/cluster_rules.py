@@ -105,6 +105,7 @@ _SLURM_ONLY = (
     "sbatch_options",
     "srun_options",
     "companion_partition",
+    "phases",
 )
 
 

@@ -241,7 +241,7 @@ def shared(context: Context) -> Diagnostic:
 
 def locked(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
-    if not context.on_slurm or (context.has_job and context.plan.allocation.nodes == 1):
+    if not context.on_slurm or (context.has_job and context.plan.instances.nodes == 1):
         return ok("one node needs no locked memory for a network card")
     return unknown("the preflight looks at the limit on locked memory on each node")
 

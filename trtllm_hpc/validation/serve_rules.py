@@ -232,8 +232,12 @@ def _servers_can_be_split(facts: JobFacts) -> Diagnostics:
     phases = serve.disaggregated
     if phases is None:
         return
-    needed = instances_of(job, cluster).allocation.nodes
-    if serve.nodes is not None and serve.nodes != needed:
+    needed = instances_of(job, cluster).nodes
+    if serve.nodes is not None and serve.nodes != needed and cluster.phases is not None:
+        message = f"the servers of both phases take {needed} nodes, some for each phase as the profile says"
+        hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
+        yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)
+    elif serve.nodes is not None and serve.nodes != needed:
         message = f"the servers of both phases take {needed} nodes of {cluster.gpus_per_node} GPUs"
         hint = f"set it to {needed}, or leave it out; serve.placement: spread gives each server its own"
         yield in_job("conflict", "serve.nodes", message, hint, serve.nodes)

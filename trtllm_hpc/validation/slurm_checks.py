@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from trtllm_hpc.config.cluster import REAL_GPU
-from trtllm_hpc.errors import WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.config.cluster import REAL_GPU, ClusterProfile
+from trtllm_hpc.errors import OK, WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
     minutes_of,
@@ -94,9 +94,21 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
 
 
 def partition(context: Context) -> Diagnostic | None:
-    """The partition exists, and has as many GPUs in a node as the profile says."""
-    name = context.cluster.partition
-    if not context.on_slurm or name is None:
+    """The partitions exist, and have as many GPUs in a node as the profile says."""
+    if not context.on_slurm:
+        return None
+    phases = ("context", "generation") if context.cluster.phases is not None else ()
+    answers = [_partition(context, context.cluster, "")]
+    answers += [_partition(context, context.cluster.for_phase(it), f"phases.{it}.") for it in phases]
+    found = [answer for answer in answers if answer is not None]
+    wrong = next((answer for answer in found if answer.state != OK), None)
+    return wrong or (ok("; ".join(dict.fromkeys(answer.message for answer in found))) if found else None)
+
+
+def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnostic | None:
+    """Judge the partition of a profile, or of one phase, whose keys in the profile begin with ``keys``."""
+    name = cluster.partition
+    if name is None:
         return None
     try:
         found = [item for item in context.partitions if item.name == name]
@@ -104,24 +116,25 @@ def partition(context: Context) -> Diagnostic | None:
         return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
     if not found:
         names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
-        return fail(f"there is no partition {name!r}; you may see {names}", "set partition in the profile")
-    kind = context.cluster.gpu_type
+        message = f"there is no partition {name!r}; you may see {names}"
+        return fail(message, f"set {keys}partition in the profile")
+    kind = cluster.gpu_type
     if kind is not None and kind not in {item.gpu_type for item in found}:
         kinds = ", ".join(sorted({item.gpu_type for item in found} - {""})) or "none by a type"
         message = f"the partition {name!r} has no GPUs of type {kind!r}; it has {kinds}"
-        return fail(message, "set gpu_type in the profile to one of these, or remove it")
+        return fail(message, f"set {keys}gpu_type in the profile to one of these, or remove it")
     found = [item for item in found if kind in (None, item.gpu_type)]
-    most, wanted = max(item.gpus_per_node for item in found), context.cluster.gpus_per_node
-    if context.cluster.gpu_request != "none" and most < wanted:
+    most, wanted = max(item.gpus_per_node for item in found), cluster.gpus_per_node
+    if cluster.gpu_request != "none" and most < wanted:
         gpus = f"{most} GPU{'s' * (most != 1)}"
         message = f"a node of the partition {name!r} has {gpus}, but the profile says {wanted}"
-        hint = f"set gpus_per_node to {most} in the profile, or choose another partition"
-        if context.cluster.is_sandbox:
-            hint = f"--set cluster.gpus_per_node={most}"
+        hint = f"set {keys}gpus_per_node to {most} in the profile, or choose another partition"
+        if cluster.is_sandbox:
+            hint = f"--set cluster.{keys}gpus_per_node={most}"
         return fail(message, hint)
     nodes = sum(item.nodes for item in found)
     source = ""
-    if context.cluster.is_sandbox and most:
+    if cluster.is_sandbox and most:
         real = any(item.gpu_type == REAL_GPU for item in found)
         source = ", the machine's own" if real else ", claimed: there is no GPU behind them"
     gpus = f"{most} GPU{'s' * (most != 1)}"
@@ -141,36 +154,46 @@ def limits(context: Context) -> Diagnostic | None:
         return unknown(f"the partitions' limits cannot be read: {_reason(error)}", "scontrol show partition")
     default = next((item.name for item in known.values() if item.is_default), "")
     for stage in context.plan.stages:
-        asked = {directive.option: str(directive.value) for directive in stage.directives}
-        names = asked.get("--partition", default).split(",")
-        found = [_beyond(stage.name, asked, known[name]) for name in names if name in known]
-        if found and found[0] is not None and all(found):  # of several partitions one is enough
-            # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
-            return replace(found[0], state=WARN) if "--qos" in asked else found[0]
+        for number, component in enumerate(stage.components):
+            asked = {directive.option: str(directive.value) for directive in component.directives}
+            names = asked.get("--partition", default).split(",")
+            phase = context.plan.instances.groups[number].role if stage.further else None
+            found = [_beyond(stage.name, phase, asked, known[name]) for name in names if name in known]
+            if found and found[0] is not None and all(found):  # of several partitions one is enough
+                # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
+                return replace(found[0], state=WARN) if "--qos" in asked else found[0]
     return ok("every stage asks for no more than its partition allows")
 
 
-def _beyond(stage: str, asked: Mapping[str, str], most: PartitionLimits) -> Diagnostic | None:
-    """Return what a stage asks for beyond a partition's limits; ``None`` if it fits."""
-    where = f"the partition {most.name!r}"
-    elsewhere = f"set {'companion_' if stage == 'companion' else ''}partition in the profile"
+def _beyond(
+    stage: str, phase: str | None, asked: Mapping[str, str], most: PartitionLimits
+) -> Diagnostic | None:
+    """Return what a stage, or a phase of it, asks for beyond a partition's limits; ``None`` if it fits."""
+    where, who = f"the partition {most.name!r}", f"stage {stage}"
+    key, fewer = "partition", f"set serve.nodes to {most.nodes} or less"
+    if stage == "companion":
+        key = "companion_partition"
+    elif phase is not None:
+        key, fewer = f"phases.{phase}.partition", f"lower serve.disaggregated.{phase}.servers"
+        who = f"the phase {phase} of stage {stage}"
+    elsewhere = f"set {key} in the profile"
     nodes, minutes = asked.get("--nodes", ""), minutes_of(asked.get("--time", ""))
     if most.nodes is not None and nodes.isdigit() and int(nodes) > most.nodes:
         has = f"{most.nodes} node{'s' * (most.nodes != 1)}"
-        message = f"stage {stage} asks for {nodes} nodes, but {where} gives a job at most {has}"
-        return fail(message, f"set serve.nodes to {most.nodes} or less, or {elsewhere}")
+        message = f"{who} asks for {nodes} nodes, but {where} gives a job at most {has}"
+        return fail(message, f"{fewer}, or {elsewhere}")
     if minutes is not None and most.minutes is not None and minutes > most.minutes:
-        message = f"stage {stage} asks for {minutes} minutes, but {where} allows {most.minutes}"
+        message = f"{who} asks for {minutes} minutes, but {where} allows {most.minutes}"
         return fail(message, f"set {stage}.time_limit_minutes to {most.minutes} or less, or {elsewhere}")
     account = asked.get("--account")
     if account is not None and most.accounts is not None and account not in most.accounts:
-        message = f"{where} of stage {stage} does not take the account {account!r}"
+        message = f"{where} of {who} does not take the account {account!r}"
         return fail(message, f"set account in the profile to one of {', '.join(sorted(most.accounts))}")
     if most.groups is not None and os.getuid() != 0 and not most.groups & _own_groups():
-        message = f"{where} of stage {stage} is only for the groups {', '.join(sorted(most.groups))}"
+        message = f"{where} of {who} is only for the groups {', '.join(sorted(most.groups))}"
         return fail(message, f"ask your site, or {elsewhere}")
     if most.state != "UP":
-        message = f"{where} of stage {stage} is {most.state}: nothing starts there"
+        message = f"{where} of {who} is {most.state}: nothing starts there"
         return warn(message, f"wait, ask your site, or {elsewhere}")
     return None
 

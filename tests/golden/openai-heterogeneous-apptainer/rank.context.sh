@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# One rank of the server; every task of the serve step runs this.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/openai-heterogeneous-apptainer'
+rank=${SLURM_PROCID}
+# Two jobs may share a node, and two ranks too: the name of the shared memory
+# that Triton's Python backend makes carries both.
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
+
+# The instances of a node share its cores; by default each would start a thread for every one.
+cores=$(($(nproc) / 8))
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores : 1))}"
+
+# This instance's share of the node's GPUs.
+IFS=, read -ra gpus <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3,4,5,6,7}"
+firsts=([0]=0 [1]=4)
+CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${gpus[*]:firsts[TRTLLM_HPC_INSTANCE]:4}")
+export CUDA_VISIBLE_DEVICES
+
+# Containers on Slurm have no --ulimit option: take what the host allows.
+ulimit -S -l "$(ulimit -H -l)"
+
+# Upstream's own scripts for Slurm do so: the KV cache goes by other ways than MPI.
+unset UCX_TLS
+arguments=(
+  /models/DeepSeek-V3
+  --backend=pytorch
+  --tp_size=4
+  --pp_size=1
+  --gpus_per_node=4
+  --max_num_tokens=8192
+  '--extra_llm_api_options=/scratch/ana/runs of june/openai-heterogeneous-apptainer/llm_api.context.yaml'
+  --host="${TRTLLM_HPC_OPENAI%:*}"
+  --port="${TRTLLM_HPC_OPENAI##*:}"
+)
+
+exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=4 \
+  --ranks-per-node=4 --prefix="$prefix" \
+  --ready-timeout-seconds=600 --hang-seconds=45 \
+  --instance="$TRTLLM_HPC_INSTANCE" --step="serve.$TRTLLM_HPC_INSTANCE" \
+  --server=trtllm-serve --frontend=openai --launcher=trtllm-llmapi-launch -- "${arguments[@]}"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# One instance of the server: 4 ranks. The supervisor starts this with the instance's number.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/openai-heterogeneous-pyxis'
+python=/opt/trtllm-hpc/bin/python3
+export TRTLLM_HPC_INSTANCE="$1"
+step=serve."$TRTLLM_HPC_INSTANCE"
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
+# A signal is for the ranks; what they leave is removed below.
+trap : TERM INT HUP
+
+# Its first node within the job, where its leader runs, and the leader's address.
+firsts=([0]=0 [1]=0)
+first=${firsts[TRTLLM_HPC_INSTANCE]}
+leader=$(srun --het-group=0 --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+  "$python" "$run/runtime.pyz" leader)
+read -r MASTER_ADDR SERVER_PORT _ _ MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT TRTLLM_HPC_OPENAI="$MASTER_ADDR:$SERVER_PORT"
+
+# One trtllm-llmapi-launch for each rank; the first that fails ends the others.
+status=0
+tasks=(--ntasks=4 --ntasks-per-node=4 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=1 --ntasks-per-node=1 --cpus-per-task=8)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 4)
+fi
+env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+srun --het-group=0 --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
+  --open-mode=append \
+  --container-image='nvcr.io#nvidia/tensorrt-llm/release:1.2.0' \
+  --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
+  --container-mounts="$TRTLLM_HPC_MOUNTS" \
+  --no-container-mount-home \
+  "${launcher[@]}" \
+  bash "$run/scripts/rank.context.sh" || status=$?
+
+# A rank that was killed could not remove its shared memory and its scratch folder.
+timeout 30 srun --het-group=0 --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+  --open-mode=append --output="$run/logs/serve.out" \
+  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+exit "$status"
