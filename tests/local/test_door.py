@@ -299,10 +299,30 @@ def lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
     assert all(line.strip() in shown for line in found["python"].splitlines())
     typed = subprocess.run(["bash", "-c", found["curl"]], capture_output=True, text=True, check=True)
     text = json.loads(typed.stdout)["choices"][0]["text"]
+    # Only what reads the key is in the list of processes, and not the key.
+    shown_words = subprocess.run(
+        ["bash", "-c", f"curl() {{ printf '%s\\n' \"$@\"; }}; {found['curl']}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (run.folder / "key").read_text().strip() not in shown_words.stdout
     program = subprocess.run(
         [sys.executable, "-c", found["python"]], capture_output=True, text=True, check=True
     )
     assert text and program.stdout.strip()
+
+
+def every_way_answers_the_same(run: RunPaths) -> None:
+    """Also where OpenAI's protocol lacks what is asked for."""
+    asked = ("client", run.folder, "a cat", "--max-tokens", "8", "--check")
+    told = types(*asked, "--json")
+    assert told.returncode == 0, told.stderr
+    ways = [answer["way"] for answer in (documented("client", line) for line in told.stdout.splitlines())]
+    assert {way.partition(" (")[2] for way in ways} >= {"grpc)", "http)", "openai)", "openai, streamed)"}
+    told = types(*asked, "--bad-words", "zebra")
+    assert told.returncode == 0, told.stderr
+    assert "(openai)" not in told.stdout and "(openai): " in told.stderr
 
 
 def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
@@ -321,6 +341,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     ask = partial(client.completions.create, model=model.id, prompt="a cat", max_tokens=8, temperature=0)
     assert told["text"] == "a cat" + ask().choices[0].text
     lines_of_endpoint_ask_the_server(run)
+    every_way_answers_the_same(run)
     [gateway] = gateways(run)
     os.kill(gateway, signal.SIGKILL)
     assert eventually(lambda: gateways(run) == [], 5)
@@ -333,4 +354,9 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
             ask()
     assert caught.value.status_code == 503 and "logs/gateway.out" in caught.value.message
     assert run.batch_log("gateway") == run.logs / "gateway.out"
+    told = types("status", run.folder).stdout
+    assert "\ngateway: " in told and "has ended 3 times" in told and "\nserving: " in told
+    for program in ("door", "gateway"):
+        log = types("logs", run.folder, "--stage", program)
+        assert (log.returncode, log.stdout) == (0, run.batch_log(program).read_text())
     assert "has ended 3 times" in run.batch_log("serve").read_text()

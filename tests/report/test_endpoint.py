@@ -19,6 +19,11 @@ def test_triton_alone_is_asked_for_its_own_model() -> None:
     assert "Authorization" not in found.curl and found.ssh.startswith("ssh -N -L 8000:10.0.0.1:8000 ")
 
 
+def test_the_llm_apis_model_has_a_name_of_its_own_for_the_length() -> None:
+    found = access("run", TRITON, "tensorrt_llm", chats=False, length="sampling_param_max_tokens")
+    assert '"sampling_param_max_tokens": 64' in found.curl and '"max_tokens"' not in found.curl
+
+
 def test_an_encrypted_endpoint_is_trusted_by_its_certificate_alone() -> None:
     encrypted = replace(
         TRITON,

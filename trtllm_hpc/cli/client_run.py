@@ -187,6 +187,8 @@ class Asking:
                 print_json(answer, indent=None)
         else:
             print_check(result)
+        for way in result.left_out:
+            click.echo(f"note: not asked, {way}", err=True)
         if result.differences:
             raise RequestFailed(
                 f"{len(result.differences)} of {len(result.answers)} answers differ, or are missing.",

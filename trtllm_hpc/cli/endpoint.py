@@ -34,16 +34,19 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
     from trtllm_hpc.client.connect import usual_openai_model
-    from trtllm_hpc.client.served_model import usual_model
+    from trtllm_hpc.client.served_model import LLM_API_LENGTH, describe, usual_model
     from trtllm_hpc.report.endpoint import LOCAL_PORT, access
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, wait_seconds)
+    length = "max_tokens"
     if endpoint.openai_url is not None:
         model = usual_openai_model(endpoint, _TIMEOUT_S)
     else:
         model = usual_model(endpoint)
-    found = access(run.run_id, endpoint, model, chats=_chats(endpoint, model))
+        if describe(endpoint, model, _TIMEOUT_S).text.takes_sampling_params:
+            length = LLM_API_LENGTH
+    found = access(run.run_id, endpoint, model, chats=_chats(endpoint, model), length=length)
     if as_json:
         print_json(found)
         return
@@ -53,7 +56,7 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
         if value is not None:
             click.echo(f"{name}: {value}")
     for title, lines in (
-        ("In a shell", found.curl),
+        ("In bash or zsh", found.curl),
         ("In Python", found.python),
         (f"On a laptop, where it is then at localhost:{LOCAL_PORT}", found.ssh),
     ):

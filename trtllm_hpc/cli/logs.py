@@ -10,7 +10,7 @@ import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import STEPS, RunPaths, call_name
+from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name
 
 if TYPE_CHECKING:
     from trtllm_hpc.logs.files import LogFile
@@ -29,7 +29,12 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 
 @click.command("logs")
 @run_argument
-@click.option("--stage", "step", type=click.Choice(STEPS), help="Only the logs of this stage or step.")
+@click.option(
+    "--stage",
+    "step",
+    type=click.Choice([*STEPS, *PROGRAMS]),
+    help="Only the logs of this stage, step or program.",
+)
 @click.option(
     "--rank", type=click.IntRange(min=0), help="Only this rank's log; of 'serve' if no --stage is given."
 )

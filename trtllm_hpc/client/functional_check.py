@@ -43,6 +43,8 @@ class Check:
     """All answers, prompt by prompt."""
 
     answers: tuple[CheckedAnswer, ...]
+    left_out: tuple[str, ...] = ()
+    """Ways that do not have what was asked for, each with the reason."""
 
     @property
     def differences(self) -> list[CheckedAnswer]:
@@ -61,7 +63,7 @@ async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: floa
     """Ask every prompt every way.
 
     Raises:
-        InvalidRequest: the server has only one way, or a prompt is not a text.
+        InvalidRequest: fewer than two ways can be asked this, or a prompt is not a text.
         RequestFailed: it does not answer at all.
     """
     ways = await _ways(endpoint, timeout_s)
@@ -69,9 +71,12 @@ async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: floa
         if len(ways) < 2:
             raise InvalidRequest(f"The server has one way to ask only ({ways[0].name}): nothing to compare.")
         answers: list[CheckedAnswer] = []
+        left_out: dict[str, None] = {}
         for request in requests:
-            answers += await _compared(request, ways)
-        return Check(tuple(answers))
+            compared, lacking = await _compared(request, ways)
+            answers += compared
+            left_out |= dict.fromkeys(lacking)
+        return Check(tuple(answers), tuple(left_out))
     finally:
         for way in ways:
             await way.client.__aexit__(None, None, None)
@@ -99,29 +104,37 @@ async def _ways(endpoint: Endpoint, timeout_s: float) -> list[_Way]:
     return found
 
 
-async def _compared(request: Request, ways: Sequence[_Way]) -> list[CheckedAnswer]:
+async def _compared(request: Request, ways: Sequence[_Way]) -> tuple[list[CheckedAnswer], list[str]]:
+    """Return the answers, and the ways that cannot be asked this."""
     [prompt] = request.prompts
     if not isinstance(prompt, str):
         raise InvalidRequest("The check asks texts, not token ids.")
     outcomes = await asyncio.gather(*(_text(way, request, prompt) for way in ways))
-    first = outcomes[0][0]
-    return [
+    lacking = [(way, it) for way, it in zip(ways, outcomes, strict=True) if isinstance(it, InvalidRequest)]
+    answered = [
+        (way, it) for way, it in zip(ways, outcomes, strict=True) if not isinstance(it, InvalidRequest)
+    ]
+    if len(answered) < 2:
+        raise lacking[0][1]
+    first = answered[0][1][0]
+    found = [
         CheckedAnswer(
             prompt, way.name, text, error, error is None and text == first, _same_letters(text, first)
         )
-        for way, (text, error) in zip(ways, outcomes, strict=True)
+        for way, (text, error) in answered
     ]
+    return found, [f"{way.name}: {error.message}" for way, error in lacking]
 
 
-async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None]:
+async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None] | InvalidRequest:
     try:
         asked = replace(request, stream=way.stream, request_id=Request(()).request_id)
         if way.client.is_openai and not _SAMPLING & set(request.options):
             # OpenAI's default is to sample, Triton's is not.
             asked = replace(asked, options={**request.options, "temperature": 0.0})
         [answer] = await way.client.ask(asked)
-    except InvalidRequest:
-        raise
+    except InvalidRequest as error:
+        return error
     except RequestFailed as error:
         return "", error.message
     return answer.text.removeprefix(prompt), None

@@ -36,18 +36,21 @@ class EndpointAccess:
     certificate_file: str | None
     """The certificate to trust; ``None``: the connection is not encrypted."""
     curl: str
-    """A question, for a shell."""
+    """A question, for bash or zsh."""
     python: str | None
     """The same with the package ``openai``; ``None`` without an OpenAI URL."""
     ssh: str
     """Makes the server reachable from a laptop, at ``localhost``."""
 
 
-def access(run_id: str, endpoint: Endpoint, model: str, *, chats: bool) -> EndpointAccess:
+def access(
+    run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
+) -> EndpointAccess:
     """Return how to ask a model.
 
     Args:
         chats: whether the model has a chat template.
+        length: Triton's name of the input for the most tokens of an answer.
     """
     url = endpoint.openai_url or f"{endpoint.scheme}://{endpoint.http}"
     return EndpointAccess(
@@ -59,7 +62,7 @@ def access(run_id: str, endpoint: Endpoint, model: str, *, chats: bool) -> Endpo
         model,
         endpoint.key_file,
         endpoint.certificate_file,
-        _curl(endpoint, url, model, chats),
+        _curl(endpoint, url, model, chats, length),
         None if endpoint.openai_url is None else _python(endpoint, model, chats),
         f"ssh -N -L {LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{socket.getfqdn()}",
     )
@@ -73,7 +76,7 @@ def _body(model: str, chats: bool) -> dict[str, object]:
     return {"model": model, **asked, "max_tokens": _TOKENS}
 
 
-def _curl(endpoint: Endpoint, url: str, model: str, chats: bool) -> str:
+def _curl(endpoint: Endpoint, url: str, model: str, chats: bool, length: str) -> str:
     address = urlsplit(url)
     words = ["curl", "-sS"]
     if endpoint.certificate_file is not None:
@@ -85,10 +88,11 @@ def _curl(endpoint: Endpoint, url: str, model: str, chats: bool) -> str:
     if endpoint.openai_url is not None:
         path, body = "chat/completions" if chats else "completions", _body(model, chats)
     else:
-        path, body = f"v2/models/{model}/generate", {"text_input": _QUESTION, "max_tokens": _TOKENS}
+        path, body = f"v2/models/{model}/generate", {"text_input": _QUESTION, length: _TOKENS}
     lines = [f"{' '.join(words)} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
     if endpoint.key_file is not None:
-        lines.append(f'-H "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})"')
+        # From a file: arguments are in the list of processes, which all users of the machine see.
+        lines.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
     return " \\\n  ".join([*lines, f"-d {shlex.quote(json.dumps(body))}"])
 
 
