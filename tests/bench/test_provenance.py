@@ -69,6 +69,20 @@ def test_the_server_has_its_ranks_and_its_image(tmp_path: Path) -> None:
     assert found["start_phases_s"] == {"load": 2.5}
 
 
+def test_what_a_rank_found_is_that_of_its_host(tmp_path: Path) -> None:
+    _, paths = written(tmp_path / "run", {"engine": {"tensor_parallel": 2}}, gpus_per_node=1)
+    for rank, (before, serving) in enumerate([("n1", "n2"), ("n2", "n1")]):
+        found = {"gpu_models": [f"GPU of {before}"]}
+        for step, host, details in (("preflight", before, found), ("serve", serving, {})):
+            record = RankRecord(step, rank, 2, "12", host, 1, 0.0, details=details)
+            record.write(paths.rank_record(step, rank))
+    ranks = found_in(paths)["server"]["ranks"]
+    assert [(rank["host"], rank["gpu_models"]) for rank in ranks] == [
+        ("n2", ["GPU of n2"]),
+        ("n1", ["GPU of n1"]),
+    ]
+
+
 def test_the_engine_is_that_of_the_cache(tmp_path: Path) -> None:
     made = recipe(tmp_path / "engines", make_model(tmp_path / "model"))
     built: Run = make_run(tmp_path / "run", made, runtime_zipapp())

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,27 @@ def test_logs_are_searched_where_vectorscan_is_not_installed(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "hyperscan", None)
     with searched_with("vectorscan"):
         assert [it.id for it in found(OOM)] == ["cuda-out-of-memory"]
+
+
+def test_vectorscan_searches_for_several_threads() -> None:
+    log = (OOM + "fine\n" * 9) * 3000
+    with searched_with("vectorscan"), ThreadPoolExecutor(4) as threads:
+        expected = scan(io.BytesIO(log.encode()))
+        searches = [threads.submit(scan, io.BytesIO(log.encode())) for _ in range(16)]
+        assert all(one.result() == expected for one in searches)
+
+
+class TruncatedMeanwhile(io.BytesIO):
+    """A log of which nothing is left when it is read for the second time."""
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self.truncate(0)
+        return super().seek(place, whence)
+
+
+def test_a_log_that_is_truncated_meanwhile(search: str) -> None:
+    log = TruncatedMeanwhile(b"fine\n" * 99 + OOM.encode())
+    assert [match.cause.id for match in scan(log).matches] == ["cuda-out-of-memory"]
 
 
 def test_lines_of_a_pipe_are_numbered() -> None:

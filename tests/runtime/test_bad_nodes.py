@@ -13,7 +13,7 @@ from tests.logs.test_causes import EXCERPTS
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.bad_nodes import bad_hosts, bad_nodes, exclude, exclude_option, expanded
+from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, bad_nodes, exclude, exclude_option, expanded
 from trtllm_hpc.runtime.heartbeat import SILENT
 from trtllm_hpc.runtime.records import RankRecord, read_events
 from trtllm_hpc.runtime.renewal import RENEWAL, Renewal
@@ -116,7 +116,7 @@ def test_the_programs_own_faults_are_not_the_gpus(run: RunPaths) -> None:
 )
 def test_enough_nodes_stay(run: RunPaths, wanted: int, line: str, kept: str | None) -> None:
     run.sbatch("serve").write_text(f"#!/bin/bash\n{line}\n")
-    assert exclude(run, {"n1": "why"}, job_id="7", sinfo=SINFO, wanted=wanted) == (kept is None)
+    assert exclude(run, {"n1": "why"}, job_id="7", pools=[Pool.of(SINFO, wanted)]) == (kept is None)
     [node] = bad_nodes(run)
     assert (node.node, node.why, node.job_id) == ("n1", "why", "7")
     assert node.kept is None if kept is None else kept in (node.kept or "")
@@ -127,14 +127,28 @@ def test_enough_nodes_stay(run: RunPaths, wanted: int, line: str, kept: str | No
 
 def test_nodes_that_no_job_gets_do_not_count(run: RunPaths) -> None:
     sinfo = ["n1|n1|idle", "n2|n2|drain", "n3|n3|idle*", "n4|n4|drng"]
-    assert not exclude(run, {"n1": "why"}, job_id="7", sinfo=sinfo, wanted=1)
+    assert not exclude(run, {"n1": "why"}, job_id="7", pools=[Pool.of(sinfo, 1)])
 
 
 def test_a_host_is_not_always_called_as_its_node(run: RunPaths) -> None:
     sinfo = ["gpu-1|worker7|idle", "gpu-2|worker8|idle"]
-    assert exclude(run, {"worker7.example.org": "why"}, job_id="7", sinfo=sinfo, wanted=1)
+    assert exclude(run, {"worker7.example.org": "why"}, job_id="7", pools=[Pool.of(sinfo, 1)])
     assert exclude_option(run) == "--exclude=gpu-1"
-    assert not exclude(run, {"elsewhere": "why"}, job_id="7", sinfo=[], wanted=1)
+    assert not exclude(run, {"elsewhere": "why"}, job_id="7", pools=[Pool.of([], 1)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "excluded"), [((1, 2), {"n1", "g1"}), ((2, 2), {"g1"}), ((1, 3), {"n1"}), ((2, 3), set())]
+)
+def test_of_each_partition_enough_nodes_stay(
+    run: RunPaths, wanted: tuple[int, int], excluded: set[str]
+) -> None:
+    pools = [
+        Pool.of(["n1|n1|idle", "n2|n2|idle"], wanted[0]),
+        Pool.of([f"g{number}|g{number}|idle" for number in (1, 2, 3)], wanted[1]),
+    ]
+    exclude(run, {"n1": "why", "g1": "why"}, job_id="7", pools=pools)
+    assert {one.node for one in bad_nodes(run) if one.kept is None} == excluded
 
 
 def test_lists_of_nodes_as_slurm_writes_them() -> None:

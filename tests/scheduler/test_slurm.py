@@ -68,6 +68,14 @@ def test_a_heterogeneous_job_is_one_job(fake_slurm: FakeSlurm) -> None:
     assert Slurm().query([job])[job].nodes == "n[2-3],n1"
 
 
+def test_the_components_of_a_job_end_one_after_another(fake_slurm: FakeSlurm) -> None:
+    job = fake_slurm.add("FAILED", exit="1:0", further=[{"state": "NODE_FAIL", "exit": "0:1"}])
+    assert Slurm().query([job])[job].state.name == "NODE_FAIL", "because of it the script failed"
+    fake_slurm.set(job, "COMPLETED", exit="0:0", further=[{"state": "RUNNING"}])
+    fake_slurm.forget(job, accounting=False)
+    assert job not in Slurm().query([job]), "a component has not ended"
+
+
 def test_accounting_that_is_behind_does_not_bring_a_job_back(fake_slurm: FakeSlurm) -> None:
     """slurmdbd hears of the end after the controller."""
     job = fake_slurm.add("COMPLETED", exit="0:0", unaccounted=True)

@@ -205,6 +205,13 @@ def test_the_partitions_of_both_phases_are_judged(checked: Checked, slurm: Calla
     assert "'cpu' has 0 GPUs" in small.message and "set phases.generation.gpus_per_node to 0" in (
         small.hint or ""
     )
+    there = {"partition": "gpu"}
+    apart = checked(
+        needs=ALL, **PHASES, cluster={"partition": "cpu", "phases": {"context": there, "generation": there}}
+    )
+    assert state(apart, "partition") == "ok", "the server does not use the profile's own partition"
+    other = checked(needs=ALL, cluster={"partition": "gpu", "phases": {"generation": {"partition": "big"}}})
+    assert state(other, "partition") == "ok", "the job has no phases"
     limits = found(generation={"partition": "elsewhere"})["partition-limits"]
     assert "the phase context of stage serve asks for 4 nodes" in limits.message
     assert (

@@ -71,7 +71,7 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
     before = [sum(world_sizes[:instance]) for instance in range(len(world_sizes))]
     preflights = [record for step in preflight_steps(paths) for record in rank_records(paths, step)]
     ranks = [
-        _rank(paths, step, rank, preflights[first + rank : first + rank + 1])
+        _rank(paths, step, rank, [*preflights[first + rank : first + rank + 1], *preflights])
         for step, first, world_size in zip(serve_steps(len(world_sizes)), before, world_sizes, strict=True)
         for rank in range(world_size)
     ]
@@ -94,10 +94,11 @@ def _rank(paths: RunPaths, step: str, rank: int, preflights: list[RankRecord]) -
     """Return where a rank runs, from its own record, and what the preflight found there.
 
     Args:
-        preflights: the record of the preflight's task for this rank, if there is one.
+        preflights: the records of the preflight's tasks, beginning with the one for this rank. Servers that
+            start alone, on nodes of two components, are not always where its tasks of the same number were.
     """
     serving = RankRecord.read(paths.rank_record(step, rank))
-    preflight = next(iter(preflights), None)
+    preflight = next((one for one in preflights if serving is None or one.host == serving.host), None)
     record = serving or preflight
     if record is None:
         return {}

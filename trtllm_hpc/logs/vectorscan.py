@@ -5,6 +5,7 @@ The package is called after Hyperscan, of which Vectorscan is a fork.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 
@@ -12,22 +13,28 @@ class Vectorscan:
     """Finds in which lines of a block texts are; one that begins with a line end is at a line's start.
 
     Raises:
-        ImportError: the package is not installed, or not for this kind of machine.
+        ImportError: the package is not installed, or does not work on this machine.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         import hyperscan  # imported here: most commands search no large log
 
-        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
         # Of plain texts alone: a single expression with a class takes ten times as long to compile.
         expressions = ["".join(f"\\x{byte:02x}" for byte in text).encode() for text in texts]
-        self._database.compile(expressions=expressions, ids=range(len(texts)))
+        try:
+            self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+            self._database.compile(expressions=expressions, ids=range(len(texts)))
+        except hyperscan.error as error:
+            raise ImportError(f"Vectorscan does not work here: {error!r}") from error
+        self._lock = threading.Lock()
+        """A database has room for one search at a time."""
         self._of_first_line = [(text[1:], place) for place, text in enumerate(texts) if text[:1] == b"\n"]
 
     def lines_with(self, block: bytes) -> dict[int, list[int]]:
         """Return the numbers of lines, from 0 and in their order, and the places of the texts in each."""
         ends = [(len(start), place) for start, place in self._of_first_line if block.startswith(start)]
-        self._database.scan(block, match_event_handler=lambda text, _, end, *__: ends.append((end, text)))
+        with self._lock:
+            self._database.scan(block, match_event_handler=lambda text, _, end, *__: ends.append((end, text)))
         found: dict[int, set[int]] = {}
         number = counted = 0
         for end, text in sorted(ends):

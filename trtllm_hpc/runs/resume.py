@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from trtllm_hpc.plan.model import Stage, read_stages
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runs.submit import Progress, require_scheduler, submit_stages
-from trtllm_hpc.runtime.bad_nodes import bad_hosts, exclude
+from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -71,14 +72,18 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
 
 
 def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: _Rest) -> None:
-    """Keep hosts from the next server, if the partition has enough others."""
+    """Keep hosts from the next server, if its partitions have enough others."""
+    [serve] = (stage for stage in rest.stages if stage.name == "serve")
+    wanted: Counter[str | None] = Counter()
+    for component in serve.components:
+        asked = {directive.option: directive.value for directive in component.directives}
+        wanted[asked.get("--partition")] += int(asked.get("--nodes") or 1)
+    slurm = Slurm(rest.cluster.slurm_conf)
     try:
-        sinfo = Slurm(rest.cluster.slurm_conf).nodes(rest.cluster.partition)
+        pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
     except SubmissionError:
         return  # sbatch will say what is wrong
-    [serve] = (stage for stage in rest.stages if stage.name == "serve")
-    [wanted] = (int(it.value or 1) for it in serve.directives if it.option == "--nodes")
-    exclude(paths, hosts, job_id=server.job_id or "", sinfo=sinfo, wanted=wanted)
+    exclude(paths, hosts, job_id=server.job_id or "", pools=pools)
 
 
 def _refuse_live(paths: RunPaths, status: RunStatus) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,37 @@ _NO_NODE = ("down", "drain", "drng", "fail", "inval", "maint", "unk")
 """How sinfo's compact states begin of nodes that no job gets."""
 _OPTION = re.compile(r"^#SBATCH\s+--(exclude|nodelist)[= ](\S+)", re.MULTILINE)
 _BRACKETS = re.compile(r"([^,\[\]]+)(?:\[([\d,-]+)\])?")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The nodes of a partition, and how many of them the next server needs."""
+
+    names: Mapping[str, str]
+    """Slurm's name of each node, by its own and its host's."""
+    usable: frozenset[str]
+    """Those that a job can get."""
+    wanted: int
+
+    @classmethod
+    def of(cls, sinfo: Iterable[str], wanted: int) -> Pool:
+        """Read sinfo's lines, a ``NODE|HOST NAME|STATE`` for each node."""
+        names: dict[str, str] = {}
+        usable = set()
+        for line in sinfo:
+            name, host, state = (*line.strip().split("|"), "", "")[:3]
+            if name:
+                names |= {host.partition(".")[0]: name, name: name}
+                if "*" not in state and not state.startswith(_NO_NODE):
+                    usable.add(name)
+        return cls(names, frozenset(usable), wanted)
+
+    def too_few_without(self, node: str, excluded: Collection[str]) -> str | None:
+        """Say that the server needs this node, if the others are too few."""
+        left = len(self.usable.difference(excluded, [node]))
+        if node not in self.names or left >= self.wanted:
+            return None
+        return f"without it {left} nodes of the partition could be used, and the job needs {self.wanted}"
 
 
 @dataclass(frozen=True)
@@ -98,18 +129,16 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
     return found
 
 
-def exclude(
-    paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, sinfo: Iterable[str], wanted: int
-) -> bool:
+def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Sequence[Pool]) -> bool:
     """Keep these hosts from the run's next server, and record that; returns whether that is news.
 
     Args:
         job_id: the job whose server ended because of them.
-        sinfo: its lines about the nodes of the partition, as ``NODE|HOST NAME|STATE``.
-        wanted: the nodes that the server needs; as many must stay.
+        pools: the partitions of the server; as many nodes of each as it needs must stay.
     """
-    names, usable = _nodes(sinfo)
+    names = {host: node for pool in pools for host, node in pool.names.items()}
     options = _options(paths)
+    by_script = expanded(options.get("exclude", ""))
     known = {one.node: one for one in bad_nodes(paths)}
     before = _excluded(known.values())
     for host, why in hosts.items():
@@ -117,14 +146,13 @@ def exclude(
         excluded = _excluded(known.values())
         if node in excluded:
             continue
-        left = len(usable.difference(excluded, expanded(options.get("exclude", "")), [node]))
-        kept = None
         if node not in names:
-            kept = f"sinfo does not show it among {len(names)} nodes of the partition"
+            kept: str | None = f"sinfo does not show it among {len(names)} nodes of the partition"
         elif "nodelist" in options:
             kept = "the script asks for certain nodes (--nodelist)"
-        elif left < wanted:
-            kept = f"without it {left} nodes of the partition could be used, and the job needs {wanted}"
+        else:
+            missed = (pool.too_few_without(node, {*excluded, *by_script}) for pool in pools)
+            kept = next((words for words in missed if words is not None), None)
         known[node] = BadNode(node, why, job_id, kept)
         add_event(paths, "serve", EVENT, **asdict(known[node]))
     write_json(paths.bad_nodes, [asdict(one) for one in known.values()])
@@ -154,19 +182,6 @@ def _numbered(prefix: str, numbers: str | None) -> Iterator[str]:
         first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
             yield f"{prefix}{number:0{len(first)}}"
-
-
-def _nodes(sinfo: Iterable[str]) -> tuple[dict[str, str], set[str]]:
-    """Return Slurm's name of each node by its own and its host's, and those that a job can get."""
-    names: dict[str, str] = {}
-    usable = set()
-    for line in sinfo:
-        name, host, state = (*line.strip().split("|"), "", "")[:3]
-        if name:
-            names |= {host.partition(".")[0]: name, name: name}
-            if "*" not in state and not state.startswith(_NO_NODE):
-                usable.add(name)
-    return names, usable
 
 
 def _options(paths: RunPaths) -> dict[str, str]:

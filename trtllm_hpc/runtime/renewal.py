@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.bad_nodes import EVENT, bad_hosts, exclude, exclude_option
+from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
 from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
 
@@ -98,11 +98,11 @@ def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str
     Args:
         job_id: the job of that server.
         state: its state in Slurm, if that is known.
-        sinfo: the partition's nodes, as for :func:`~trtllm_hpc.runtime.bad_nodes.exclude`.
+        sinfo: its lines about the partition's nodes, as for :meth:`~trtllm_hpc.runtime.bad_nodes.Pool.of`.
     """
-    wanted = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+    pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     hosts = bad_hosts(paths, state)
-    news = bool(hosts) and exclude(paths, hosts, job_id=job_id, sinfo=sinfo, wanted=wanted)
+    news = bool(hosts) and exclude(paths, hosts, job_id=job_id, pools=[pool])
     renewal = Renewal.read(paths.renewal)
     is_own = renewal is not None and renewal.job_id == os.environ["TRTLLM_HPC_JOB_ID"]
     if not news or renewal is None or not is_own or renewal.next_job_id is None:

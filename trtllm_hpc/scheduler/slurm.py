@@ -225,13 +225,12 @@ class Slurm:
         found = []
         for line in answer.stdout.splitlines():
             job_id, state, code, nodes, *moments, given, energy = [*line.split("|"), *[""] * 8][:9]
-            parsed = parse_state(state)
-            if parsed.final:
-                times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
-                info = JobInfo(job_id, parsed, "", "", _nodes(nodes), *_exit(code), times)
-                # Energy is 0 or empty where it is not measured.
-                found.append(replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy)))
-        return _by_job(found)
+            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+            info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
+            # Energy is 0 or empty where it is not measured.
+            found.append(replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy)))
+        # The database may not know yet that a job has ended; then the controller says it.
+        return {job_id: info for job_id, info in _by_job(found).items() if info.state.final}
 
     def _scontrol(self, job_id: str) -> JobInfo | None:
         answer = self._run(["scontrol", "--oneliner", "show", "job", job_id])
@@ -326,11 +325,16 @@ def _by_job(components: Iterable[JobInfo]) -> dict[str, JobInfo]:
 
 
 def _together(components: Sequence[JobInfo]) -> JobInfo:
-    """Return one component, with the nodes of all: one that lives, else one that failed by itself."""
+    """Return one component, with the nodes of all: one that lives, else the one that tells why they ended."""
 
-    def order(one: JobInfo) -> tuple[bool, bool, bool]:
+    def order(one: JobInfo) -> tuple[bool, bool, bool, bool]:
         name = one.state.name
-        return one.state.final, name in ("COMPLETED", "CANCELLED"), name == "COMPLETED"
+        return (
+            one.state.final,
+            name == "COMPLETED",
+            name == "CANCELLED",
+            name != "NODE_FAIL",  # after it the script fails too, in the first component
+        )
 
     if len(components) == 1:
         return components[0]

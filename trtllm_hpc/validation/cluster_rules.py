@@ -183,9 +183,19 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
 
 def gpu_type_is_requested(cluster: ClusterProfile) -> Diagnostics:
     """A type of GPUs is a part of the request for them."""
-    if cluster.gpu_type is not None and (cluster.gpu_request == "none" or not cluster.gpus_per_node):
-        message = "is set, but no GPUs are requested (gpus_per_node, gpu_request), so it has no effect"
-        yield in_cluster("conflict", "gpu_type", message, "remove it, or request GPUs", cluster.gpu_type)
+    message = "is set, but no GPUs are requested (gpus_per_node, gpu_request), so it has no effect"
+    hint = "remove it, or request GPUs"
+    phases = {role: cluster.for_phase(role) for role in ("context", "generation")} if cluster.phases else {}
+    if cluster.gpu_type is not None and not any(map(_requests_gpus, (cluster, *phases.values()))):
+        yield in_cluster("conflict", "gpu_type", message, hint, cluster.gpu_type)
+    for role, nodes in phases.items():
+        own = getattr(cluster.phases, role).gpu_type
+        if own is not None and not _requests_gpus(nodes):
+            yield in_cluster("conflict", f"phases.{role}.gpu_type", message, hint, own)
+
+
+def _requests_gpus(cluster: ClusterProfile) -> bool:
+    return cluster.gpu_request != "none" and cluster.gpus_per_node > 0
 
 
 def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:

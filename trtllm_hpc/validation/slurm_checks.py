@@ -97,8 +97,14 @@ def partition(context: Context) -> Diagnostic | None:
     """The partitions exist, and have as many GPUs in a node as the profile says."""
     if not context.on_slurm:
         return None
-    phases = ("context", "generation") if context.cluster.phases is not None else ()
-    answers = [_partition(context, context.cluster, "")]
+    cluster = context.cluster
+    phases = () if cluster.phases is None else ("context", "generation")
+    if context.has_job:
+        if context.plan.component is None:
+            phases = ()
+        else:  # the server is on the phases' nodes
+            cluster = cluster.model_copy(update={"gpus_per_node": 0, "gpu_type": None})
+    answers = [_partition(context, cluster, "")]
     answers += [_partition(context, context.cluster.for_phase(it), f"phases.{it}.") for it in phases]
     found = [answer for answer in answers if answer is not None]
     wrong = next((answer for answer in found if answer.state != OK), None)

@@ -117,6 +117,8 @@ def _numbered(log: BinaryIO, found: Iterable[tuple[int, Match]]) -> list[Match]:
     for place, match in sorted(found, key=lambda it: it[0]):
         while at < place:
             block = log.read(min(_COUNTED_BYTES, place - at))
+            if not block:
+                break  # the log has been truncated meanwhile
             at += len(block)
             line += len(block.split(b"\n")) - 1  # faster than to count them
         matches.append(replace(match, line=line))
