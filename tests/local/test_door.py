@@ -360,3 +360,17 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
         log = types("logs", run.folder, "--stage", program)
         assert (log.returncode, log.stdout) == (0, run.batch_log(program).read_text())
     assert "has ended 3 times" in run.batch_log("serve").read_text()
+
+
+def test_the_sockets_are_removed_before_a_hanging_server_is_killed(run: RunPaths, endpoint: Endpoint) -> None:
+    """Slurm kills the job some seconds after its signal, and then nobody is left to remove them."""
+    [folder] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_door*")
+    servers = subprocess.run(["pgrep", "-f", f"http-address=unix:{folder}/"], capture_output=True, text=True)
+    [server, *_] = map(int, servers.stdout.split())
+    os.kill(server, signal.SIGSTOP)
+    cancelling = subprocess.Popen(
+        [sys.executable, "-m", "trtllm_hpc", "cancel", run.folder], stdout=subprocess.DEVNULL
+    )
+    assert eventually(lambda: not folder.exists(), 15)
+    assert Path(f"/proc/{server}").exists()
+    assert cancelling.wait(30) == 0

@@ -251,6 +251,18 @@ def test_without_mpi4py_the_error_names_what_to_install(runtime: Runtime, engine
     assert "pip install 'trtllm-hpc[mpi]'" in answer.stderr and "Traceback" not in answer.stderr
 
 
+def test_the_phase_whose_nodes_are_wrong_is_named(runtime: Runtime, engine: Path) -> None:
+    words = [
+        "--world-size=2",
+        "--ranks-per-node=1",
+        "--gpus-per-node=0",
+        "--component=1",
+        "--phase=generation",
+    ]
+    assert runtime("preflight", *words, "--without-mpi").returncode == ExitCode.START
+    assert refusal(runtime).startswith("phase generation: ")
+
+
 def start_with_mpi(
     runtime: Runtime, engine: Path, mpi: str, task: int, **environment: str
 ) -> subprocess.Popen[str]:

@@ -188,7 +188,7 @@ class Asking:
         else:
             print_check(result)
         for way in result.left_out:
-            click.echo(f"note: not asked, {way}", err=True)
+            click.echo(f"note: left out {way}", err=True)
         if result.differences:
             raise RequestFailed(
                 f"{len(result.differences)} of {len(result.answers)} answers differ, or are missing.",

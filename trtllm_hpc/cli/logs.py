@@ -148,6 +148,8 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
     from trtllm_hpc.logs.files import planned_ranks
 
+    if step in PROGRAMS:
+        raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
     count = planned_ranks(run, step)
     if count is None or rank < count:
         return

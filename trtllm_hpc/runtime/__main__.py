@@ -112,6 +112,7 @@ def _add_stage_commands(commands: _Commands) -> None:
     preflight.add_argument("--ranks-per-node", type=int, required=True)
     preflight.add_argument("--gpus-per-node", type=int, required=True)
     preflight.add_argument("--component", type=int, default=0, help="of a heterogeneous job")
+    preflight.add_argument("--phase", help="of disaggregated serving, on the nodes of that component")
     preflight.add_argument(
         "--engine", type=Path, action="append", default=[], help="an engine that is served"
     )

@@ -167,15 +167,20 @@ class Door:
         # HAProxy's "soft stop": no new connections, open ones may finish.
         self._process.send_signal(signal.SIGUSR1)
 
+    def remove_folder(self) -> None:
+        """Remove the sockets: what is open goes on, and no request comes through any more."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
     def close(self) -> None:
         """Let open requests end, for a moment, and then end HAProxy."""
         self.drain()
+        self.remove_folder()  # Slurm may kill this process before that moment is over
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         self._process.kill()
         self._process.wait()
         os.close(self._log)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.remove_folder()
         os.close(self._owned)
 
     def sockets(self, instance: int) -> Path:

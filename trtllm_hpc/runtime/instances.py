@@ -266,6 +266,8 @@ class Supervisor:
     def _tick(self) -> bool:
         """Look at everything once; returns whether anything is left to do."""
         self._heartbeat.beat()
+        if self._signal is not None and self._door is not None:
+            self._door.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
         if self._stopping_since is None:
             if self._engine.fault is not None and not self._has_failed:
                 self._fail(self._engine.fault, ExitCode.START)
@@ -522,6 +524,8 @@ class Supervisor:
 
     def _terminate(self) -> None:
         """Signal everything below this process but the doors, which close last."""
+        if self._door is not None:
+            self._door.remove_folder()
         doors = {child.pid for child in self._node_doors}
         for pid in descendants(os.getpid()):
             if pid not in doors and (self._door is None or pid != self._door.pid):

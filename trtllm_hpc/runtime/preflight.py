@@ -73,6 +73,8 @@ class Expected:
     """What must be there for the server to start."""
     component: int = 0
     """Of a heterogeneous job, whose nodes this preflight looks at."""
+    phase: str | None = None
+    """Which phase of disaggregated serving has that component."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     limit_s = int(os.environ.get(TIMEOUT_VARIABLE) or TIMEOUT_S)
     code = _wait(child, read_end, limit_s)
     if code is None:
-        return _refuse(paths, task, f"MPI did not join the ranks within {limit_s} s ({TIMEOUT_VARIABLE})")
+        sentence = f"MPI did not join the ranks within {limit_s} s ({TIMEOUT_VARIABLE})"
+        return _refuse(paths, expected, task, sentence)
     if code in (ExitCode.OK, ExitCode.START):
         return code
     if code == -signal.SIGTERM:
@@ -125,6 +128,7 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     return _refuse(
         paths,
+        expected,
         task,
         f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say why "
         "(if they do not, compare the profile's mpi with `srun --mpi=list`)",
@@ -145,12 +149,12 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     started_at = time.time()
     full = _full_file_system(paths)
     if full is not None:
-        return _refuse(paths, task, full)
+        return _refuse(paths, expected, task, full)
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except StartFailed as error:
-        return _refuse(paths, task, str(error))
+        return _refuse(paths, expected, task, str(error))
     found = replace(
         _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models),
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
@@ -162,7 +166,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     problem = find_problem(gathered, expected, all_ranks=with_mpi) if gathered is not None else None
     problem = ranks.bcast(problem, root=0)
     if problem is not None:
-        return _refuse(paths, task, problem)
+        return _refuse(paths, expected, task, problem)
     for sentence in [] if gathered is None else find_warnings(gathered, expected):
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
@@ -367,11 +371,13 @@ def _missing_gpus(ranks: list[Found], expected: Expected) -> str | None:
 # A refused start --------------------------------------------------------------------------
 
 
-def _refuse(paths: RunPaths, task: int, sentence: str) -> int:
+def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> int:
     """Report why, in the log and in the events; returns the exit code."""
     if task:
         _wait_for_first_task(task)
         sentence = f"rank {task} on {socket.gethostname()}: {sentence}"
+    if expected.phase is not None:
+        sentence = f"phase {expected.phase}: {sentence}"
     print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
     with suppress(OSError):  # a full disk may be the reason
         add_event(paths, "serve", "preflight_failed", reason=sentence)

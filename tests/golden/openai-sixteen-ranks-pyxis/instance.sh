@@ -10,7 +10,7 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP
 
-# Its first node within the job, where its leader runs, and the leader's address.
+# Its first node within the job or the component, where its leader runs, and the leader's address.
 first=$((TRTLLM_HPC_INSTANCE * 2))
 leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
