@@ -76,8 +76,8 @@ def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, res
     [serve] = (stage for stage in rest.stages if stage.name == "serve")
     wanted: Counter[str | None] = Counter()
     for component in serve.components:
-        asked = {directive.option: directive.value for directive in component.directives}
-        wanted[asked.get("--partition")] += int(asked.get("--nodes") or 1)
+        asked = {directive.option: str(directive.value) for directive in component.directives}
+        wanted[asked.get("--partition")] += int(asked.get("--nodes", "1"))
     slurm = Slurm(rest.cluster.slurm_conf)
     try:
         pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]
