@@ -185,7 +185,8 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     line = records(run)[-1]
     assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
     gaps = [after - before for before, after in pairwise(line.chunks_s)]
-    assert max(range(7), key=gaps.__getitem__) == 1 and gaps[1] >= 0.1  # before the third letter
+    # The model waits 0.1 s before the third letter; the second one may be seen late.
+    assert max(range(7), key=gaps.__getitem__) == 1 and line.chunks_s[2] - line.sent_s >= 0.1
     [only] = found.levels[0].passes
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
 
