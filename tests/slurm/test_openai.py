@@ -123,7 +123,6 @@ def test_a_checkpoint_is_quantized_on_a_node_and_the_next_run_takes_it(site: Sit
         assert ready.data["models"] == ["plain-fp8"]
 
 
-
 SPLIT = {
     "mode": "disaggregated",
     "placement": "spread",
