@@ -132,6 +132,11 @@ def test_among_equals_the_first_log_and_the_first_line_decide() -> None:
     assert likeliest(OOM + full) == "cuda-out-of-memory"
 
 
+def test_what_a_python_program_says_goes_before_that_it_stopped() -> None:
+    taken = "Traceback (most recent call last):\nOSError: [Errno 98] Address already in use\n"
+    assert likeliest(taken) == "process-port-unnamed"
+
+
 def test_noise_hides_nothing_and_is_no_cause() -> None:
     noise = "libibverbs: Warning: couldn't load driver 'libx.so': libx.so: cannot open shared object file\n"
     assert likeliest(noise * 3) is None

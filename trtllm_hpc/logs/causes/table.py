@@ -13,7 +13,7 @@ from typing import Any
 
 from trtllm_hpc.logs.anchors import anchor_of
 
-AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "python", "disk", "process")
+AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "disk", "process", "python")
 """The files, in the order in which causes that match the same line are tried."""
 
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
