@@ -198,7 +198,7 @@ class ClusterProfile(Section):
         if self.phases is None:
             return self
         nodes: PhaseNodes = getattr(self.phases, role)
-        return self.model_copy(update=nodes.model_dump(exclude_none=True))
+        return self.model_copy(update={name: value for name, value in nodes if value is not None})
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
