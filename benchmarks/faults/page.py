@@ -20,8 +20,8 @@ What `status` says, and what is left behind, when something breaks under a run. 
   silent and has not ended, or where the fault shows only once the server has started. Where Slurm itself ends
   the job (its own pauses are up to half a minute), they are those from the end that Slurm gives.
 - **exit** is the exit code of `submit --wait`.
-- **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`, temporary files
-  in the run folder.
+- **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`,
+  `/tmp/python_env_*`, temporary files in the run folder.
 """
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.catalogue import Fault, Moment
@@ -53,6 +54,7 @@ def measure(site: Site, fault: Fault) -> Result:
     """
     person = site.person(fault.name)
     scene = Scene(site, person, _sections(site, fault), runs=person.folder / "runs")
+    environments = _python_environments()
     with ExitStack() as prepared, ExitStack() as injected:
         prepared.enter_context(fault.prepare(scene))
         if fault.moment is Moment.BEFORE:
@@ -71,7 +73,7 @@ def measure(site: Site, fault: Fault) -> Result:
             if not seen.sentence:  # there was no run to ask about
                 seen.sentence = errors
             injected.close()
-            left = leftovers(person, scene.run)
+            left = leftovers(person, scene.run, environments)
         finally:
             submitting.kill()
             submitting.communicate()
@@ -186,16 +188,26 @@ def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, s
     return submitting.returncode, lines[0] if lines else errors.strip()[-300:]
 
 
-def leftovers(person: Person, run: RunPaths | None) -> list[str]:
-    """What is left after the end of a run: jobs, processes, memory, files."""
+def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> list[str]:
+    """What is left after the end of a run: jobs, processes, memory, files.
+
+    Args:
+        environments: folders of Triton's Python backend that were there before.
+    """
     eventually(lambda: not person.jobs_in_queue(), 30)
     left = [f"job {job}" for job in person.jobs_in_queue()]
     if not left:
         eventually(lambda: not person.leftovers(), LEFT_S)
     left += [one[:100] for one in person.leftovers()]
+    left += sorted(_python_environments() - environments)
     if run is not None and run.folder.exists():
         left += [f"run folder: {file.relative_to(run.folder)}" for file in run.folder.rglob(".*")]
     return left
+
+
+def _python_environments() -> set[str]:
+    """The folders of Triton's Python backend; nobody else's server may start meanwhile."""
+    return {str(folder) for folder in Path("/tmp").glob("python_env_*")}
 
 
 def _without(text: str, scene: Scene) -> str:
@@ -211,6 +223,7 @@ def kill_submits(
     runs_with_leftovers = 0
     for number in range(moments):
         person = site.person(f"{name}-{number}")
+        environments = _python_environments()
         person.environment = {"TRTLLM_HPC_GATE_SECONDS": "3"}
         scene = Scene(site, person, one_rank(site.engines[1]), runs=person.folder / "runs")
         job = person.job(name, **scene.sections)
@@ -226,7 +239,7 @@ def kill_submits(
         told[state] += 1
         if run is not None and state == "complete":
             person.types("cancel", run.folder)
-        found = leftovers(person, run)
+        found = leftovers(person, run, environments)
         tell(f"  {number + 1}: killed after {moment:.2f} s, submitted: {state}, left: {found}")
         runs_with_leftovers += bool(found)
         left += [f"after {moment:.2f} s: {one}" for one in found]

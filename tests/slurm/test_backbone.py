@@ -395,9 +395,14 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
     record = RankRecord.read(run.rank_record("serve", 0))
     assert record is not None
+    # The nodes share /tmp, and both servers started in the same second.
+    links = list(Path("/tmp").glob(f"trt{record.job_id}_*/python_environment"))
+    environments = {link.readlink() for link in links}
+    assert len(environments) == 2 and all(folder.is_dir() for folder in environments)
     os.kill(server_process({node.name: node for node in person.sandbox.nodes}[record.host]), signal.SIGKILL)
     assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
     assert person.has_no_jobs()
+    assert eventually(lambda: not any(folder.exists() for folder in environments), 10), environments
     person.run("sed", "-i", "s/requests: 600/requests: 6/", run.spec)  # the folder is theirs to edit
     resumed = person.types("resume", run.folder, "--wait")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.runtime.process import descendants, parent_of, state_of
+from trtllm_hpc.runtime.process import descendants, name_of, parent_of, state_of
 
 _NAME = "triton_python_b"
 """What the kernel keeps of ``triton_python_backend_stub``."""
@@ -53,16 +53,10 @@ class ModelProcesses:
         for pid in descendants(own):
             # What such a process has forked looks the same, and is the model's own matter; once its parent
             # has died, it is a child of this process.
-            if pid in self._models or (parent := parent_of(pid)) in (own, None) or _name_of(parent) == _NAME:
+            if pid in self._models or (parent := parent_of(pid)) in (own, None) or name_of(parent) == _NAME:
                 continue
             with suppress(OSError):
                 arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-                if _name_of(pid) == _NAME and len(arguments) > 1:
+                if name_of(pid) == _NAME and len(arguments) > 1:
                     # Its first argument is MODEL/VERSION/model.py.
                     self._models[pid] = Path(arguments[1]).parent.parent.name
-
-
-def _name_of(pid: int | None) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    return ""

@@ -13,6 +13,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from trtllm_hpc.runtime.python_environment import environment_of
+
 _SIOCGIFADDR = 0x8915
 """ioctl that returns an interface's IPv4 address (netdevice(7))."""
 
@@ -174,11 +176,13 @@ def make_private(prefix: str) -> None:
 def remove_leftovers(prefix: str) -> list[str]:
     """Remove this node's shared memory and scratch folders that begin with ``prefix``; returns them.
 
-    The caller's prefix carries a job id, so nothing of another job can match.
+    With a scratch folder goes what Triton's Python backend has made elsewhere. The caller's prefix carries a
+    job id, so nothing of another job can match.
     """
     if not prefix:
         raise ValueError("an empty prefix would remove everybody's shared memory")
     found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
+    found += [environment for file in found if (environment := environment_of(file))]
     return [str(file) for file in sorted(found) if _remove(file)]
 
 

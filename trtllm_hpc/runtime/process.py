@@ -109,10 +109,7 @@ def signal_group(group: int, number: signal.Signals) -> bool:
 def step_daemon() -> int | None:
     """Return the process id of the slurmstepd above this process; ``None`` if something else started it."""
     parent = os.getppid()
-    with suppress(OSError):
-        if Path(f"/proc/{parent}/comm").read_text(errors="replace").strip() == "slurmstepd":
-            return parent
-    return None
+    return parent if name_of(parent) == "slurmstepd" else None
 
 
 def start_ticks(pid: int) -> int | None:
@@ -134,6 +131,13 @@ def parent_of(pid: int) -> int | None:
     """Return the process id of a process's parent; ``None`` if the process is gone."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
+
+
+def name_of(pid: int | None) -> str:
+    """Return a process's name as the kernel keeps it, its first 15 bytes; nothing if the process is gone."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return ""
 
 
 def _stat(pid: int) -> list[str]:
@@ -167,12 +171,9 @@ def descendants(root: int) -> list[int]:
 
 def stopped_descendants(root: int) -> dict[int, str]:
     """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process id."""
-    states, found = all_processes(), {}
-    for pid in descendants(root):
-        if pid in states and states[pid][0] == "T":
-            with suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    return found
+    states = all_processes()
+    stopped = [pid for pid in descendants(root) if pid in states and states[pid][0] == "T"]
+    return {pid: name for pid in stopped if (name := name_of(pid))}
 
 
 def kill_descendants(timeout_s: float = 5.0) -> None:

@@ -39,6 +39,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
     step_daemon,
 )
+from trtllm_hpc.runtime.python_environment import PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server import LaunchedServer, find_server
 
@@ -92,14 +93,16 @@ class Supervisor:
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
         try:
-            child = self._start(self._make_scratch())
+            scratch = self._make_scratch()
+            environment = PythonEnvironment(scratch)
+            child = self._start(scratch)
         except StartFailed as error:
             return self._not_started(error.message, error.hint)
         except OSError as error:
             sentence = f"{self._options.server} cannot be started: {error.strerror}"
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
-            self._watch(child)
+            self._watch(child, environment)
             code = self._exit_code(child.returncode)
         finally:
             if self._leader is not None:
@@ -184,9 +187,10 @@ class Supervisor:
         # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: Child, environment: PythonEnvironment) -> None:
         while child.poll() is None:
             make_private(self._options.prefix)
+            environment.look()
             self._obey_signal(child)
             self._obey_stop_request(child)
             self._obey_own_fault(child)

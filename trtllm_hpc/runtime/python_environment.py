@@ -1,0 +1,104 @@
+"""The folder that Triton's Python backend makes in /tmp, and that a killed server leaves there.
+
+It is for models' packed environments, and most stay empty. The backend makes it whatever ``TMPDIR``
+says (``pb_env.cc``, ``EnvironmentManager``; 2.51), under a name that does not tell whose it is. Two
+servers that share ``/tmp`` may start in the same second, and one whose folder is gone aborts when it
+ends. But a server keeps the path of its own folder, and its supervisor may look for that in its
+memory (proc(5)).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from trtllm_hpc.runtime.process import descendants, name_of
+
+_FOLDER = Path("/tmp")
+_PREFIX = "python_env_"
+_LINK = "python_environment"
+_SERVER = "tritonserver"
+_LOOK_S = 0.5
+_LOOKS = 3
+"""How often a folder is looked for in the server's memory: it may be there before its path is stored."""
+_LARGEST_REGION = 32 << 20
+"""Bytes. The path is on a thread's heap, small while models load; what is larger is a stack or a buffer."""
+
+
+class PythonEnvironment:
+    """Finds the folder of one rank's server.
+
+    Args:
+        scratch: this rank's own folder; a link in it will lead to what is found.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._link = scratch / _LINK
+        self._others = set(_own_folders())
+        self._looks: Counter[Path] = Counter()
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Look for a folder that is new since the server was started. May be called often."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        new = [folder for folder in _own_folders() if folder not in self._others]
+        if not new:
+            return
+        servers = [pid for pid in descendants(os.getpid()) if name_of(pid) == _SERVER]
+        for folder in new:
+            if any(_holds(pid, os.fsencode(folder)) for pid in servers):
+                self._link.symlink_to(folder)
+                self._look_at = float("inf")
+                return
+            self._looks[folder] += 1
+        self._others |= {folder for folder, looks in self._looks.items() if looks == _LOOKS}
+
+
+def environment_of(scratch: Path) -> Path | None:
+    """Return the folder that was found for a rank's server; ``None`` if there was none.
+
+    The server must have ended. A link in a folder of somebody else's is not believed.
+    """
+    with suppress(OSError):
+        folder = (scratch / _LINK).readlink()
+        if (
+            scratch.lstat().st_uid == os.getuid()
+            and folder.parent == _FOLDER
+            and folder.name.startswith(_PREFIX)
+        ):
+            return folder
+    return None
+
+
+def _own_folders() -> Iterator[Path]:
+    with suppress(OSError), os.scandir(_FOLDER) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.name.startswith(_PREFIX) and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    yield Path(entry.path)
+
+
+def _holds(pid: int, text: bytes) -> bool:
+    """Return whether a process's heap holds a text; no, where the system forbids to read it."""
+    with suppress(OSError), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for start, size in _heap(pid):
+            with suppress(OSError):  # unmapped since the list of regions was read
+                if text in os.pread(memory.fileno(), size, start):
+                    return True
+    return False
+
+
+def _heap(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield start and size of each region of /proc/PID/maps that may be a part of the heap."""
+    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, mode, _, _, _, *name = line.split(maxsplit=5)
+        start, end = (int(address, 16) for address in addresses.split("-"))
+        if mode.startswith("rw") and name in ([], ["[heap]"]) and end - start <= _LARGEST_REGION:
+            yield start, end - start
