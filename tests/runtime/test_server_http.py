@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -148,6 +149,30 @@ def test_the_probe_leaves_the_statistics_to_others(served: Served, monkeypatch: 
     finally:
         probe.end()
     assert "/metrics" not in dict(served.asked)
+
+
+def test_a_server_that_hangs_is_known_sooner_if_nobody_else_waits(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without others' requests it is not busy. Once they have gone, it was not busy with theirs."""
+    monkeypatch.setattr("trtllm_hpc.runtime.probe.INTERVAL_S", 0.1)
+    served.answers["/health_generate"] = OK
+    http = OpenAIHttp(served.place)
+    probe = Probe(http, 1, 1)
+    probe.begin(["llama"])
+    try:
+        assert eventually(lambda: len(served.tokens_asked) > 1)
+        with socket.create_connection(("127.0.0.1", served.port)) as other:
+            other.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+            del served.answers["/health_generate"]
+            time.sleep(2)
+            assert probe.fault is None, "it may be busy with the other's request"
+        left = time.monotonic()
+        assert eventually(lambda: probe.fault is not None, 5)
+        assert time.monotonic() - left >= 0.9
+        assert probe.fault is not None and "has answered nothing for " in probe.fault
+    finally:
+        probe.end()
 
 
 def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) -> None:

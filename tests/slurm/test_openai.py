@@ -277,6 +277,14 @@ def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: s
     assert f"rank {rank} on" in eventually_failed(site, run)
 
 
+def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> None:
+    """It answered the question that made it ready, and goes on to say that it is healthy."""
+    serve = {"hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
+    job = site.job("hangs", repository={}, engine=TWO_RANKS, companion={"enabled": False}, serve=serve)
+    run = started(site, job, "--set", "cluster.environment.FAKE_SERVE=hangs")
+    assert '"server-computes-nothing"' in eventually_failed(site, run)
+
+
 def started(site: Site, job: Path, *words: str) -> RunPaths:
     """Submit a job without a companion; returns once it serves."""
     over = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(site.person.folder / job.stem))}"

@@ -21,7 +21,7 @@ FAILURES = 3
 """So many questions in a row must fail; the second and third follow at once."""
 _RETRY_S = 1.0
 BLIND_FACTOR = 10
-"""A server that does not tell its steps may be busy with long answers: it gets so many times longer."""
+"""A server that does not tell its steps may be busy with others' answers: it gets so many times longer."""
 
 _MOST_ASKED = 2
 """Of the usual models either the first two take text, or (with the LLM API) the last one."""
@@ -107,6 +107,7 @@ class Probe:
         asked = Asked(self._server.connection, question)
         limit_s = self._limit_s if self._is_proven else self._first_limit_s
         state, since = self._progress(), time.monotonic()
+        alone_since: float | None = None
         while not self._stop.is_set():
             if asked.wait(INTERVAL_S):
                 asked.check()
@@ -114,8 +115,13 @@ class Probe:
             now = self._progress()
             if now != state:
                 state, since = now, time.monotonic()
+            if alone_since is None and not self._server.others_ask():
+                alone_since = time.monotonic()
             silent_s = time.monotonic() - since
-            if silent_s >= (BLIND_FACTOR * limit_s if self._is_blind else limit_s):
+            if silent_s >= (BLIND_FACTOR * limit_s if self._is_blind else limit_s) or (
+                # Whoever has asked since then comes after this question.
+                alone_since is not None and min(silent_s, time.monotonic() - alone_since) >= limit_s
+            ):
                 return (
                     f"model {question.model} has answered nothing for {silent_s:.0f} s, and computes nothing"
                 )

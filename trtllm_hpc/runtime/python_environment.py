@@ -10,6 +10,7 @@ memory (proc(5)).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +23,10 @@ _FOLDER = Path("/tmp")
 _PREFIX = "python_env_"
 _LINK = "python_environment"
 _SERVER = "tritonserver"
-_LOOK_S = 0.5
+_PAUSE_S = 0.05
+"""A server that is told to end while it loads its models dies at once: its folder is to be known by then."""
+_START_S = 60.0
+_LATER_PAUSE_S = 1.0
 _LOOKS = 3
 """How often a folder is looked for in the server's memory: it may be there before its path is stored."""
 _LARGEST_REGION = 32 << 20
@@ -30,7 +34,7 @@ _LARGEST_REGION = 32 << 20
 
 
 class PythonEnvironment:
-    """Finds the folder of one rank's server.
+    """Finds the folder of one rank's server, in a thread from ``begin`` to ``end``.
 
     Args:
         scratch: this rank's own folder; a link in it will lead to what is found.
@@ -40,25 +44,36 @@ class PythonEnvironment:
         self._link = scratch / _LINK
         self._others = set(_own_folders())
         self._looks: Counter[Path] = Counter()
-        self._look_at = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="python environment", daemon=True)
 
-    def look(self) -> None:
-        """Look for a folder that is new since the server was started. May be called often."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
+    def begin(self) -> None:
+        """Look for a folder that is new since this was made; the server is this process's descendant."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        start_over = time.monotonic() + _START_S
+        while not self._over.wait(_PAUSE_S if time.monotonic() < start_over else _LATER_PAUSE_S):
+            if self._find():
+                return
+
+    def _find(self) -> bool:
         new = [folder for folder in _own_folders() if folder not in self._others]
         if not new:
-            return
+            return False
         servers = [pid for pid in descendants(os.getpid()) if name_of(pid) == _SERVER]
         for folder in new:
             if any(_holds(pid, os.fsencode(folder)) for pid in servers):
                 self._link.symlink_to(folder)
-                self._look_at = float("inf")
-                return
+                return True
             self._looks[folder] += 1
         self._others |= {folder for folder, looks in self._looks.items() if looks == _LOOKS}
+        return False
 
 
 def environment_of(scratch: Path) -> Path | None:

@@ -102,9 +102,11 @@ class Supervisor:
             sentence = f"{self._options.server} cannot be started: {error.strerror}"
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
-            self._watch(child, environment)
+            environment.begin()
+            self._watch(child)
             code = self._exit_code(child.returncode)
         finally:
+            environment.end()
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
@@ -187,10 +189,9 @@ class Supervisor:
         # Nothing else in a handler: the code that it interrupts may hold a lock.
         self._signal = self._signal or name
 
-    def _watch(self, child: Child, environment: PythonEnvironment) -> None:
+    def _watch(self, child: Child) -> None:
         while child.poll() is None:
             make_private(self._options.prefix)
-            environment.look()
             self._obey_signal(child)
             self._obey_stop_request(child)
             self._obey_own_fault(child)
@@ -268,7 +269,9 @@ class Supervisor:
 
     def _stop(self, child: Child, by: str, reason: str, grace_s: float) -> None:
         self._stopped_by, self._reason = by, reason
-        self._kill_at = time.monotonic() + grace_s
+        kill_at = time.monotonic() + grace_s
+        # After a signal Slurm does not wait for longer because the cause has been found.
+        self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         print(f"rank {self._options.rank} stops: requested by {by}, {reason}", flush=True)
         if self._leader is not None:
             self._leader.withdraw()
@@ -276,12 +279,16 @@ class Supervisor:
             child.terminate()
 
     def _note_suspect(self) -> None:
-        """Blame the rank at fault if the leader's server has died by itself: that says only which it lost."""
-        if self._leader is None or self._stopped_by is not None or self._signal is not None:
+        """Blame the rank at fault if this one's server has died by itself: that says only which it lost."""
+        if self._stopped_by is not None or self._signal is not None:
             return
-        stop = self._leader.suspect(has_died=True)
-        if stop is not None and stop.blames != self._options.rank:
-            self._failed, self._blames, self._reason = stop.exit_code, stop.blames, stop.sentence
+        if self._leader is not None:
+            stop = self._leader.suspect(has_died=True)
+            if stop is not None and stop.blames != self._options.rank:
+                self._failed, self._blames, self._reason = stop.exit_code, stop.blames, stop.sentence
+        elif (why := self._leader_watch.suspects().get(0)) and not self._others_ended():
+            name = rank_name(self._paths, self._options.step, 0)
+            self._failed, self._blames, self._reason = ExitCode.START, 0, f"{name}: {why}"
 
     # Ending -------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,8 @@ QUICK_S = 2.0
 _ANSWER_S = 3600.0
 """Limit on a connection that waits for an answer; the question is given up long before."""
 
+_ESTABLISHED = "01"
+"""``TCP_ESTABLISHED`` in /proc/net/tcp."""
 _PROMPT = "a"
 _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
 """Input of upstream's text models, and of the LLM API's."""
@@ -50,6 +53,9 @@ class ServerHttp(Protocol):
 
     def metrics(self) -> str:
         """Return the page of metrics; empty where none may be read. Raises as ``call`` does."""
+
+    def others_ask(self) -> bool:
+        """Return whether others than one question wait for an answer; true where that cannot be told."""
 
     def ready_models(self) -> list[str] | None:
         """Return the models' names once the server and all of them are ready; ``None`` before."""
@@ -184,6 +190,10 @@ class TritonHttp:
             connection = http.client.HTTPConnection(self.address, self.metrics_port, timeout=QUICK_S)
         return call(connection, "GET", "/metrics").decode(errors="replace")
 
+    def others_ask(self) -> bool:
+        """Return true: the door's connections over gRPC stay open, whether anybody asks or not."""
+        return True
+
     def _model_states(self) -> dict[str, str]:
         """Return each model's state from the repository index; nothing if the server does not answer."""
         try:
@@ -265,6 +275,10 @@ class OpenAIHttp:
         """Return nothing: whoever reads the statistics takes them away from a benchmark that samples them."""
         return ""
 
+    def others_ask(self) -> bool:
+        """Return whether more than one connection is open: the door keeps none without a request."""
+        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+
     def _question(self, models: Sequence[str]) -> Question:
         name = models[0] if models else ""
         if not self._is_refused:
@@ -288,3 +302,14 @@ def _quickly(connect: Connect, method: str, path: str) -> bytes | None:
         return call(connect(QUICK_S), method, path)
     except (OSError, http.client.HTTPException, Refused):
         return None
+
+
+def _open_connections(port: int) -> int:
+    """Return how many clients are connected to a port of this node (the kernel's proc_net_tcp.rst)."""
+    count = 0
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                _, local, _, state, *_ = row.split()
+                count += local.endswith(f":{port:04X}") and state == _ESTABLISHED
+    return count

@@ -11,6 +11,7 @@ generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -143,6 +144,7 @@ class _Server:
         self._model = model
         self._behind = os.environ.get("FAKE_SERVE_WITH")
         self._steps = 0
+        self._health_asked = 0
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -169,6 +171,9 @@ class _Server:
             asked = {"model": os.environ["FAKE_SERVE_MODEL"], "prompt": "a", "max_tokens": 1}
             async with self._client.post(f"{self._behind}/v1/completions", json=asked) as found:
                 return web.Response(status=200 if found.ok else 500)
+        self._health_asked += 1
+        if "hangs" in BEHAVIOUR and self._health_asked > 1:
+            await asyncio.sleep(3600)
         return web.Response(status=500 if "no-token" in BEHAVIOUR else 200)
 
     async def _version(self, _request: web.Request) -> web.Response:
