@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 
 from tests.config.values import hostile, nested, settings_for, trees
@@ -145,6 +145,7 @@ def test_impossible_parallelism(
 
 
 @settings(FUZZ, max_examples=examples(400))
+@example(name="render", value="~\0", field="model.path")
 @given(
     name=commands, value=hostile, field=st.sampled_from(["name", "model.path", "companion.request.prompt"])
 )

@@ -9,7 +9,7 @@ from tritonclient.utils import InferenceServerException
 
 from trtllm_hpc.reference.text import TextTokenizer
 
-from .clients import ask, ask_one, steps_until_cancelled, texts
+from .clients import ask, ask_one, ends_when_left, texts
 from .conftest import Greedy
 from .oracle import LONG, Oracle
 from .servers import World
@@ -120,7 +120,7 @@ def test_accumulated_texts_of_several_prompts_are_kept_apart(
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World, is_streaming: bool) -> None:
     values = {"text_input": PROMPT, "max_tokens": LONG - 20, "stream": is_streaming, "end_id": -1}
-    assert 0 < steps_until_cancelled(alone, "tensorrt_llm_bls", values) < LONG - 20
+    assert ends_when_left(alone, "tensorrt_llm_bls", values, LONG - 20)
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)

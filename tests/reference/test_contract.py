@@ -19,8 +19,8 @@ from .clients import (
     ask,
     ask_one,
     connect,
+    ends_when_left,
     metric,
-    steps_until_cancelled,
     stream,
     tensors,
     token_inputs,
@@ -243,7 +243,7 @@ def test_stop_request_without_an_id_is_refused(world: World) -> None:
 
 
 def test_client_that_goes_away_frees_its_place(world: World) -> None:
-    assert 0 < steps_until_cancelled(world, "tensorrt_llm", token_inputs(PROMPT, LONG)) < LONG
+    assert ends_when_left(world, "tensorrt_llm", token_inputs(PROMPT, LONG), LONG)
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ def with_absolute_paths(tree: Node) -> Node:
 
 def _absolute(node: Node) -> Node:
     node = node.as_typed()
-    if not isinstance(node.value, str) or not node.value:
-        return node
+    if not isinstance(node.value, str) or not node.value or "\0" in node.value:
+        return node  # the rules refuse it
     # os.path and not pathlib: this removes ".." without a look at the file system.
     path = os.path.join(node.source.folder, os.path.expanduser(node.value))  # noqa: PTH111, PTH118
     return replace(node, value=os.path.normpath(path))
