@@ -16,7 +16,7 @@ from .oracle import Oracle
 Generate = Callable[[list[int], int, int | None], list[int]]
 Greedy = Callable[[servers.World, list[int], int, int | None], list[int]]
 
-LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "128")
+LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "512")
 
 FEATURES = (
     *("--max-beam-width", "4"),
@@ -107,7 +107,7 @@ def world(request: pytest.FixtureRequest) -> servers.World:
 @pytest.fixture(scope="session")
 def plain_model() -> Any:
     """The tiny model of the engines as transformers makes it, whole, in this process."""
-    return synthetic.make_model(seed=0, dtype="float32", max_seq_len=128).eval()
+    return synthetic.make_model(seed=0, dtype="float32", max_seq_len=512).eval()
 
 
 @pytest.fixture(scope="session")

@@ -52,8 +52,8 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("input_lengths is 6", {"input_lengths": 6}),
     ("input_ids holds -7", {"input_ids": [[1, -7]], "input_lengths": 2}),
     ("max_input_len 96", {"input_ids": [[5] * 97], "input_lengths": 97}),
-    ("max_seq_len 128", {"request_output_len": 124}),
-    ("max_seq_len 128", {"request_output_len": LARGEST}),
+    ("max_seq_len 512", {"request_output_len": 508}),
+    ("max_seq_len 512", {"request_output_len": LARGEST}),
     # How tokens are chosen.
     ("temperature is inf", {"temperature": INFINITY}),
     ("runtime_top_p is nan", {"runtime_top_p": NAN}),

@@ -29,12 +29,12 @@ from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import metric, wait_idle
+from .oracle import LONG, MAX_SEQ_LEN
 from .servers import World
 
 pytestmark = pytest.mark.triton
 
 NAME = "tiny-llama"
-MAX_SEQ_LEN = 128
 PROMPT = "What is machine learning?"
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -294,7 +294,7 @@ def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
         ("temprature", 1, "temprature is not known here. Did you mean temperature?"),
         ("temperature", "hot", "temperature: input should be a valid number."),
         ("max_tokens", 0, "max_tokens: input should be greater than or equal to 1."),
-        ("max_tokens", 1000, "more than the 128 tokens"),
+        ("max_tokens", MAX_SEQ_LEN, f"more than the {MAX_SEQ_LEN} tokens"),
         ("n", True, "n: input should be a valid integer."),
         ("stop", 3, "stop: input should be a valid list."),
         ("top_logprobs", 3, "leave top_logprobs out"),
@@ -310,7 +310,7 @@ def test_a_request_that_cannot_be_had_is_refused_by_name(
 ) -> None:
     status, answer = post(gateway, "chat/completions", **{"messages": MESSAGES, "model": NAME, key: value})
     assert status == 400 and message in answer["error"]["message"]
-    named = "messages" if key == "max_tokens" and value == 1000 else key
+    named = "messages" if key == "max_tokens" and value == MAX_SEQ_LEN else key
     assert (answer["error"]["param"], answer["error"]["type"]) == (named, "invalid_request_error")
 
 
@@ -320,7 +320,7 @@ def test_what_is_no_request_at_all_is_refused(gateway: Gateway) -> None:
     assert post(gateway, "completions", model=NAME, prompt=[])[1]["error"]["param"] == "prompt"
     assert post(gateway, "completions", model=NAME, prompt=[1, True])[0] == 400
     assert post(gateway, "completions", model=NAME, prompt=[100_000])[0] == 400
-    for count in (200, 9000):
+    for count in (800, 9000):
         status, answer = post(gateway, "completions", model=NAME, prompt="A, " * count)
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
     assert post(gateway, "completions", model=NAME, prompt="A", best_of=2)[1]["error"]["param"] == "best_of"
@@ -334,7 +334,7 @@ def test_what_is_no_request_at_all_is_refused(gateway: Gateway) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_ends_with_its_client(gateway: Gateway, alone: World, stream: bool) -> None:
     wait_idle(alone)
-    body = {"prompt": PROMPT, "n": 4, "max_tokens": 100, "ignore_eos": True, "stream": stream, **GREEDY}
+    body = {"prompt": PROMPT, "n": 4, "max_tokens": LONG - 20, "ignore_eos": True, "stream": stream, **GREEDY}
     data = json.dumps(body).encode()
 
     def steps() -> float:
@@ -347,7 +347,7 @@ def test_a_request_ends_with_its_client(gateway: Gateway, alone: World, stream: 
         left.sendall(head.encode() + data)
         assert eventually(lambda: steps() > before)
     wait_idle(alone)
-    assert steps() - before < 90
+    assert steps() - before < LONG / 2
 
 
 def test_a_server_that_does_not_stream_gives_its_text_in_one_piece(

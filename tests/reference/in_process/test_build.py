@@ -68,9 +68,9 @@ def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None
     assert config["build_config"] == {
         "max_batch_size": 8,
         "max_input_len": 96,
-        "max_seq_len": 128,
+        "max_seq_len": 512,
         "max_beam_width": 4,
-        "max_num_tokens": 1024,
+        "max_num_tokens": 4096,
         "gather_context_logits": True,
         "gather_generation_logits": True,
         "lora_config": {"max_lora_rank": 8},

@@ -21,7 +21,7 @@ SMALL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 512,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": 512,
     "initializer_range": 0.3,
     "eos_token_id": 2,
 }
@@ -71,10 +71,14 @@ def test_attention_that_is_wrong_is_seen(dtype: str, monkeypatch: pytest.MonkeyP
         (
             "Mistral",
             {"sliding_window": 64},
-            "attends to the last 64 tokens only, fewer than --max-seq-len 128",
+            "attends to the last 64 tokens only, fewer than --max-seq-len 512",
         ),
         ("Gemma2", {"head_dim": 16}, "limits the scores of its attention"),
-        ("GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}, "has sinks"),
+        (
+            "GptOss",
+            {"head_dim": 16, "sliding_window": 512, "num_local_experts": 4, "num_experts_per_tok": 2},
+            "has sinks",
+        ),
         ("Mamba", {}, "does not let its attention be replaced"),
     ],
 )

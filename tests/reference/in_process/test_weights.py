@@ -56,7 +56,7 @@ def qwen(**changes: Any) -> Any:
     config = Qwen2Config(
         **{**shape, "num_key_value_heads": 2, "vocab_size": 512, "initializer_range": 0.3, **changes},
         tie_word_embeddings=True,
-        max_position_embeddings=128,
+        max_position_embeddings=512,
     )
     model = Qwen2ForCausalLM(config).eval()
     for name, parameter in model.named_parameters():
