@@ -1,0 +1,166 @@
+"""Upstream's own parsers, applied to what a plan renders: no model is loaded and no port is opened.
+
+Needs a Python that can import ``tensorrt_llm``, so it runs in the image (``doctor --on-nodes``) or beside a copy
+of upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
+``tensorrt_llm/commands/serve.py``, ``llmapi/llm_args.py``, ``llmapi/disagg_utils.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+_SERVE = "tensorrt_llm.commands.serve"
+_ARGUMENTS = "tensorrt_llm.llmapi.llm_args"
+_CLASSES = {"pytorch": "TorchLlmArgs", None: "TrtLlmArgs", "tensorrt": "TrtLlmArgs", "trt": "TrtLlmArgs"}
+"""The class that checks the arguments of each ``--backend`` (``llmapi/llm.py``)."""
+_TEXT_LIMIT = 2000
+
+
+class Refused(Exception):
+    """Upstream does not take a command line or a file; the message is upstream's own."""
+
+
+def server_arguments(words: Sequence[str]) -> Any:
+    """Return the checked LLM API arguments (``TorchLlmArgs``) that a ``trtllm-serve`` command line leads to.
+
+    Upstream's own command reads its options and its YAML file; only the function that would start the server
+    is replaced.
+
+    Args:
+        words: the command line after the program's name.
+
+    Raises:
+        Refused: upstream refuses an option, a key or a value.
+        ImportError: TensorRT-LLM cannot be imported.
+    """
+    serve = importlib.import_module(_SERVE)
+    launch = serve.launch_server
+    reached: dict[str, Any] = {}
+
+    def record(*values: Any, **named: Any) -> None:
+        reached.update(inspect.signature(launch).bind(*values, **named).arguments)
+
+    serve.launch_server = record
+    try:
+        serve.main(list(words), prog_name="trtllm-serve", standalone_mode=False)
+        return _checked(reached["llm_args"])
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - upstream raises click's, pydantic's and plain exceptions
+        raise Refused(_text(error)) from error
+    finally:
+        serve.launch_server = launch
+
+
+def llm_arguments(arguments: Mapping[str, Any]) -> Any:
+    """Return the checked arguments of ``tensorrt_llm.LLM(...)``, as a ``model.yaml`` names them.
+
+    Raises:
+        Refused, ImportError: see :func:`server_arguments`.
+    """
+    try:
+        return _checked({"backend": "pytorch", **arguments})
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see server_arguments
+        raise Refused(_text(error)) from error
+
+
+def front_configuration(file: str) -> Any:
+    """Return upstream's reading of the file of ``trtllm-serve disaggregated``. Raises as the others."""
+    module = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
+    try:
+        return module.parse_disagg_config_file(file)
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see server_arguments
+        raise Refused(_text(error)) from error
+
+
+def _checked(arguments: Mapping[str, Any]) -> Any:
+    """Check arguments as ``LLM`` does before it loads anything (``llmapi/llm.py``, ``BaseLLM.__init__``)."""
+    given = dict(arguments)
+    kind = getattr(importlib.import_module(_ARGUMENTS), _CLASSES[given.get("backend")])
+    if kind.__name__ == "TorchLlmArgs":
+        given.pop("build_config", None)  # of engines; launch_server() removes it as well
+    else:
+        given.pop("backend", None)
+    for key in given:
+        if key not in kind.model_fields and key != "backend":
+            raise ValueError(f"LLM got invalid argument: {key}")
+    return kind.from_kwargs(**given)
+
+
+def _text(error: Exception) -> str:
+    said = error.format_message() if hasattr(error, "format_message") else str(error)
+    return f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]
+
+
+# What the image takes ---------------------------------------------------------------------
+
+
+def server_options() -> dict[str, list[dict[str, Any]]]:
+    """Return the options of each sub-command of ``trtllm-serve``, in the words of ``releases/data``.
+
+    Raises:
+        ImportError: TensorRT-LLM cannot be imported.
+    """
+    group = importlib.import_module(_SERVE).main
+    return {name: list(_options(command)) for name, command in group.commands.items()}
+
+
+def _options(command: Any) -> Iterator[dict[str, Any]]:
+    for option in command.params:
+        if option.param_type_name != "option":
+            continue
+        kind = option.type.name
+        default = option.default if isinstance(option.default, (str, int, float, bool)) else None
+        yield {
+            "name": max(option.opts, key=len),
+            "aliases": sorted(option.opts + option.secondary_opts, key=len)[:-1],
+            "form": "flag" if option.is_flag else "value",
+            "choices": [str(choice) for choice in getattr(option.type, "choices", ())],
+            "required": option.required,
+            "type": {"integer": "int", "float": "float"}.get(kind),
+            "default": default,
+        }
+
+
+def llm_api_keys() -> dict[str, list[str]]:
+    """Return the keys of every section of the LLM API's configuration on PyTorch; ``""`` is the top.
+
+    A section that has variants (``speculative_config``) has the keys of all.
+
+    Raises:
+        ImportError: TensorRT-LLM cannot be imported.
+    """
+    sections: dict[str, set[str]] = {}
+    _collect("", [importlib.import_module(_ARGUMENTS).TorchLlmArgs], sections)
+    return {name: sorted(keys) for name, keys in sorted(sections.items())}
+
+
+def _collect(path: str, models: Sequence[Any], sections: dict[str, set[str]]) -> None:
+    keys = sections.setdefault(path, set())
+    for model in models:
+        keys |= {name for name in vars(model) if name in ("decoding_type", "algorithm")}
+        for name, field in model.model_fields.items():
+            keys |= {name, *_aliases(field)}
+            inner = f"{path}.{name}" if path else name
+            if found := [each for each in _models(field.annotation) if each not in models]:
+                _collect(inner, found, sections)
+
+
+def _aliases(field: Any) -> Iterator[str]:
+    for alias in (field.alias, field.validation_alias):
+        choices = getattr(alias, "choices", [alias])
+        yield from (choice for choice in choices if isinstance(choice, str))
+
+
+def _models(annotation: Any) -> list[Any]:
+    """Return the pydantic models in an annotation, with the variants that derive from them."""
+    if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
+        return [annotation, *(each for one in annotation.__subclasses__() for each in _models(one))]
+    return [each for part in get_args(annotation) for each in _models(part)]
