@@ -87,6 +87,10 @@ class RunPaths:
         """Link to the engine in the cache, once it is built or found."""
         self.build_recipe = self.folder / "build.json"
         """The steps of the build as data, for the engine cache."""
+        self.node_checks = self.folder / "node_checks.json"
+        """What ``doctor --on-nodes`` is to look at."""
+        self.node_findings = self.folder / "node_findings"
+        """Folder of what its job has found."""
 
         # What the jobs write
         self.logs = self.folder / "logs"

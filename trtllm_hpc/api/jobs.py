@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ from trtllm_hpc.validation.load import load
 if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.plan.model import Plan
+    from trtllm_hpc.runs.node_checks import NodeReport
+    from trtllm_hpc.validation.checks import CheckRow
 
 _warn: Warn = logging.getLogger("trtllm_hpc").warning
 
@@ -132,6 +134,55 @@ def doctor(
         rules=tuple(map(row_of, rule_rows())) if context.has_job else (),
         notes=tuple(context.plan.notes) if context.has_job else (),
     )
+
+
+def check_on_nodes(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    nodes: int = 1,
+    wait_s: float = 3600.0,
+    keep: bool = False,
+    show: Callable[[str], object] = lambda sentence: None,
+) -> NodeReport:
+    """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
+
+    Args:
+        nodes: 1, or 2 to look at the network between nodes as well.
+        wait_s: bound on the wait in the queue, in seconds.
+        keep: leave the folder with the job's scripts and logs.
+        show: receives a sentence whenever the job has come further.
+
+    Others, and the errors, are those of :func:`plan`.
+
+    Raises:
+        SubmissionError: Slurm refused the job, or it did not start in time.
+    """
+    from trtllm_hpc.runs.node_checks import check_on_nodes
+
+    place = (Path(job), _profile(cluster), settings, _folder(runs))
+    return check_on_nodes(*place, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
+
+
+def try_model(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    keep: bool = False,
+    show: Callable[[str], object] = lambda sentence: None,
+) -> CheckRow:
+    """Serve a job's model with one instance until it has made one token; returns what came of it.
+
+    Arguments and errors are those of :func:`check_on_nodes`.
+    """
+    from trtllm_hpc.runs.node_checks import try_model
+
+    place = (Path(job), _profile(cluster), settings, _folder(runs))
+    return try_model(*place, keep=keep, show=show)
 
 
 def _profile(cluster: Path | str | None) -> str:

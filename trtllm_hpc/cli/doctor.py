@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import job_options, json_option, print_json
+from trtllm_hpc.cli.options import (
+    OutputFile,
+    job_options,
+    json_option,
+    print_json,
+    terminating_as_interrupt,
+)
 from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
@@ -19,6 +27,36 @@ if TYPE_CHECKING:
 @click.command("doctor")
 @partial(job_options, required=False)
 @click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
+@click.option(
+    "--on-nodes",
+    is_flag=True,
+    help="Also run a job of at most ten minutes that looks at the nodes and, in the image, at all JOB uses.",
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="With --on-nodes: 2 also measures the network between two nodes.",
+)
+@click.option(
+    "--model", is_flag=True, help="With --on-nodes: then serve JOB's model until it makes one token."
+)
+@click.option(
+    "--bundle",
+    type=OutputFile(),
+    metavar="FILE",
+    help="With --on-nodes: write all that was found, to attach to an issue, or for `versions learn`.",
+)
+@click.option("--with-names", is_flag=True, help="Leave your user name and home folder in the bundle.")
+@click.option(
+    "--wait-minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="With --on-nodes: give up if the job has not started after this time.",
+)
+@click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
 @json_option
 def command(
     job_file: Path | None,
@@ -26,32 +64,90 @@ def command(
     settings: tuple[str, ...],
     runs: Path | None,
     with_rules: bool,
+    on_nodes: bool,
+    nodes: int,
+    model: bool,
+    bundle: Path | None,
+    with_names: bool,
+    wait_minutes: float,
+    keep: bool,
     as_json: bool,
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
 
     Prints one row per check: ok, warn, fail, or unknown if this machine cannot tell
     (then the preflight checks it in the job's first seconds). Below the table is the
-    memory that the model needs on each rank. Nothing is written or submitted.
+    memory that the model needs on each rank. Nothing is written or submitted, unless
+    --on-nodes asks for a job on the nodes, which leaves nothing behind.
 
     \b
     Examples:
       trtllm-hpc doctor --cluster pyxis
       trtllm-hpc doctor job.yaml --cluster pyxis --set engine.tensor_parallel=4
+      trtllm-hpc doctor job.yaml --cluster pyxis --on-nodes --nodes 2 --bundle site.json
 
     The exit code is 3 if a check fails.
     """
     if with_rules and job_file is None:
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
+    if on_nodes and job_file is None:
+        raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
+    if not on_nodes and (nodes != 1 or model or bundle or with_names or keep):
+        raise click.UsageError("--nodes, --model, --bundle, --with-names and --keep go with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
     report = doctor(job_file, cluster, settings, runs)
+    if on_nodes:
+        assert job_file is not None
+        place = (job_file, cluster, settings, runs)
+        with terminating_as_interrupt():
+            report = _with_nodes(
+                report,
+                place,
+                nodes=nodes,
+                model=model,
+                wait_s=wait_minutes * 60,
+                keep=keep,
+                bundle=(bundle, with_names),
+            )
     if as_json:
         print_json(report)
     else:
         _print_tables(report, with_rules)
         click.echo(f"\n{_summary(report)}")
     return ExitCode.OK if report.ok else ExitCode.CONFIG
+
+
+def _with_nodes(
+    report: DoctorReport,
+    place: tuple[Path, str, tuple[str, ...], Path | None],
+    *,
+    nodes: int,
+    model: bool,
+    wait_s: float,
+    keep: bool,
+    bundle: tuple[Path | None, bool],
+) -> DoctorReport:
+    """Return the report with what a job on the nodes has found."""
+    from trtllm_hpc.api.jobs import check_on_nodes, try_model
+    from trtllm_hpc.paths import write_text
+    from trtllm_hpc.report.node_bundle import bundle_text
+
+    def show(sentence: str) -> None:
+        if sys.stderr.isatty() or sentence.startswith("job"):
+            click.echo(sentence, err=True)
+
+    found = check_on_nodes(*place, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
+    rows = found.checks
+    if model and all(row.outcome != "fail" for row in rows):
+        rows = (*rows, try_model(*place, keep=keep, show=show))
+    report = replace(report, checks=(*report.checks, *rows))
+    file, with_names = bundle
+    notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
+    if file is not None:
+        write_text(file, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
+        notes.append(f"{file} has all that was found")
+    return replace(report, notes=(*report.notes, *notes))
 
 
 def _print_tables(report: DoctorReport, with_rules: bool) -> None:

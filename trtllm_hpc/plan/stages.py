@@ -13,6 +13,8 @@ from trtllm_hpc.plan.model import Component, Dependency, Directive, Stage
 
 _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
+NODE_CHECK_MINUTES = 10
+_WITH_RANKS = ("serve", "doctor")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,12 @@ def make_stages(
         after = (Dependency("after", "serve"), *built)
         stages.append(_stage("companion", job, cluster, paths, asked, after))
     return tuple(stages)
+
+
+def node_check_stage(job: JobFile, cluster: ClusterProfile, layout: Layout, paths: RunPaths) -> Stage:
+    """The job of ``doctor --on-nodes``: what the serve stage asks for, on few nodes and for ten minutes."""
+    asked = _Resources(layout, job.serve.cpus_per_rank, job.serve.memory_gib_per_node, NODE_CHECK_MINUTES)
+    return _stage("doctor", job, cluster, paths, asked, ())
 
 
 def _build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
@@ -117,14 +125,14 @@ def _nodes(cluster: ClusterProfile, partition: str | None = None) -> Iterator[Di
 def _resources(stage: str, cluster: ClusterProfile, asked: _Resources) -> Iterator[Directive]:
     yield Directive("--nodes", asked.layout.nodes)
     yield Directive("--ntasks", asked.layout.world_size)
-    if stage == "serve":
+    if stage in _WITH_RANKS:
         yield Directive("--ntasks-per-node", asked.layout.ranks_per_node)
     yield Directive("--cpus-per-task", asked.cpus)
     if asked.memory_gib is not None:
         yield Directive("--mem", f"{asked.memory_gib}G")
     if asked.layout.gpus_per_node and cluster.gpu_request != "none":
         yield _gpus(cluster, asked.layout)
-    if stage == "serve" and cluster.exclusive:
+    if stage in _WITH_RANKS and cluster.exclusive:
         yield Directive("--exclusive")
     if stage == "serve" and asked.warning_seconds is not None:
         # To the batch script only (B:); the ranks would end by it.

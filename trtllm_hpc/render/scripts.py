@@ -112,6 +112,11 @@ def render_configurations(plan: Plan) -> dict[str, str]:
     return {} if plan.server.configuration is None else {paths.llm_api().name: plan.server.configuration}
 
 
+def render_node_checks(plan: Plan) -> str:
+    """Return the text of the batch script of ``doctor --on-nodes``, for what ``node_check_plan`` made."""
+    return _script(plan, "doctor.sbatch.j2")
+
+
 def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:
     return render_template(
         f"scripts/{template}",

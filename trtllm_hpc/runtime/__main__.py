@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from trtllm_hpc.errors import BuildFailed, ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.runtime.node_checks import PARTS
 
 if TYPE_CHECKING:
     from trtllm_hpc.runtime.door import DoorOptions
@@ -129,6 +130,12 @@ def _add_stage_commands(commands: _Commands) -> None:
         "--program", action="append", default=[], help="what must be on PATH for the server to start"
     )
     preflight.add_argument("--without-mpi", action="store_true")
+
+    check = commands.add_parser("node-check", help="one part of doctor --on-nodes")
+    check.add_argument("part", choices=PARTS)
+    check.add_argument("--child", action="store_true", help="do what may abort the process")
+
+    commands.add_parser("unattended", help="wait until doctor --on-nodes no longer waits for this job")
 
     spawns = commands.add_parser("spawns", help="fail unless processes can be spawned by MPI")
     spawns.add_argument("--launcher", required=True, help="what started this: srun or mpirun")
@@ -249,6 +256,14 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             options.programs = tuple(options.program)
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+        case "node-check":
+            from trtllm_hpc.runtime.node_checks.run import check_node
+
+            return check_node(paths, options.part, is_child=options.child)
+        case "unattended":
+            from trtllm_hpc.runtime.node_checks.run import wait_until_unattended
+
+            wait_until_unattended(paths)
         case "spawns":
             from trtllm_hpc.runtime.spawns import try_spawn
 

@@ -1,7 +1,7 @@
 """Upstream's own parsers, applied to what a plan renders: no model is loaded and no port is opened.
 
-Needs a Python that can import ``tensorrt_llm``, so it runs in the image (``doctor --on-nodes``) or beside a copy
-of upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
+Needs a Python that can import ``tensorrt_llm``, so it runs in the image (``doctor --on-nodes``) or beside a
+copy of upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
 ``tensorrt_llm/commands/serve.py``, ``llmapi/llm_args.py``, ``llmapi/disagg_utils.py``.
 """
 
@@ -36,7 +36,7 @@ def server_arguments(words: Sequence[str]) -> Any:
         Refused: upstream refuses an option, a key or a value.
         ImportError: TensorRT-LLM cannot be imported.
     """
-    serve = importlib.import_module(_SERVE)
+    serve: Any = importlib.import_module(_SERVE)
     launch = serve.launch_server
     reached: dict[str, Any] = {}
 
@@ -49,7 +49,7 @@ def server_arguments(words: Sequence[str]) -> Any:
         return _checked(reached["llm_args"])
     except ImportError:
         raise
-    except Exception as error:  # noqa: BLE001 - upstream raises click's, pydantic's and plain exceptions
+    except Exception as error:
         raise Refused(_text(error)) from error
     finally:
         serve.launch_server = launch
@@ -65,7 +65,7 @@ def llm_arguments(arguments: Mapping[str, Any]) -> Any:
         return _checked({"backend": "pytorch", **arguments})
     except ImportError:
         raise
-    except Exception as error:  # noqa: BLE001 - see server_arguments
+    except Exception as error:
         raise Refused(_text(error)) from error
 
 
@@ -76,7 +76,7 @@ def front_configuration(file: str) -> Any:
         return module.parse_disagg_config_file(file)
     except ImportError:
         raise
-    except Exception as error:  # noqa: BLE001 - see server_arguments
+    except Exception as error:
         raise Refused(_text(error)) from error
 
 
@@ -155,7 +155,7 @@ def _collect(path: str, models: Sequence[Any], sections: dict[str, set[str]]) ->
 
 def _aliases(field: Any) -> Iterator[str]:
     for alias in (field.alias, field.validation_alias):
-        choices = getattr(alias, "choices", [alias])
+        choices: list[Any] = getattr(alias, "choices", [alias])
         yield from (choice for choice in choices if isinstance(choice, str))
 
 

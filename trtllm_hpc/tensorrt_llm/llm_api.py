@@ -104,6 +104,13 @@ def unknown_keys(release: Release | None, configuration: Mapping[str, Any]) -> l
     return list(_unknown("", configuration, version))
 
 
+def known_keys(release: Release, section: str) -> set[str] | None:
+    """Return the keys of a section (``""``: the top) in all its variants; ``None``: it is not known."""
+    if not has_key_facts(release) or section not in _sections():
+        return None
+    return _keys(section, release.version, {})
+
+
 def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[UnknownKey]:
     section = _sections().get(path)
     if section is None or parsed(section.get("checked_since", "0")) > parsed(version):

@@ -94,9 +94,13 @@ class DoctorReport:
         return all(row.outcome != FAIL for row in self.checks)
 
 
-def row_of(found: Diagnostic) -> CheckRow:
-    """Return what a check has found, or a rule that is kept, as ``doctor`` prints it."""
-    title = _TITLES.get(found.code, "kept")
+def row_of(found: Diagnostic, title: str = "kept") -> CheckRow:
+    """Return what a check has found, or a rule that is kept, as ``doctor`` prints it.
+
+    Args:
+        title: of what is not one of :data:`CHECKS`.
+    """
+    title = _TITLES.get(found.code, title)
     return CheckRow(found.code, title, found.state, found.message, found.hint)
 
 

@@ -1,0 +1,82 @@
+"""What ``doctor --on-nodes`` runs for a plan: a small job of its own, and what that job is to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.layout import Instances, Layout
+from trtllm_hpc.plan.model import Plan, ServerPlan
+from trtllm_hpc.plan.stages import node_check_stage
+from trtllm_hpc.runtime.checks import MIN_SHM_GIB_PER_RANK
+from trtllm_hpc.runtime.node_checks.records import Wanted
+
+_ADDRESS = ("--host=127.0.0.1", "--port=8000")
+"""Stand for the address that a server gets in its job."""
+
+
+def node_check_plan(plan: Plan, nodes: int) -> Plan:
+    """Return the plan of the checks' job: two ranks on one node, or one on each of two.
+
+    On a cluster with nodes for each phase it runs on those of the context phase.
+    """
+    facts = replace(plan.facts, cluster=plan.facts.cluster.for_phase("context"))
+    per_node = 2 // nodes
+    gpus = min(per_node, plan.layout.gpus_per_node)
+    layout = Layout(world_size=2, nodes=nodes, ranks_per_node=per_node, gpus_per_node=gpus)
+    stage = node_check_stage(facts.job, facts.cluster, layout, RunPaths(plan.run_folder))
+    return replace(plan, facts=facts, instances=Instances(1, 1, layout), phase_servers=(), stages=(stage,))
+
+
+def wanted_of(plan: Plan, checked: Plan) -> Wanted:
+    """Return what the job is to look at.
+
+    Args:
+        plan: the job file's own.
+        checked: what :func:`node_check_plan` made of it.
+    """
+    job, cluster, layout = plan.job, checked.cluster, checked.layout
+    front = str(RunPaths(plan.run_folder).front_started) if plan.server.front else None
+    return Wanted(
+        release=plan.release,
+        has_tensorrt_llm=job.engine.is_tensorrt_llm,
+        programs=[list(words) for words in _programs(plan)],
+        launcher=plan.server.launcher,
+        serve={role: [*server.command[1:], *_ADDRESS] for role, server in _servers(plan)},
+        front=front,
+        model=plan.loaded_model,
+        gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
+        ranks=layout.world_size,
+        nodes=layout.nodes,
+        network_interface=cluster.network_interface,
+        haproxy=cluster.haproxy if plan.has_door else None,
+        mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
+        shm_gib=MIN_SHM_GIB_PER_RANK * layout.ranks_per_node,
+    )
+
+
+def _servers(plan: Plan) -> Iterator[tuple[str, ServerPlan]]:
+    """Yield each ``trtllm-serve`` with the phase that it computes."""
+    if plan.phase_servers:
+        yield from zip((group.role for group in plan.instances.groups), plan.phase_servers, strict=True)
+    elif plan.server.command:
+        yield "serve", plan.server
+
+
+def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
+    """Yield the program and the options, without values, of every command line in the image."""
+    commands = (command for step in plan.build_steps for command in step.commands)
+    for arguments in commands:
+        words = [word for word in arguments if isinstance(word, str)]
+        count = 2 if PurePath(words[0]).name.startswith("python") else 1
+        if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
+            yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
+    for _, server in _servers(plan):
+        yield (server.command[0], "serve", *(word for word in server.command[1:] if word.startswith("--")))
+    if plan.server.front:
+        name, command, *options = plan.server.front
+        yield (name, command, *options, "--config_file")
+    if not plan.server.command and plan.job.engine.is_tensorrt_llm:
+        yield (plan.cluster.triton.server, *plan.server.options)

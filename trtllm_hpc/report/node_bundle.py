@@ -1,0 +1,50 @@
+"""The file that ``doctor --on-nodes --bundle`` writes: what was found, to attach to an issue."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc import __version__
+from trtllm_hpc.runs.node_checks import NodeReport
+from trtllm_hpc.validation.checks import CheckRow
+
+_USER, _HOME = "USER", "HOME"
+
+
+def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: bool) -> str:
+    """Return the bundle as JSON: no job file, no prompt, no key, no environment but versions.
+
+    Args:
+        with_names: keep the user's name and home folder, which are replaced otherwise.
+    """
+    record = {
+        "trtllm_hpc": __version__,
+        "made": time.strftime("%Y-%m-%d", time.gmtime()),
+        "checks": [asdict(row) for row in rows],
+        "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
+        "facts": report.facts,
+    }
+    if not with_names:
+        names = {str(Path.home()): _HOME, getpass.getuser(): _USER}
+        pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
+        record = _replaced(record, pattern, names)
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def _replaced(value: Any, pattern: re.Pattern[str], names: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda match: names[match[0]], value)
+    if isinstance(value, dict):
+        return {
+            _replaced(key, pattern, names): _replaced(each, pattern, names) for key, each in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_replaced(each, pattern, names) for each in value]
+    return value

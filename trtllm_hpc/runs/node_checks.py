@@ -1,0 +1,318 @@
+"""``doctor --on-nodes``: submit the checks' job, wait for what it finds, and leave nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok
+from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
+from trtllm_hpc.plan.stages import NODE_CHECK_MINUTES
+from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.render.scripts import render_configurations, render_node_checks
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.create import plan_run
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
+from trtllm_hpc.runs.watch import follow
+from trtllm_hpc.runtime.node_checks.records import Found, Wanted, read_found
+from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
+from trtllm_hpc.validation.checks import CheckRow, row_of
+from trtllm_hpc.validation.image_facts import compare_image
+
+Show = Callable[[str], object]
+"""Receives a sentence on how far the job has come, when that changes."""
+
+_BEAT_S = 5.0
+_LOOK_S = 1.0
+_LONGEST_PAUSE_S = 15.0
+_END_S = 60.0
+"""Bound on the end of a job that is cancelled."""
+_STATES = ("ok", "unknown", "warn", "fail")
+_LOG_LINES = 3
+
+
+_TITLES = {
+    "node": "the first node, outside any container",
+    "image": "the job's image",
+    "import": "TensorRT-LLM and MPI in each kind of job step",
+    "ranks": "ranks together",
+    "step": "each kind of job step begins",
+    "model": "the model makes a token",
+}
+"""What is checked, by the first word of a check's id."""
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """What the job has found."""
+
+    checks: tuple[CheckRow, ...]
+    wanted: Wanted
+    facts: dict[str, Any]
+    """What the first task of each part has seen, by part."""
+    folder: Path | None
+    """Where scripts and logs are; ``None``: removed."""
+
+
+def check_on_nodes(
+    job_file: Path,
+    cluster: str,
+    settings: Sequence[str] = (),
+    runs: Path | None = None,
+    *,
+    nodes: int = 1,
+    wait_s: float,
+    keep: bool = False,
+    show: Show = lambda sentence: None,
+) -> NodeReport:
+    """Look at a job file's image and at the cluster's nodes, in a job of at most ten minutes.
+
+    Args:
+        nodes: 1, or 2 to look at the network between nodes as well.
+        wait_s: bound on the wait in the queue.
+        keep: leave the folder with scripts and logs.
+
+    Others, and further errors, are those of :func:`trtllm_hpc.runs.create.plan_run`.
+
+    Raises:
+        SubmissionError: Slurm refused the job, or it did not start in time.
+    """
+    with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
+        plan, paths = planned.plan, planned.paths
+        if plan.cluster.scheduler != "slurm":
+            raise SubmissionError(
+                f"The profile {plan.cluster.name!r} runs jobs on this machine: doctor checks it already.",
+                hint="leave --on-nodes out, or name a cluster with --cluster",
+            )
+        require_scheduler(plan)
+        checked = node_check_plan(plan, nodes)
+        wanted = wanted_of(plan, checked)
+        try:
+            _write(paths, plan, checked, wanted)
+            info = _run(Slurm(plan.cluster.slurm_conf), paths, wait_s, show)
+            found = read_found(paths)
+            facts = {one.part: one.facts for one in reversed(found)}
+            findings = list(_merged([*found, *_missing(paths, checked, found, info)]))
+            if (compared := compare_image(plan.facts.release, facts.get("image", {}))) is not None:
+                findings.append(compared)
+            return NodeReport(tuple(map(_row, findings)), wanted, facts, paths.folder if keep else None)
+        finally:
+            if not keep:
+                _remove(paths.folder)
+
+
+def _row(found: Diagnostic) -> CheckRow:
+    return row_of(found, _TITLES[found.code.partition("-")[0]])
+
+
+def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
+    paths.make_folders()
+    Path(plan.engines_folder).mkdir(parents=True, exist_ok=True)  # a container can only mount what is there
+    write_text(paths.sbatch("doctor"), render_node_checks(checked), mode=0o700)
+    for name, text in render_configurations(plan).items():
+        write_text(paths.folder / name, text)
+    if plan.server.front:
+        addresses = {
+            f"{group.role}_servers": {"urls": [f"127.0.0.1:{9000 + one.number}" for one in group.servers]}
+            for group in plan.instances.groups
+        }
+        front = dict(plan.server.front_configuration)
+        for role, urls in addresses.items():
+            front[role] = {**front[role], **urls}
+        write_json(paths.front_started, {"hostname": "127.0.0.1", "port": 8000, **front})
+    with write_aside(paths.runtime) as aside:
+        aside.write_bytes(runtime_zipapp())
+        aside.chmod(0o700)
+    paths.heartbeat.touch()
+    wanted.write(paths.node_checks)
+
+
+# The job ----------------------------------------------------------------------------------
+
+
+def _run(slurm: Slurm, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+    """Submit the job and wait until it has ended; whatever happens, it does not go on."""
+    with _beating(paths.heartbeat):
+        job_id = slurm.submit(paths.sbatch("doctor"))
+        try:
+            return _wait(slurm, job_id, paths, wait_s, show)
+        finally:
+            _end(slurm, job_id)
+
+
+@contextmanager
+def _beating(file: Path) -> Iterator[None]:
+    """Touch the file by which the job sees that somebody waits for it."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(_BEAT_S):
+            with suppress(OSError):
+                file.touch()
+
+    thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _wait(slurm: Slurm, job_id: str, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+    began, pause, said = time.monotonic(), _LOOK_S, ""
+    seen = 0
+    while True:
+        try:
+            info = slurm.query([job_id]).get(job_id)
+        except SubmissionError as error:
+            if not error.transient:
+                raise
+            info = None
+        else:
+            if info is None or info.state.final:
+                return info
+        waits = info is not None and info.state.name == "PENDING"
+        if info is not None and waits and time.monotonic() - began > wait_s:
+            raise SubmissionError(
+                f"Job {job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
+                hint="squeue --me, then the same command with --wait-minutes longer",
+            )
+        parts = len(list(paths.node_findings.glob("*.json")))
+        sentence = _sentence(job_id, info, parts)
+        if sentence != said:
+            show(sentence)
+        if sentence != said or parts != seen:
+            pause = _LOOK_S
+        said, seen = sentence, parts
+        time.sleep(pause)
+        pause = min(pause * 1.5, _LONGEST_PAUSE_S if waits else 3.0)
+
+
+def _sentence(job_id: str, info: JobInfo | None, parts: int) -> str:
+    if info is None:
+        return f"job {job_id}: Slurm does not answer"
+    if info.state.name == "PENDING":
+        return f"job {job_id} waits in the queue ({info.reason or 'no reason given'})"
+    return f"job {job_id} runs on {info.nodes or 'its nodes'}: {parts} results so far"
+
+
+def _end(slurm: Slurm, job_id: str) -> None:
+    """Cancel the job and wait until Slurm has it no more: it writes into the folder until then."""
+    with suppress(SubmissionError):
+        slurm.cancel([job_id])
+        until = time.monotonic() + _END_S
+        while time.monotonic() < until:
+            info = slurm.query([job_id]).get(job_id)
+            if info is None or info.state.final:
+                return
+            time.sleep(_LOOK_S)
+
+
+def _remove(folder: Path) -> None:
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_LOOK_S)  # a last line of a log, or NFS's file of one that is still open
+
+
+# What was found ---------------------------------------------------------------------------
+
+
+def _merged(found: Collection[Found]) -> Iterator[Diagnostic]:
+    """Yield one diagnostic for each check: of several tasks, the worst."""
+    checks: dict[str, Diagnostic] = {}
+    for one in (diagnostic for each in found for diagnostic in each.diagnostics):
+        before = checks.get(one.code)
+        if before is None or _STATES.index(one.state) > _STATES.index(before.state):
+            checks[one.code] = one
+    yield from checks.values()
+
+
+def _missing(
+    paths: RunPaths, checked: Plan, found: Collection[Found], info: JobInfo | None
+) -> Iterator[Found]:
+    """Yield a failure for each part that has left no result: its step did not get as far as Python."""
+    parts = ["host", *(["image"] if checked.job.engine.is_tensorrt_llm else ())]
+    parts += [
+        *(["build"] if checked.build_steps else ()),
+        *(["front"] if checked.server.front else ()),
+        "ranks",
+    ]
+    ended = info.state.name if info is not None else "gone from Slurm"
+    for part in parts:
+        if part in {one.part for one in found}:
+            continue
+        log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
+        text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))
+        if ended == "TIMEOUT":
+            text = f"the job's {NODE_CHECK_MINUTES} minutes were over"
+        hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
+        failed = fail(f"nothing came from this step (the job is {ended}): {text or 'its log is empty'}", hint)
+        yield Found(part, 0, "", [replace(failed, code=f"step-{part}").as_json()])
+
+
+def _last_lines(log: Path) -> list[str]:
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
+
+
+# The smallest start ------------------------------------------------------------------------
+
+_SMALLEST = (
+    *("serve.instances=1", "serve.keep_running=false", "serve.renew=false", "serve.restarts=0"),
+    *(f"serve.time_limit_minutes={NODE_CHECK_MINUTES}", "serve.ready_timeout_seconds=480"),
+    *("companion.enabled=true", "companion.benchmark=null", "companion.request.max_tokens=1"),
+    *(f"companion.time_limit_minutes={NODE_CHECK_MINUTES}", "companion.start_timeout_seconds=60"),
+)
+
+
+def try_model(
+    job_file: Path,
+    cluster: str,
+    settings: Sequence[str] = (),
+    runs: Path | None = None,
+    *,
+    keep: bool = False,
+    show: Show = lambda sentence: None,
+) -> CheckRow:
+    """Serve the job's model with one instance until it has made one token; the run is removed then.
+
+    Arguments and errors are those of :func:`check_on_nodes`.
+    """
+    smallest = (*settings, *_SMALLEST)
+    created = create_for_submission(job_file, cluster, smallest, runs, warn=lambda warning: None)
+    paths, said = created.paths, ""
+    try:
+        submit_stages(created.plan, paths)
+        began = time.monotonic()
+        for progress in follow(paths):
+            if str(progress) != said:
+                said = str(progress)
+                show(said)
+        status = run_status(paths)
+        if status.state is RunState.COMPLETED:
+            took_s = time.monotonic() - began
+            return _row(
+                replace(ok(f"the model made one token; its run took {took_s:.0f} s"), code="model-token")
+            )
+        hint = "the same command with --keep, then trtllm-hpc explain"
+        return _row(replace(fail(f"the model made no token: {status.sentence}", hint), code="model-token"))
+    finally:
+        with suppress(SubmissionError):
+            cancel_run(paths)
+        if not keep:
+            _remove(paths.folder)

@@ -1,0 +1,142 @@
+"""The first node, outside any container: HAProxy, Slurm's MPI plugins, the network, memory, GPUs and disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+from trtllm_hpc.errors import Diagnostic, fail, ok, warn
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.checks import disk_space, locked_memory, shared_memory
+from trtllm_hpc.runtime.node import SCRATCH, SHM, interface_address, query_gpus, shm_free_gib
+from trtllm_hpc.runtime.node_checks.records import Wanted
+
+_HAPROXY = (2, 4)
+"""The door's configuration needs it (docs/decisions/door.md)."""
+_TIMEOUT_S = 30
+
+
+def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
+    """Return what is found on this node, and facts about it."""
+    facts: dict[str, Any] = {"host": socket.gethostname()}
+    checks = {
+        "node-haproxy": _haproxy(wanted, facts),
+        "node-mpi-plugin": _mpi_plugin(wanted, facts),
+        "node-interface": _interface(wanted, facts),
+        "node-transports": _transports(),
+        "node-gpus": _gpus(wanted, facts),
+        "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
+        "node-locked-memory": _locked_memory(facts["host"]),
+        "node-disk": _disk(facts["host"], paths),
+    }
+    return [replace(it, code=name) for name, it in checks.items() if it is not None], facts
+
+
+def _output(*command: str) -> str | None:
+    """Return what a command prints; ``None`` if it is missing, fails or does not end."""
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout + answer.stderr if answer.returncode == 0 else None
+
+
+def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
+    if wanted.haproxy is None:
+        return None
+    where = f"on {facts['host']}"
+    hint = "name HAProxy's path as haproxy in the profile, install it on the nodes, or set serve.door to none"
+    program = shutil.which(wanted.haproxy)
+    if program is None:
+        return fail(f"there is no {wanted.haproxy} {where}", hint)
+    said = _output(program, "-v")
+    version = re.search(r"version (\d+)\.(\d+)\S*", said or "")
+    if version is None:
+        return fail(f"{program} -v {where} does not print a version of HAProxy", hint)
+    facts["haproxy"] = version[0].removeprefix("version ")
+    if (int(version[1]), int(version[2])) < _HAPROXY:
+        return fail(f"HAProxy {where} is {facts['haproxy']}, but 2.4 or later is needed", hint)
+    return ok(f"HAProxy {facts['haproxy']} is {where}")
+
+
+def _mpi_plugin(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
+    if wanted.mpi is None:
+        return None
+    facts["slurm"] = (_output("srun", "--version") or "").strip()
+    listed = _output("srun", "--mpi=list") or ""
+    plugins = sorted(set(re.findall(r"\b(?:pmix\w*|pmi2|cray_shasta|none|openmpi)\b", listed)))
+    facts["mpi_plugins"] = plugins
+    if wanted.mpi in plugins:
+        return ok(f"srun on {facts['host']} has the MPI plugin {wanted.mpi}")
+    return warn(
+        f"srun on {facts['host']} has no MPI plugin {wanted.mpi} (only {', '.join(plugins) or 'none'})",
+        "mpirun joins the ranks instead; ask the site for Slurm built with PMIx",
+    )
+
+
+def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
+    present = [name for _, name in socket.if_nameindex()]
+    facts["interfaces"] = present
+    if wanted.network_interface is None:
+        return None
+    address = interface_address(wanted.network_interface)
+    if address is not None:
+        return ok(f"{wanted.network_interface} on {facts['host']} has an IPv4 address")
+    message = f"{facts['host']} has no interface {wanted.network_interface} with an IPv4 address"
+    return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
+
+
+def _transports() -> Diagnostic | None:
+    """Slurm's own PMIx plugin can set UCX's transports for every task (TensorRT-LLM, issue 18373)."""
+    found = os.environ.get("UCX_TLS")
+    if found is None:
+        return ok("no UCX_TLS limits the transports of the KV cache")
+    return warn(
+        f"UCX_TLS={found} is set on the nodes: UCX uses only these transports",
+        "disaggregated servers start without it; for others add unset UCX_TLS to the profile's setup lines",
+    )
+
+
+def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
+    if not wanted.gpus_per_node:
+        return None
+    visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    models = query_gpus("name", "driver_version", "memory.total")
+    facts["gpus"], facts["gpus_visible"] = models, len(visible)
+    if visible and len(visible) < wanted.gpus_per_node:
+        message = f"{facts['host']} gave this job {len(visible)} GPU(s), not {wanted.gpus_per_node}"
+        return fail(
+            message, "compare gpu_request and gpus_per_node in the profile with the site's documentation"
+        )
+    if not models:
+        return warn(
+            f"nvidia-smi on {facts['host']} shows no GPU",
+            "is the driver loaded there? (a sandbox's GPUs are claimed)",
+        )
+    return ok(f"{facts['host']} has {models[0].split(',')[0]}, driver {models[0].split(',')[1].strip()}")
+
+
+def _locked_memory(host: str) -> Diagnostic:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return locked_memory(host, None if soft == resource.RLIM_INFINITY else soft // 1024)
+
+
+def _disk(host: str, paths: RunPaths) -> Diagnostic:
+    folders = (("the run folder", paths.folder), ("/tmp", SCRATCH), ("/dev/shm", SHM))
+    found = [disk_space(host, what, folder) for what, folder in folders]
+    return next(
+        (it for it in found if it.state != "ok"), ok(f"{host} can write its run folder, /tmp and /dev/shm")
+    )

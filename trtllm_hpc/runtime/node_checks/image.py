@@ -1,0 +1,244 @@
+"""The image: release, programs, options, keys of the LLM API, folders; and upstream's parsers on the plan."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.checks import installed_versions, planned_version
+from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child, without_mpi
+from trtllm_hpc.runtime.node_checks.records import Wanted
+
+_HELP_S = 180
+_OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+_PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "flashinfer-python", "mpi4py", "pydantic")
+_LAUNCHER_NEEDS = ("openssl", "ps")
+"""What ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
+_LONG_NAME = 64
+"""Open MPI 5 looks up its own host by PMIx's name of it; long ones are cut (TensorRT-LLM, issue 19019)."""
+
+
+def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
+    """Return what is found in the image, and facts about it."""
+    installed = installed_versions(_PACKAGES)
+    facts: dict[str, Any] = {"packages": installed, **_libraries()}
+    found: dict[str, Diagnostic | None] = {
+        "image-release": planned_version(wanted.release, installed.get("tensorrt_llm"))
+        if wanted.release is not None
+        else None,
+        "image-home": _home(),
+        "image-caches": _caches(wanted.caches),
+        "image-files": _files(wanted.files),
+        "image-launcher": _launcher(wanted),
+    }
+    facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
+    if wanted.has_tensorrt_llm and (wanted.serve or wanted.front or wanted.llm_arguments):
+        outcome = run_child(paths, "image", without_mpi())
+        facts |= {name: outcome.steps[name] for name in ("serve_options", "llm_api") if name in outcome.steps}
+        found["image-import"] = _imported(outcome)
+        found["image-parsers"] = _parsed(outcome)
+    return [replace(it, code=name) for name, it in found.items() if it is not None], facts
+
+
+# Files and programs -----------------------------------------------------------------------
+
+
+def _libraries() -> dict[str, Any]:
+    """Return versions that the image's environment names, as NVIDIA's images do."""
+    names = (
+        "CUDA_VERSION",
+        "NCCL_VERSION",
+        "NVIDIA_TRITON_SERVER_VERSION",
+        "OPENMPI_VERSION",
+        "OPENUCX_VERSION",
+    )
+    return {"image_environment": {name: os.environ[name] for name in names if name in os.environ}}
+
+
+def _writable(folder: Path) -> str | None:
+    """Return why a file cannot be written into a folder, which is made if it is missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _home() -> Diagnostic:
+    home = Path.home()
+    if (why := _writable(home)) is None:
+        return ok(f"the home in the container, {home}, is writable")
+    return warn(
+        f"the home in the container, {home}, is not writable ({why}): libraries that keep files in ~ fail",
+        "TensorRT-LLM's caches have folders of their own (check image-caches); for others set HOME in the "
+        "profile's environment",
+    )
+
+
+def _caches(variables: Sequence[str]) -> Diagnostic | None:
+    if not variables:
+        return None
+    broken = []
+    for name in variables:
+        folder = os.environ.get(name)
+        # A few variables name a file.
+        why = (
+            "is not set"
+            if folder is None
+            else _writable(Path(folder) if not Path(folder).suffix else Path(folder).parent)
+        )
+        broken += [f"{name} ({folder or 'not set'}: {why})"] if why else []
+    if not broken:
+        return ok(f"all {len(variables)} cache folders are writable in the container")
+    hint = (
+        "name a folder that the nodes share and you may write to as cache_folder in the profile's container"
+    )
+    return fail(f"caches that cannot be written in the container: {', '.join(broken)}", hint)
+
+
+def _files(files: Mapping[str, str]) -> Diagnostic | None:
+    missing = [f"{file} ({purpose})" for file, purpose in files.items() if not os.access(file, os.R_OK)]
+    if missing:
+        return fail(f"the container cannot read {', '.join(missing)}", "put it there, or mount its folder")
+    return ok(f"the container can read {len(files)} further file(s) that the server needs") if files else None
+
+
+def _launcher(wanted: Wanted) -> Diagnostic | None:
+    if wanted.launcher is None:
+        return None
+    missing = [name for name in (wanted.launcher, *_LAUNCHER_NEEDS) if shutil.which(name) is None]
+    if missing:
+        hint = "take an image of NVIDIA's with TensorRT-LLM 0.19 or later, or install them in yours"
+        return fail(f"the image has no {' and no '.join(missing)}, which joining the ranks needs", hint)
+    return ok(f"the image has {wanted.launcher} and what it calls")
+
+
+def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, Diagnostic | None]:
+    """Return the options of every program by ``--help``, and whether they start and have all that is used."""
+    options: dict[str, list[str]] = {}
+    broken, refused = [], []
+    for words in wanted.programs:
+        program = [word for word in words if not word.startswith("--")]
+        name = " ".join(Path(word).name for word in program)
+        if name not in options:
+            text = _help(program)
+            if isinstance(text, str):
+                options[name] = sorted(set(_OPTION.findall(text)))
+            else:
+                broken.append(f"{name} ({text[0]})")
+                options[name] = []
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
+    if not wanted.programs:
+        return {}, None, None
+    there = (
+        fail(f"programs of the image that do not start: {'; '.join(broken)}", "take an image that has them")
+        if broken
+        else ok(f"{', '.join(options)} start in the image")
+    )
+    known = (
+        fail(
+            f"the image does not have these options of the plan: {', '.join(refused)}",
+            "state the image's release: container.tensorrt_llm_version in the profile",
+        )
+        if refused
+        else ok("the image's programs have every option that the plan uses")
+    )
+    return options, there, None if broken and not refused else known
+
+
+def _help(program: Sequence[str]) -> str | tuple[str]:
+    """Return a program's help; or, in a tuple, why there is none."""
+    if shutil.which(program[0]) is None:
+        return ("not on PATH",)
+    try:
+        answer = subprocess.run(
+            [*program, "--help"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_HELP_S,
+            stdin=subprocess.DEVNULL,
+            env=without_mpi(),
+        )
+    except subprocess.TimeoutExpired:
+        return (f"--help did not end within {_HELP_S} s",)
+    except OSError as error:
+        return (error.strerror or str(error),)
+    if answer.returncode:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        return (f"--help ended with exit code {answer.returncode}{': ' + said[-1] if said else ''}",)
+    return answer.stdout
+
+
+# Upstream's own Python --------------------------------------------------------------------
+
+
+def read_image(wanted: Wanted) -> None:
+    """In the child: import TensorRT-LLM, read what it takes, and have it parse what the plan renders."""
+    from trtllm_hpc.runtime import upstream
+
+    if error_of(attempt("import", lambda: __import__("tensorrt_llm").__version__)) is not None:
+        return
+    attempt("serve_options", upstream.server_options)
+    attempt("llm_api", upstream.llm_api_keys)
+    refusals: dict[str, str] = {}
+    parsers = {
+        f"trtllm-serve ({name})": partial(upstream.server_arguments, words)
+        for name, words in wanted.serve.items()
+    }
+    if wanted.llm_arguments is not None:
+        parsers["model.yaml"] = partial(upstream.llm_arguments, wanted.llm_arguments)
+    if wanted.front is not None:
+        parsers["front.yaml"] = partial(upstream.front_configuration, wanted.front)
+    for name, parse in parsers.items():
+        try:
+            parse()
+        except upstream.Refused as error:
+            refusals[name] = str(error)
+    record("parsed", {"names": list(parsers), "refused": refusals})
+
+
+def _imported(outcome: Outcome) -> Diagnostic:
+    version = outcome.steps.get("import")
+    if isinstance(version, str):
+        return ok(f"TensorRT-LLM {version} can be imported in the image")
+    why = error_of(version) or outcome.why("import tensorrt_llm")
+    return fail(f"TensorRT-LLM cannot be imported in the image: {why}", _import_hint(why))
+
+
+def _import_hint(why: str) -> str:
+    if "libcuda" in why or "libnvidia" in why:
+        return "the container lacks the driver's libraries: does apptainer or pyxis pass the GPUs on?"
+    if "No module named 'tensorrt_llm'" in why:
+        return "name an image with TensorRT-LLM as container.image in the profile"
+    if "Read-only" in why or "Permission" in why:
+        return "something writes where the container may not: see the checks image-home and image-caches"
+    return "trtllm-hpc explain knows many such messages; --keep keeps this check's logs"
+
+
+def _parsed(outcome: Outcome) -> Diagnostic:
+    result = outcome.steps.get("parsed")
+    if result is None:
+        return unknown(f"upstream's parsers were not reached ({outcome.why('import tensorrt_llm')})")
+    if error := error_of(result):
+        return unknown(f"this image's parsers cannot be called: {error}")
+    if refused := result["refused"]:
+        text = "; ".join(f"{name}: {' '.join(why.split())}" for name, why in refused.items())
+        return fail(
+            f"TensorRT-LLM in the image refuses what the plan renders: {text}",
+            "change that key in the job file",
+        )
+    return ok(f"TensorRT-LLM's own parsers take {', '.join(result['names'])}")

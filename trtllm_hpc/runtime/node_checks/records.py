@@ -1,0 +1,84 @@
+"""The files between ``doctor --on-nodes`` and its job: what to look at, and what was found."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node_checks import PARTS
+from trtllm_hpc.runtime.records import JsonRecord, known_fields
+
+
+@dataclass(frozen=True)
+class Wanted(JsonRecord):
+    """What to look at; written beside the scripts."""
+
+    release: str | None = None
+    """TensorRT-LLM that the plan is for; ``None``: newer than all that are known, or none at all."""
+    has_tensorrt_llm: bool = True
+    """``False`` for the reference backend."""
+    programs: list[list[str]] = field(default_factory=list)
+    """Command lines of programs in the image, as rendered; the first words name the program."""
+    launcher: str | None = None
+    """The program that joins the ranks of the LLM API; it has no ``--help``."""
+    serve: dict[str, list[str]] = field(default_factory=dict)
+    """Words after ``trtllm-serve``, by phase; ``serve`` outside disaggregated serving."""
+    front: str | None = None
+    """The file of ``trtllm-serve disaggregated``, with addresses put in."""
+    llm_arguments: dict[str, Any] | None = None
+    """Arguments of the LLM API in Triton's ``model.yaml``."""
+    caches: list[str] = field(default_factory=list)
+    """Variables that name folders for caches, which must be writable."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that the server reads besides the model, with what each is for."""
+    model: str | None = None
+    """Folder of the model, as the container sees it."""
+    gpus_per_node: int = 0
+    ranks: int = 2
+    """Tasks of the ranks' step."""
+    nodes: int = 1
+    network_interface: str | None = None
+    haproxy: str | None = None
+    """``None``: the run has no door."""
+    mpi: str | None = None
+    """The plugin of ``srun --mpi``; ``None`` without Slurm's."""
+    shm_gib: float = 0.0
+    """Free space that /dev/shm must have."""
+
+
+@dataclass(frozen=True)
+class Found(JsonRecord):
+    """What one task of one part has found."""
+
+    part: str
+    task: int
+    host: str
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    """Diagnostics as JSON; ``code`` is the check's id."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def diagnostics(self) -> list[Diagnostic]:
+        """The findings, as they were made."""
+        return [Diagnostic(**known_fields(Diagnostic, one)) for one in self.findings]
+
+
+def write_found(paths: RunPaths, part: str, findings: Iterable[Diagnostic], facts: dict[str, Any]) -> None:
+    """Write what this task has found."""
+    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    records = [one.as_json() for one in findings]
+    paths.node_findings.mkdir(exist_ok=True)
+    found = Found(part, task, socket.gethostname(), records, facts)
+    found.write(paths.node_findings / f"{part}_{task}.json")
+
+
+def read_found(paths: RunPaths) -> list[Found]:
+    """Return everything that was found so far, in the order of the parts."""
+    files = sorted(paths.node_findings.glob("*.json"))
+    found = [one for file in files if (one := Found.read(file)) is not None]
+    return sorted(found, key=lambda one: (PARTS.index(one.part), one.task))

@@ -1,0 +1,49 @@
+"""One part of ``doctor --on-nodes``, as its job's script calls it."""
+
+from __future__ import annotations
+
+import time
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node_checks.host import look_at_host
+from trtllm_hpc.runtime.node_checks.image import look_at_image, read_image
+from trtllm_hpc.runtime.node_checks.records import Wanted, write_found
+from trtllm_hpc.runtime.node_checks.steps import look_at_step, try_step
+
+_UNATTENDED_S = 60.0
+
+
+def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
+    """Look at one part and write what was found; the exit code says only whether that was possible.
+
+    Args:
+        is_child: do the work that may abort the process, for the parent that looks at the same part.
+    """
+    wanted = Wanted.read(paths.node_checks)
+    assert wanted is not None, paths.node_checks
+    if is_child:
+        read_image(wanted) if part == "image" else try_step(wanted, part)
+    elif part == "host":
+        write_found(paths, part, *look_at_host(paths, wanted))
+    elif part == "image":
+        write_found(paths, part, *look_at_image(paths, wanted))
+    else:
+        write_found(paths, part, *look_at_step(paths, wanted, part))
+    return ExitCode.OK
+
+
+def wait_until_unattended(paths: RunPaths) -> None:
+    """Return once the command that waits for this job has not touched its file for a minute.
+
+    Only changes of the file count, timed by this node's clock: the clocks of two machines may differ.
+    """
+    last, changed_at = None, time.monotonic()
+    while time.monotonic() - changed_at < _UNATTENDED_S:
+        try:
+            now = paths.heartbeat.stat().st_mtime_ns
+        except FileNotFoundError:
+            now = None
+        if now != last:
+            last, changed_at = now, time.monotonic()
+        time.sleep(1)
