@@ -388,6 +388,17 @@ def user_cache() -> Path:
     return base / "trtllm-hpc"
 
 
+def user_data() -> Path:
+    """The user's folder for what is kept: ``$XDG_DATA_HOME/trtllm-hpc``, else below ``~/.local/share``.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    chosen = os.environ.get("XDG_DATA_HOME", "")
+    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".local" / "share"
+    return base / "trtllm-hpc"
+
+
 def kept_in_cache(name: str, make: Callable[[], str]) -> str:
     """Return a text from the user's cache folder; made now, and kept there, if it is missing.
 

@@ -50,6 +50,7 @@ from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
 from trtllm_hpc.tensorrt_llm.migration import Change, Migrated
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.tensorrt_llm.releases.check import check_words
+from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
 from trtllm_hpc.validation.checks import CheckRow, DoctorReport, row_of, rule_rows
 
 _RUN = "tiny-llama-20261121-231143-7695"
@@ -91,6 +92,7 @@ RENDERED = RenderedRun(
 )
 SUBMITTED = SubmittedRun(_RUN, _FOLDER, {"serve": "102", "companion": "103"}, _FOUND)
 
+LEARNED = LearnedRelease("1.4.0", "/home/ana/.local/share/trtllm-hpc/releases/1.4.0.json")
 DOCTOR = DoctorReport(
     checks=(
         CheckRow(

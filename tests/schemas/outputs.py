@@ -29,6 +29,7 @@ from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.tensorrt_llm.migration import Migrated
+from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
 from trtllm_hpc.validation.checks import DoctorReport
 
 
@@ -88,6 +89,7 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output(ProgramDetails, examples.PROGRAM, "of a program of it"),
     ),
     "versions check": (Output(CheckedLine, examples.CHECKED),),
+    "versions learn": (Output(LearnedRelease, examples.LEARNED),),
     "sandbox status": (Output(Status, examples.SANDBOX),),
     "sandbox up": (Output(Status, examples.SANDBOX),),
     "sandbox down": (Output(Status, examples.SANDBOX),),

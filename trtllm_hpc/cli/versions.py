@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -36,6 +37,7 @@ def command(context: click.Context, as_json: bool) -> None:
       trtllm-hpc versions show 24.12
       trtllm-hpc versions show 0.16 trtllm-build
       trtllm-hpc versions check 0.16 -- trtllm-build --checkpoint_dir c --max_output_len 100
+      trtllm-hpc versions learn site.json
     """
     if context.invoked_subcommand is not None:
         if as_json:
@@ -82,6 +84,29 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
         print_json(release_details(found))
     else:
         print_release(found)
+
+
+@command.command()
+@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@json_option
+def learn(bundle: Path, as_json: bool) -> None:
+    """Add the release of an image to those that are known to you.
+
+    BUNDLE is what `trtllm-hpc doctor JOB --on-nodes --bundle FILE` wrote. From then on your
+    job files are checked against the options and keys that the image itself has.
+
+    \b
+    Example:
+      trtllm-hpc versions learn site.json
+    """
+    from trtllm_hpc.tensorrt_llm.releases.learned import learn
+
+    learned = learn(bundle)
+    if as_json:
+        print_json(learned)
+    else:
+        click.echo(f"learned the options and keys of TensorRT-LLM {learned.version}\n  file {learned.file}")
+        click.echo(f"next: trtllm-hpc versions show {learned.version} trtllm-serve")
 
 
 class _Check(click.Command):

@@ -162,5 +162,6 @@ def _aliases(field: Any) -> Iterator[str]:
 def _models(annotation: Any) -> list[Any]:
     """Return the pydantic models in an annotation, with the variants that derive from them."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
-        return [annotation, *(each for one in annotation.__subclasses__() for each in _models(one))]
+        variants: list[Any] = annotation.__subclasses__()
+        return [annotation, *(each for one in variants for each in _models(one))]
     return [each for part in get_args(annotation) for each in _models(part)]

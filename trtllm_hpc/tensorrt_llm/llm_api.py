@@ -15,6 +15,7 @@ from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.commands import NEWER, Command, Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import listed_versions, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.learned import learned
 
 SERVER = "trtllm-serve"
 _FILE = "--extra_llm_api_options"
@@ -106,16 +107,27 @@ def unknown_keys(release: Release | None, configuration: Mapping[str, Any]) -> l
 
 def known_keys(release: Release, section: str) -> set[str] | None:
     """Return the keys of a section (``""``: the top) in all its variants; ``None``: it is not known."""
+    if release.version in learned():
+        return _learned_keys(section, release.version)
     if not has_key_facts(release) or section not in _sections():
         return None
     return _keys(section, release.version, {})
 
 
+def _learned_keys(section: str, version: str) -> set[str] | None:
+    keys = learned()[version]["llm_api"].get(section)
+    return None if keys is None else set(keys)
+
+
 def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[UnknownKey]:
-    section = _sections().get(path)
-    if section is None or parsed(section.get("checked_since", "0")) > parsed(version):
+    if version in learned():
+        known = _learned_keys(path, version)
+    else:
+        section = _sections().get(path)
+        checked = section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
+        known = _keys(path, version, values) if checked else None
+    if known is None:
         return
-    known = _keys(path, version, values)
     for key, value in values.items():
         name = str(key)
         inner = f"{path}.{name}" if path else name

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, warn
+from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import disk_space, locked_memory, shared_memory
 from trtllm_hpc.runtime.node import SCRATCH, SHM, interface_address, query_gpus, shm_free_gib
@@ -32,7 +32,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-transports": _transports(),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
-        "node-locked-memory": _locked_memory(facts["host"]),
+        "node-locked-memory": _locked_memory(facts["host"]) if wanted.nodes > 1 else None,
         "node-disk": _disk(facts["host"], paths),
     }
     return [replace(it, code=name) for name, it in checks.items() if it is not None], facts
@@ -122,10 +122,8 @@ def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
             message, "compare gpu_request and gpus_per_node in the profile with the site's documentation"
         )
     if not models:
-        return warn(
-            f"nvidia-smi on {facts['host']} shows no GPU",
-            "is the driver loaded there? (a sandbox's GPUs are claimed)",
-        )
+        # In a sandbox whose GPUs are only claimed there is no nvidia-smi either.
+        return unknown(f"nvidia-smi on {facts['host']} shows no GPU", "is the driver loaded there?")
     return ok(f"{facts['host']} has {models[0].split(',')[0]}, driver {models[0].split(',')[1].strip()}")
 
 

@@ -161,9 +161,7 @@ def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
         )
     tasks = step_tasks() or wanted.ranks
     if joined["world_size"] != tasks:
-        message = (
-            f"MPI sees a world of {joined['world_size']} in a step of {tasks} tasks: srun did not join it"
-        )
+        message = f"MPI sees a world of {joined['world_size']} in a step of {tasks} tasks"
         return fail(message, "the image's MPI needs PMIx; compare the profile's mpi with `srun --mpi=list`")
     hosts = sorted(set(joined["hosts"]))
     return ok(f"MPI joins {tasks} ranks on {', '.join(hosts)}")

@@ -14,8 +14,10 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     parsed,
     read_data,
     value_at,
+    with_tuples,
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
+from trtllm_hpc.tensorrt_llm.releases.learned import learned
 
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
@@ -40,6 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "trtllm-serve": "trtllm_serve",
 }
 """Upstream's tools and the data file of each, in the order of use."""
+_SERVE = "trtllm-serve"
 NEWER = "9999"
 """Stands for the version of an image that is newer than all releases known here."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
@@ -136,6 +139,8 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     Raises:
         KeyError: ``name`` is none of ``COMMANDS``.
     """
+    if name == _SERVE and version in learned():
+        return _learned_command(version)
     table, own_family = _table(name, family)
     read = _read_lines(table)
     if version not in read:
@@ -144,6 +149,26 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     if command.file is None or "{family}" not in command.file:
         return command
     return replace(command, file=command.file.format(family=family_folder(version, family) or family))
+
+
+def _learned_command(version: str) -> Command:
+    """``trtllm-serve`` as an image of that release has it."""
+    status, source = "verified", "read in an image by doctor --on-nodes"
+    about: dict[str, Any] = {"changed": None, "ignored": None, "source": f"{status}: {source}"}
+    commands = {
+        word: Command(
+            name=_SERVE if word == "serve" else f"{_SERVE} {word}",
+            family=None,
+            release=version,
+            options={it["name"]: Option(**with_tuples(it), **about) for it in options},
+            status=status,
+            source=source,
+            exact=True,
+        )
+        for word, options in learned()[version]["serve_options"].items()
+    }
+    serve = commands.pop("serve")
+    return replace(serve, word="MODEL", default_subcommand="serve", subcommands=commands)
 
 
 @cache

@@ -14,6 +14,7 @@ from typing import Any
 from packaging.version import Version
 
 from trtllm_hpc.paths import kept_in_cache
+from trtllm_hpc.tensorrt_llm.releases.learned import learned, release_entry
 
 DATA = files("trtllm_hpc.tensorrt_llm.releases") / "data"
 UNSET = "unset"
@@ -32,6 +33,9 @@ def read_data(name: str) -> Mapping[str, Any]:
         table: dict[str, Any] = json.loads(kept)
     except ValueError:  # damaged
         table = _parse(data)
+    if name == "releases":
+        known = {entry["version"] for entry in table["release"]}
+        table["release"] += [release_entry(it) for version, it in learned().items() if version not in known]
     return table
 
 
