@@ -91,6 +91,8 @@ class RunPaths:
         """What ``doctor --on-nodes`` is to look at."""
         self.node_findings = self.folder / "node_findings"
         """Folder of what its job has found."""
+        self.node_checks_over = self.folder / "node_checks.over"
+        """Exists once that job has looked at everything."""
 
         # What the jobs write
         self.logs = self.folder / "logs"

@@ -25,6 +25,7 @@ from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, sub
 from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.node_checks.records import Found, Wanted, read_found
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
+from trtllm_hpc.scheduler.states import LOST
 from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
 
@@ -169,9 +170,9 @@ def _beating(file: Path) -> Iterator[None]:
 
 
 def _wait(slurm: Slurm, job_id: str, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
-    began, pause, said = time.monotonic(), _LOOK_S, ""
-    seen = 0
-    while True:
+    """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
+    began, pause, said, seen = time.monotonic(), _LOOK_S, "", 0
+    while not paths.node_checks_over.exists():
         try:
             info = slurm.query([job_id]).get(job_id)
         except SubmissionError as error:
@@ -180,7 +181,7 @@ def _wait(slurm: Slurm, job_id: str, paths: RunPaths, wait_s: float, show: Show)
             info = None
         else:
             if info is None or info.state.final:
-                return info
+                return info or JobInfo(job_id, LOST)
         waits = info is not None and info.state.name == "PENDING"
         if info is not None and waits and time.monotonic() - began > wait_s:
             raise SubmissionError(
@@ -196,6 +197,7 @@ def _wait(slurm: Slurm, job_id: str, paths: RunPaths, wait_s: float, show: Show)
         said, seen = sentence, parts
         time.sleep(pause)
         pause = min(pause * 1.5, _LONGEST_PAUSE_S if waits else 3.0)
+    return None
 
 
 def _sentence(job_id: str, info: JobInfo | None, parts: int) -> str:
@@ -249,16 +251,14 @@ def _missing(
         *(["front"] if checked.server.front else ()),
         "ranks",
     ]
-    ended = info.state.name if info is not None else "gone from Slurm"
     for part in parts:
         if part in {one.part for one in found}:
             continue
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
         text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))
-        if ended == "TIMEOUT":
-            text = f"the job's {NODE_CHECK_MINUTES} minutes were over"
+        state = "" if info is None else f" (the job is {info.state.name})"
         hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
-        failed = fail(f"nothing came from this step (the job is {ended}): {text or 'its log is empty'}", hint)
+        failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
         yield Found(part, 0, "", [replace(failed, code=f"step-{part}").as_json()])
 
 
