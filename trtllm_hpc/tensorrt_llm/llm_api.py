@@ -107,27 +107,14 @@ def unknown_keys(release: Release | None, configuration: Mapping[str, Any]) -> l
 
 def known_keys(release: Release, section: str) -> set[str] | None:
     """Return the keys of a section (``""``: the top) in all its variants; ``None``: it is not known."""
-    if release.version in learned():
-        return _learned_keys(section, release.version)
-    if not has_key_facts(release) or section not in _sections():
-        return None
-    return _keys(section, release.version, {})
-
-
-def _learned_keys(section: str, version: str) -> set[str] | None:
-    keys = learned()[version]["llm_api"].get(section)
-    return None if keys is None else set(keys)
+    checked = has_key_facts(release) and _is_checked(section, release.version)
+    return _keys(section, release.version, {}) if checked else None
 
 
 def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[UnknownKey]:
-    if version in learned():
-        known = _learned_keys(path, version)
-    else:
-        section = _sections().get(path)
-        checked = section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
-        known = _keys(path, version, values) if checked else None
-    if known is None:
+    if not _is_checked(path, version):
         return
+    known = _keys(path, version, values)
     for key, value in values.items():
         name = str(key)
         inner = f"{path}.{name}" if path else name
@@ -139,6 +126,13 @@ def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[Unk
             yield UnknownKey(inner, suggestion, first, last)
         elif isinstance(value, Mapping):
             yield from _unknown(inner, value, version)
+
+
+def _is_checked(path: str, version: str) -> bool:
+    if version in learned():
+        return path in learned()[version]["llm_api"]
+    section = _sections().get(path)
+    return section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
 
 
 def _sections() -> Mapping[str, Mapping[str, Any]]:
@@ -155,7 +149,9 @@ def _data_versions() -> tuple[str, ...]:
 
 def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     """The keys of a section in a release; ``values`` tells which variant of the section it is."""
-    section = _sections()[path]
+    if version in learned():
+        return set(learned()[version]["llm_api"].get(path, ()))
+    section = _sections().get(path, {})
     return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
 
 
@@ -190,7 +186,7 @@ def _between(first: str, here: Any, after: str) -> bool:
 
 def _replacement(path: str, key: str, known: set[str]) -> str | None:
     """What the data say to write instead, for this section or one of its variants."""
-    section = _sections()[path]
+    section = _sections().get(path, {})
     for table in (section, *section.get("variant", {}).values()):
         found: str | None = table.get("replaced_by", {}).get(key)
         if found is not None:
@@ -209,7 +205,7 @@ def _former(path: str, version: str) -> str | None:
 
 def _other_place(path: str, key: str, version: str) -> str | None:
     """Where else the release has the key: in another variant of the section, or in another section."""
-    section = _sections()[path]
+    section = _sections().get(path, {})
     for variant, table in section.get("variant", {}).items():
         if key in _of_table(table, version):
             return f"{path}.{section['by']}: {variant}"
