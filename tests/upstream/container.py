@@ -16,6 +16,7 @@ from trtllm_hpc.runtime.server import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 BACKEND = Path(__file__).with_name("backend")
+PACKAGE = Path(__file__).with_name("package")
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,13 @@ def add_llm_api(container: FakeContainer) -> None:
     serve = programs / "trtllm-serve"
     serve.write_text(f'#!/bin/sh\nexec {shlex.join([str(container.python), str(SERVE)])} "$@"\n')
     serve.chmod(0o755)
+
+
+def add_package(container: FakeContainer) -> None:
+    """Put the importable stand-in of ``tensorrt_llm`` into the container, see ``package/``."""
+    target = container.folder / "site" / "tensorrt_llm"
+    shutil.copytree(PACKAGE / "tensorrt_llm", target, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(SERVE, target / "commands" / "trtllm_serve.py")
 
 
 def _program(container: FakeContainer, file: Path, family: str) -> None:

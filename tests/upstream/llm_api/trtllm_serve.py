@@ -16,7 +16,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -296,7 +295,26 @@ async def _send(answer: web.StreamResponse, event: dict[str, Any]) -> None:
     await answer.write(f"data: {json.dumps(event)}\n\n".encode())
 
 
+class DefaultGroup(click.Group):
+    """Takes a first word that names no sub-command for the model to serve, as upstream's group does."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands:
+            return "serve", self.commands["serve"], args
+        return super().resolve_command(ctx, args)
+
+
+_GONE = [fault.removeprefix("without:") for fault in os.environ.get("FAKE_IMAGE", "").split()]
+main = DefaultGroup(
+    commands={
+        "serve": click.Command(
+            "serve", callback=serve, params=[it for it in options() if not {*it.opts} & {*_GONE}]
+        ),
+        "disaggregated": click.Command("disaggregated", callback=disaggregated, params=front_options()),
+    }
+)
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["disaggregated"]:
-        click.Command("disaggregated", callback=disaggregated, params=front_options()).main(sys.argv[2:])
-    click.Command("serve", callback=serve, params=options()).main(sys.argv[1:])
+    main()

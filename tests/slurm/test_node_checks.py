@@ -1,0 +1,221 @@
+"""``doctor --on-nodes`` on a real Slurm, with stand-ins that have the faults of images and sites."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.schemas.check import documented
+from tests.slurm.conftest import Person
+from tests.slurm.upstream_site import Site, upstream_site
+from tests.upstream.container import add_llm_api, add_package
+from tests.waiting import eventually
+from trtllm_hpc.errors import ExitCode
+
+pytestmark = pytest.mark.slurm
+
+NGRAM = {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}
+FRONTEND = {"frontend": "openai", "nodes": 2}
+PHASE = {"servers": 1, "tensor_parallel": 1}
+PHASES: dict[str, Any] = {
+    "mode": "disaggregated",
+    "nodes": None,
+    "disaggregated": {"context": PHASE, "generation": PHASE, "router": "load_balancing"},
+}
+
+
+@pytest.fixture
+def site(person: Person, engine: Path) -> Iterator[Site]:
+    with upstream_site(person, engine / "tokenizer", "1.2.0", {}) as made:
+        add_llm_api(made.container)
+        add_package(made.container)
+        yield made
+
+
+def serves(site: Site, **serve: Any) -> Path:
+    engine = {"backend": "pytorch", "llm_api": {"speculative_config": NGRAM}}
+    return site.job("checked", engine=engine, repository={}, serve={**FRONTEND, **serve})
+
+
+def rows(site: Site, job: Path, *words: str) -> dict[str, dict[str, Any]]:
+    answer = site.person.types("doctor", job, "--cluster", site.profile, "--on-nodes", "--json", *words)
+    assert answer.returncode in (0, ExitCode.CONFIG), answer.stderr
+    assert answer.stdout, answer.stderr
+    found = {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
+    assert answer.returncode == (ExitCode.CONFIG if "fail" in outcomes(found) else 0)
+    assert not list((site.person.folder / "runs").glob("*")), "its folder is gone"
+    assert site.person.has_no_jobs()
+    return found
+
+
+def outcomes(found: dict[str, dict[str, Any]]) -> set[str]:
+    return {row["outcome"] for row in found.values()}
+
+
+def on_nodes(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    parts = ("node-", "image-", "import-", "ranks-", "step-", "model-")
+    return {name: row for name, row in found.items() if name.startswith(parts)}
+
+
+def test_a_healthy_site_has_no_fault(site: Site) -> None:
+    bundle = site.person.folder / "site.json"
+    found = on_nodes(rows(site, serves(site, **PHASES), "--nodes", "2", "--bundle", str(bundle)))
+    # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the stand-in has a
+    # part of the keys.
+    wrong = {name: row for name, row in found.items() if row["outcome"] != "ok"}
+    assert set(wrong) <= {"node-gpus", "node-locked-memory", "image-facts", "ranks-bandwidth"}, wrong
+    for part in ("build", "front", "ranks"):
+        assert found.get(f"import-{part}", {"outcome": "ok"})["outcome"] == "ok"
+    assert "joins 2 ranks on sbx" in found["ranks-joined"]["sentence"]
+    assert "between two nodes" in found["ranks-bandwidth"]["sentence"]
+    assert "front.yaml" in found["image-parsers"]["sentence"]
+    record = json.loads(bundle.read_text())
+    options = {name for it in record["facts"]["image"]["serve_options"]["serve"] for name in it["aliases"]}
+    assert "--tp_size" in options
+    assert record["facts"]["image"]["packages"]["tensorrt_llm"] == "1.2.0"
+    assert "nobody" not in bundle.read_text() and str(site.person.folder) not in bundle.read_text()
+    learned = site.person.types("versions", "learn", bundle)
+    assert learned.returncode == 0, learned.stderr
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong with a site or an image, and the row that must say so."""
+
+    check: str
+    says: str
+    environment: str = ""
+    """Faults that the stand-in of the package has."""
+    settings: tuple[str, ...] = ()
+    breaks: Callable[[Site], object] = lambda site: None
+    serve: tuple[tuple[str, Any], ...] = ()
+    outcome: str = "fail"
+
+
+def _replace(site: Site, name: str, text: str) -> None:
+    program = site.container.folder / "bin" / name
+    program.unlink(missing_ok=True)
+    program.write_text(text)
+    program.chmod(0o755)
+
+
+def _module(site: Site, text: str) -> None:
+    """Lay a package mpi4py before the real one."""
+    package = site.container.folder / "site" / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text(text)
+
+
+NO_MPI = "raise ImportError('libmpi.so.40: cannot open shared object file')"
+FAULTS = {
+    "no driver libraries": Fault("import-ranks", "libcuda.so.1", "no-driver"),
+    "the front without them": Fault("import-front", "libcuda.so.1", "no-driver", serve=tuple(PHASES.items())),
+    "MPI that is not found": Fault("import-ranks", "libmpi.so.40", breaks=lambda site: _module(site, NO_MPI)),
+    "MPI that aborts": Fault(
+        "import-front",
+        "signal 6",
+        breaks=lambda site: _module(site, "import os\nos.abort()\n"),
+        serve=tuple(PHASES.items()),
+    ),
+    "ranks that are not joined": Fault(
+        "import-ranks", "direct launched", settings=('cluster.srun_options=["--mpi=none"]',)
+    ),
+    "an option less": Fault("image-parsers", "No such option", "without:--tp_size"),
+    "an option less in the help": Fault("image-options", "--tp_size", "without:--tp_size"),
+    "a key less": Fault("image-parsers", "speculative_config", "without-key:speculative_config"),
+    "a word that is spelled otherwise": Fault(
+        "image-parsers", "Invalid decoding type: NGram", "ngram-renamed"
+    ),
+    "a front that knows no router": Fault(
+        "image-parsers", "router is not a valid", "no-router", serve=tuple(PHASES.items())
+    ),
+    "another release": Fault(
+        "image-release", "has TensorRT-LLM 1.1.0", breaks=lambda site: site.carries("1.1.0")
+    ),
+    "no launcher": Fault(
+        "image-launcher",
+        "no trtllm-llmapi-launch",
+        breaks=lambda site: (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink(),
+    ),
+    "a server that does not start": Fault(
+        "image-programs",
+        "exit code 3: no CUDA",
+        breaks=lambda site: _replace(site, "trtllm-serve", "#!/bin/sh\necho no CUDA >&2\nexit 3\n"),
+    ),
+    "a home that cannot be written": Fault(
+        "image-home", "is not writable", settings=("cluster.environment.HOME=/proc/home",), outcome="warn"
+    ),
+    "no HAProxy": Fault("node-haproxy", "no /opt/haproxy", settings=("cluster.haproxy=/opt/haproxy",)),
+    "an old HAProxy": Fault(
+        "node-haproxy",
+        "is 2.2.9",
+        settings=("cluster.haproxy=haproxy-2.2",),
+        breaks=lambda site: _replace(site, "haproxy-2.2", "#!/bin/sh\necho HAProxy version 2.2.9\n"),
+    ),
+    "no such interface": Fault(
+        "node-interface", "no interface ib9", settings=("cluster.network_interface=ib9",)
+    ),
+    "transports that the site has chosen": Fault(
+        "node-transports", "UCX_TLS=tcp", settings=("cluster.environment.UCX_TLS=tcp",), outcome="warn"
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_each_fault_is_found(site: Site, fault: Fault) -> None:
+    fault.breaks(site)
+    settings = [*fault.settings, f"cluster.environment.FAKE_IMAGE={fault.environment or 'none'}"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    found = on_nodes(rows(site, serves(site, **dict(fault.serve)), *words))
+    assert found[fault.check]["outcome"] == fault.outcome, found
+    assert fault.says in found[fault.check]["sentence"]
+    assert found[fault.check]["remedy"]
+
+
+def test_faults_of_an_image_are_found_together(site: Site) -> None:
+    """Three of the above at once, which the quick tests have time for."""
+    (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
+    faults = ("--set", "cluster.environment.FAKE_IMAGE=without:--tp_size ngram-renamed")
+    found = on_nodes(rows(site, serves(site), *faults, "--set", "cluster.network_interface=ib9"))
+    failed = {name for name, row in found.items() if row["outcome"] == "fail"}
+    assert {"image-launcher", "image-options", "image-parsers", "node-interface"} <= failed, found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
+    words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes")
+    runs = site.person.folder / "runs"
+    with site.person.command("trtllm-hpc", *words) as process:
+        assert eventually(lambda: site.person.jobs_in_queue("--states=RUNNING"), 60)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert site.person.has_no_jobs() if number == signal.SIGINT else eventually(site.person.has_no_jobs, 120)
+    assert eventually(lambda: not list(runs.glob("*")), 30), list(runs.glob("*"))
+
+
+def test_the_model_makes_a_token(site: Site, person: Person) -> None:
+    job = site.job(
+        "asked",
+        model={"synthetic": "tiny-llama"},
+        engine={"backend": "reference", "tensor_parallel": 1},
+        serve={"nodes": 1},
+    )
+    found = rows(site, job, "--model")
+    assert found["model-token"]["outcome"] == "ok", found["model-token"]
+
+
+def test_what_it_cannot_do_is_refused(person: Person) -> None:
+    job = person.job("local", model={"synthetic": "tiny-llama"}, engine={"backend": "reference"})
+    local = person.types("doctor", job, "--cluster", "local", "--on-nodes")
+    assert local.returncode == ExitCode.SUBMISSION and "runs jobs on this machine" in local.stderr
+    assert person.types("doctor", "--on-nodes").returncode == ExitCode.USAGE
+    assert person.types("doctor", job, "--keep").returncode == ExitCode.USAGE
+    shutil.rmtree(person.folder / "runs", ignore_errors=True)
