@@ -15,8 +15,14 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.node_checks import node_check_plan
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.render.scripts import render_configurations, render_repository, render_scripts
+from trtllm_hpc.render.scripts import (
+    render_configurations,
+    render_node_checks,
+    render_repository,
+    render_scripts,
+)
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -382,6 +388,9 @@ CASES |= {
     ),
 }
 
+NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-apptainer": 1, "openai-engine-pyxis": 2}
+"""Cases with the script of ``doctor --on-nodes``, on that many nodes."""
+
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
     facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
@@ -396,6 +405,8 @@ def render_case(name: str) -> dict[str, str]:
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
     )
     files.update(render_configurations(plan))
+    if name in NODE_CHECKS:
+        files["doctor.sbatch"] = render_node_checks(node_check_plan(plan, NODE_CHECKS[name]))["doctor.sbatch"]
     if isinstance(plan.repository, RepositoryRecipe):
         files["repository.json"] = json.dumps(plan.repository.as_json(), indent=2, ensure_ascii=False) + "\n"
     return files

@@ -112,9 +112,9 @@ def render_configurations(plan: Plan) -> dict[str, str]:
     return {} if plan.server.configuration is None else {paths.llm_api().name: plan.server.configuration}
 
 
-def render_node_checks(plan: Plan) -> str:
-    """Return the text of the batch script of ``doctor --on-nodes``, for what ``node_check_plan`` made."""
-    return _script(plan, "doctor.sbatch.j2")
+def render_node_checks(plan: Plan) -> dict[str, str]:
+    """Return the scripts of ``doctor --on-nodes``, by name, for what ``node_check_plan`` made."""
+    return {name: _script(plan, f"{name}.j2") for name in ("doctor.sbatch", "mpirun.sh")}
 
 
 def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) -> str:

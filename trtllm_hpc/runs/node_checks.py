@@ -118,7 +118,8 @@ def _row(found: Diagnostic) -> CheckRow:
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     paths.make_folders()
     Path(plan.engines_folder).mkdir(parents=True, exist_ok=True)  # a container can only mount what is there
-    write_text(paths.sbatch("doctor"), render_node_checks(checked), mode=0o700)
+    for name, text in render_node_checks(checked).items():
+        write_text(paths.scripts / name, text, mode=0o700)
     for name, text in render_configurations(plan).items():
         write_text(paths.folder / name, text)
     if plan.server.front:
