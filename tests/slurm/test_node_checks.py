@@ -18,6 +18,7 @@ from tests.slurm.upstream_site import Site, upstream_site
 from tests.upstream.container import add_llm_api, add_package
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE
 
 pytestmark = pytest.mark.slurm
 
@@ -67,8 +68,8 @@ def on_nodes(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def test_a_healthy_site_has_no_fault(site: Site) -> None:
     bundle = site.person.folder / "site.json"
     found = on_nodes(rows(site, serves(site, **PHASES), "--nodes", "2", "--bundle", str(bundle)))
-    # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the stand-in has a
-    # part of the keys.
+    # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the
+    # stand-in has a part of the keys.
     wrong = {name: row for name, row in found.items() if row["outcome"] != "ok"}
     assert set(wrong) <= {"node-gpus", "node-locked-memory", "image-facts", "ranks-bandwidth"}, wrong
     for part in ("build", "front", "ranks"):
@@ -106,13 +107,21 @@ def _replace(site: Site, name: str, text: str) -> None:
     program.chmod(0o755)
 
 
-def _module(site: Site, text: str) -> None:
+def _module(site: Site, text: str, mpi: str = "") -> None:
     """Lay a package mpi4py before the real one."""
     package = site.container.folder / "site" / "mpi4py"
     package.mkdir()
     (package / "__init__.py").write_text(text)
+    (package / "MPI.py").write_text(mpi)
 
 
+ALONE = """
+class COMM_WORLD:
+    Get_size = staticmethod(lambda: 1)
+    Get_rank = staticmethod(lambda: 0)
+    allgather = staticmethod(lambda value: [value])
+Comm, Get_library_version = object, lambda: "Open MPI v4.1.7 without PMIx"
+"""
 NO_MPI = "raise ImportError('libmpi.so.40: cannot open shared object file')"
 FAULTS = {
     "no driver libraries": Fault("import-ranks", "libcuda.so.1", "no-driver"),
@@ -125,7 +134,7 @@ FAULTS = {
         serve=tuple(PHASES.items()),
     ),
     "ranks that are not joined": Fault(
-        "import-ranks", "direct launched", settings=('cluster.srun_options=["--mpi=none"]',)
+        "ranks-joined", "a world of 1 in a step of 2 tasks", breaks=lambda site: _module(site, "", ALONE)
     ),
     "an option less": Fault("image-parsers", "No such option", "without:--tp_size"),
     "an option less in the help": Fault("image-options", "--tp_size", "without:--tp_size"),
@@ -191,7 +200,8 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
-    words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes")
+    soon = f"cluster.environment.{UNATTENDED_VARIABLE}=12"
+    words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes", "--set", soon)
     runs = site.person.folder / "runs"
     with site.person.command("trtllm-hpc", *words) as process:
         assert eventually(lambda: site.person.jobs_in_queue("--states=RUNNING"), 60)

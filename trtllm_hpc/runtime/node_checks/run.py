@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from trtllm_hpc.errors import ExitCode
@@ -11,7 +12,9 @@ from trtllm_hpc.runtime.node_checks.image import look_at_image, read_image
 from trtllm_hpc.runtime.node_checks.records import Wanted, write_found
 from trtllm_hpc.runtime.node_checks.steps import look_at_step, try_step
 
+UNATTENDED_VARIABLE = "TRTLLM_HPC_UNATTENDED_SECONDS"
 _UNATTENDED_S = 60.0
+"""How long the command may be silent, unless the variable says otherwise; it beats every five seconds."""
 
 
 def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
@@ -34,12 +37,13 @@ def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
 
 
 def wait_until_unattended(paths: RunPaths) -> None:
-    """Return once the command that waits for this job has not touched its file for a minute.
+    """Return once the command that waits for this job has not touched its file for a while.
 
     Only changes of the file count, timed by this node's clock: the clocks of two machines may differ.
     """
+    limit_s = float(os.environ.get(UNATTENDED_VARIABLE) or _UNATTENDED_S)
     last, changed_at = None, time.monotonic()
-    while time.monotonic() - changed_at < _UNATTENDED_S:
+    while time.monotonic() - changed_at < limit_s:
         try:
             now = paths.heartbeat.stat().st_mtime_ns
         except FileNotFoundError:

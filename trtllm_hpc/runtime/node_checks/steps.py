@@ -10,7 +10,13 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.node import free_ports, interface_towards, own_address, step_tasks
+from trtllm_hpc.runtime.node import (
+    free_ports,
+    interface_address,
+    interface_towards,
+    own_address,
+    step_tasks,
+)
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child, without_mpi
 from trtllm_hpc.runtime.node_checks.image import _import_hint
 from trtllm_hpc.runtime.node_checks.records import Wanted
@@ -69,7 +75,11 @@ def _transfer(wanted: Wanted) -> dict[str, Any]:
     """Measure an all-reduce between the ranks, with the library of tensor parallelism if it is there."""
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
+    world, name = MPI.COMM_WORLD, wanted.network_interface
+    # Every rank must know: one that fails alone leaves the others waiting for it.
+    without = None if name is None or interface_address(name) else socket.gethostname()
+    if lacking := sorted({host for host in world.allgather(without) if host}):
+        raise OSError(f"{', '.join(lacking)} has no interface {name} with an IPv4 address")
     place = (own_address(wanted.network_interface), free_ports(1)[0]) if world.Get_rank() == 0 else None
     address, port = world.bcast(place, root=0)
     interface = wanted.network_interface or interface_towards(address)
