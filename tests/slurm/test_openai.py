@@ -53,17 +53,12 @@ def site(person: Person, engine: Path) -> Iterator[Site]:
 
 def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
     """The exit code of ``submit --wait``, what it said, and the run."""
-    over = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(site.person.folder / job.stem))}"
-    answer, run = site.submit(job, "--set", over, *words)
+    answer, run = site.submit(job, *words)
     return answer.returncode, answer.stdout + answer.stderr, run
 
 
 def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
-    """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured.
-
-    Args:
-        name: no other run's, whose end would end the ranks of this one.
-    """
+    """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured."""
     few = {"requests": 12, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
     asked = {"request": {"prompt": "the river", "max_tokens": 9}, "benchmark": few}
     job = site.job(name, **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
@@ -287,8 +282,7 @@ def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> N
 
 def started(site: Site, job: Path, *words: str) -> RunPaths:
     """Submit a job without a companion; returns once it serves."""
-    over = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(site.person.folder / job.stem))}"
-    answer = site.person.types("submit", job, "--cluster", site.profile, "--set", over, *words)
+    answer = site.person.types("submit", job, "--cluster", site.profile, *words)
     assert answer.returncode == 0, answer.stderr
     folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
     run = RunPaths(folder.removeprefix("  folder "))

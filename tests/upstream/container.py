@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.upstream.llm_api import LAUNCHER, NODES, SERVE
+from packaging.version import Version
+
+from tests.upstream.llm_api import LAUNCHER, NEW_LAUNCHER, NODES, SERVE
 from trtllm_hpc.runtime.server import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -98,8 +100,9 @@ def add_server(container: FakeContainer, folder: Path) -> Path:
 def add_llm_api(container: FakeContainer) -> None:
     """Put ``trtllm-serve`` and the launcher into the container, see ``llm_api/``."""
     programs = container.folder / "bin"
-    for file in (LAUNCHER, NODES):
-        shutil.copy(file, programs)
+    launcher = NEW_LAUNCHER if Version(container.release) >= Version("1.3.0rc3") else LAUNCHER
+    shutil.copy(launcher, programs / LAUNCHER.name)
+    shutil.copy(NODES, programs)
     serve = programs / "trtllm-serve"
     serve.write_text(f'#!/bin/sh\nexec {shlex.join([str(container.python), str(SERVE)])} "$@"\n')
     serve.chmod(0o755)

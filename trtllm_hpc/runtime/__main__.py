@@ -191,6 +191,9 @@ def _add_server_commands(commands: _Commands) -> None:
     launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
     launched.add_argument("--scratch", type=Path, required=True)
 
+    alone = commands.add_parser("alone", help="run a program for which MPI starts alone")
+    alone.add_argument("program", nargs=argparse.REMAINDER)
+
     sweep = commands.add_parser("sweep", help="remove what killed ranks left on this node")
     sweep.add_argument("prefix")
 
@@ -348,6 +351,10 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.server import run_launched
 
             return run_launched(options.scratch)
+        case "alone":
+            from trtllm_hpc.runtime.alone import run_alone
+
+            return run_alone(options.program)
         case "sweep":
             from trtllm_hpc.runtime.node import remove_leftovers
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
@@ -136,6 +137,7 @@ class Supervisor:
         server = find_server(self._options.server, scratch)
         launcher = self._options.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}
+        environment |= host_variables(environment, self._record.host)
         if launcher is None:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.launcher_port import LauncherPort, note_port
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
@@ -198,7 +199,7 @@ def run_launched(scratch: Path) -> int:
     note_port(scratch)
     command = json.loads((scratch / _COMMAND).read_text(encoding="utf-8"))
     try:
-        server = start_bound(command, os.environ)
+        server = start_bound(command, {**os.environ, **host_variables(os.environ, os.uname().nodename)})
     except OSError as error:
         print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr, flush=True)
         write_json(scratch / _EXIT, 127)

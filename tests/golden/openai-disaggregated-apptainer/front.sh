@@ -8,5 +8,5 @@ exec env -u PYTHONPATH PYTHONNOUSERSITE=1 \
 srun --relative="0" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
   --mpi=none --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append --output="$run/logs/front_%t.out" \
-  apptainer exec --no-home --bind '/scratch/ana/runs of june/openai-disaggregated-apptainer:/scratch/ana/runs of june/openai-disaggregated-apptainer' --bind /models/DeepSeek-V3:/models/DeepSeek-V3:ro /images/trtllm.sif \
-  trtllm-serve disaggregated --server_start_timeout=600 --request_timeout=180 --config_file="$run/front.yaml"
+  apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/openai-disaggregated-apptainer:/scratch/ana/runs of june/openai-disaggregated-apptainer' --bind /models/DeepSeek-V3:/models/DeepSeek-V3:ro /images/trtllm.sif \
+  python3 "$run/runtime.pyz" alone trtllm-serve disaggregated --server_start_timeout=600 --request_timeout=180 --config_file="$run/front.yaml"

@@ -12,4 +12,4 @@ srun --het-group=0 --relative="0" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu
   --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
   --container-mounts="$TRTLLM_HPC_MOUNTS" \
   --no-container-mount-home \
-  trtllm-serve disaggregated --server_start_timeout=600 --request_timeout=180 --config_file="$run/front.yaml"
+  python3 "$run/runtime.pyz" alone trtllm-serve disaggregated --server_start_timeout=600 --request_timeout=180 --config_file="$run/front.yaml"

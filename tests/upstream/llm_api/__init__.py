@@ -5,5 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 LAUNCHER = Path(__file__).with_name("trtllm-llmapi-launch")
+NEW_LAUNCHER = Path(__file__).with_name("trtllm-llmapi-launch-1.3")
 SERVE = Path(__file__).with_name("trtllm_serve.py")
 NODES = Path(__file__).with_name("nodes.py")

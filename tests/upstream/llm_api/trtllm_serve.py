@@ -26,6 +26,9 @@ import click
 import yaml
 from aiohttp import web
 
+# Initialises MPI, whatever the command: so do upstream's disagg_utils.py and _utils.py at their heads.
+from mpi4py.MPI import COMM_WORLD
+
 _CHOICES = {
     "backend": ["pytorch", "tensorrt", "trt", "_autodeploy"],
     "log_level": ["internal_error", "error", "warning", "info", "verbose", "debug", "trace"],
@@ -104,7 +107,8 @@ def _join(given: dict[str, Any]) -> None:
     """Join the ranks through the launcher's port; there must be one for each part of the model."""
     world = given["tensor_parallel_size"] * given["pipeline_parallel_size"] * given["context_parallel_size"]
     variable = "tllm_mpi_size"
-    ranks = int(os.environ.get(variable, "1"))
+    is_spawned = os.environ.get("TLLM_SPAWN_PROXY_PROCESS") == "1"
+    ranks = int(os.environ.get(variable, "1")) if is_spawned else COMM_WORLD.size
     if ranks != world:
         raise RuntimeError(
             f"MPI size ({ranks}) does not match the world size ({world}) of the model's mapping"
@@ -112,11 +116,13 @@ def _join(given: dict[str, Any]) -> None:
     place = os.environ.get("TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR")
     if place is None:
         return
-    host, _, port = place.removeprefix("tcp://").rpartition(":")
+    kind, _, address = place.partition("://")
+    host, _, port = address.rpartition(":")
     deadline = time.monotonic() + 20
     while True:
         try:
-            socket.create_connection((host, int(port))).close()
+            with socket.socket(socket.AF_UNIX if kind == "ipc" else socket.AF_INET) as leader:
+                leader.connect(address if kind == "ipc" else (host, int(port)))
             return
         except OSError:
             if time.monotonic() > deadline:
