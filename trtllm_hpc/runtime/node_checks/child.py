@@ -22,7 +22,6 @@ LIMIT_S = 180.0
 """Importing TensorRT-LLM from a cold file system takes a minute."""
 _OUTPUT = "TRTLLM_HPC_CHILD_OUTPUT"
 _LOG_LINES = 6
-_MPI = ("SLURM_", "PMIX_", "PMI_", "OMPI_")
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,6 @@ class Outcome:
         said = self.log.strip().splitlines()
         last = f": {said[-1].strip()}" if said else ""
         return f"{step} {self.ended or 'was not tried'}{last}"
-
-
-def without_mpi() -> dict[str, str]:
-    """Return this environment as ``build.sh`` makes it: MPI starts alone, not as a task of a Slurm step."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_MPI)}
 
 
 def run_child(

@@ -15,8 +15,9 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child, without_mpi
+from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
 _HELP_S = 180
@@ -43,7 +44,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
     }
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
     if wanted.has_tensorrt_llm and (wanted.serve or wanted.front or wanted.llm_arguments):
-        outcome = run_child(paths, "image", without_mpi())
+        outcome = run_child(paths, "image", alone(os.environ, os.uname().nodename))
         facts |= {name: outcome.steps[name] for name in ("serve_options", "llm_api") if name in outcome.steps}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
@@ -171,7 +172,7 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
             errors="replace",
             timeout=_HELP_S,
             stdin=subprocess.DEVNULL,
-            env=without_mpi(),
+            env=alone(os.environ, os.uname().nodename),
         )
     except subprocess.TimeoutExpired:
         return (f"--help did not end within {_HELP_S} s",)

@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, warn
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.node import (
     free_ports,
     interface_address,
@@ -17,7 +18,7 @@ from trtllm_hpc.runtime.node import (
     own_address,
     step_tasks,
 )
-from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child, without_mpi
+from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
 from trtllm_hpc.runtime.node_checks.image import _import_hint
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
@@ -35,8 +36,9 @@ _PURPOSE = {
 
 def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> tuple[list[Diagnostic], dict[str, Any]]:
     """Return what is found in one kind of step."""
-    # build.sh makes its commands start alone.
-    outcome = run_child(paths, part, without_mpi() if part == "build" else None)
+    # As build.sh starts its commands.
+    environment = alone(os.environ, os.uname().nodename) if part == "build" else None
+    outcome = run_child(paths, part, environment)
     found: dict[str, Diagnostic | None] = {f"import-{part}": _imported(outcome, wanted, part)}
     facts = dict(outcome.steps)
     if part == "ranks":

@@ -1,8 +1,8 @@
 """A stand-in for the package ``tensorrt_llm``: what importing it does, and the parsers of its server.
 
 Importing it initialises MPI (``_utils.py`` imports ``mpi4py``), needs the driver's library, and has
-FlashInfer make its folder (``flashinfer/jit/core.py``); all read at 1.3.0rc3. ``FAKE_IMAGE`` lists faults that an image
-can have, separated by spaces.
+FlashInfer make its folder (``flashinfer/jit/core.py``); all read at 1.3.0rc3. ``FAKE_IMAGE`` lists faults
+that an image can have, separated by spaces.
 """
 
 from __future__ import annotations
