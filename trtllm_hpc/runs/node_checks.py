@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
@@ -23,18 +23,22 @@ from trtllm_hpc.runs.create import plan_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
 from trtllm_hpc.runs.watch import follow
+from trtllm_hpc.runtime.front import with_addresses
+from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Found, Wanted, read_found
 from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
-from trtllm_hpc.scheduler.states import LOST
+from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
+
+if TYPE_CHECKING:
+    from trtllm_hpc.scheduler.executor import JobWatcher
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
 
 _BEAT_S = 5.0
 _LOOK_S = 1.0
-_LONGEST_PAUSE_S = 15.0
 _END_S = 60.0
 """Bound on the end of a job that is cancelled."""
 _STATES = ("ok", "unknown", "warn", "fail")
@@ -87,6 +91,8 @@ def check_on_nodes(
     Raises:
         SubmissionError: Slurm refused the job, or it did not start in time.
     """
+    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
+
     with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":
@@ -99,10 +105,10 @@ def check_on_nodes(
         wanted = wanted_of(plan, checked)
         try:
             _write(paths, plan, checked, wanted)
-            info = _run(Slurm(plan.cluster.slurm_conf), paths, wait_s, show)
+            info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, wait_s, show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
-            findings = list(_merged([*found, *_missing(paths, checked, found, info)]))
+            findings = list(_merged([*found, *_missing(paths, checked, facts, info)]))
             if (compared := compare_image(plan.facts.release, facts.get("image", {}))) is not None:
                 findings.append(compared)
             return NodeReport(tuple(map(_row, findings)), wanted, facts, paths.folder if keep else None)
@@ -123,14 +129,10 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     for name, text in render_configurations(plan).items():
         write_text(paths.folder / name, text)
     if plan.server.front:
-        addresses = {
-            f"{group.role}_servers": {"urls": [f"127.0.0.1:{9000 + one.number}" for one in group.servers]}
-            for group in plan.instances.groups
-        }
-        front = dict(plan.server.front_configuration)
-        for role, urls in addresses.items():
-            front[role] = {**front[role], **urls}
-        write_json(paths.front_started, {"hostname": "127.0.0.1", "port": 8000, **front})
+        roles = {group.role: [one.number for one in group.servers] for group in plan.instances.groups}
+        places = {it: f"127.0.0.1:{9000 + it}" for numbers in roles.values() for it in numbers}
+        front = with_addresses(plan.server.front_configuration, roles, places, 8000)
+        write_json(paths.front_started, front)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp())
         aside.chmod(0o700)
@@ -141,14 +143,14 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
 # The job ----------------------------------------------------------------------------------
 
 
-def _run(slurm: Slurm, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     with _beating(paths.heartbeat):
-        job_id = slurm.submit(paths.sbatch("doctor"))
+        job_id = watcher.slurm.submit(paths.sbatch("doctor"))
         try:
-            return _wait(slurm, job_id, paths, wait_s, show)
+            return _wait(watcher, job_id, paths, wait_s, show)
         finally:
-            _end(slurm, job_id)
+            _end(watcher, job_id)
 
 
 @contextmanager
@@ -170,54 +172,40 @@ def _beating(file: Path) -> Iterator[None]:
         thread.join()
 
 
-def _wait(slurm: Slurm, job_id: str, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _wait(watcher: JobWatcher, job_id: str, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
     """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
-    began, pause, said, seen = time.monotonic(), _LOOK_S, "", 0
+    began, said, info = time.monotonic(), "", JobInfo(job_id, parse_state("PENDING"))
     while not paths.node_checks_over.exists():
         try:
-            info = slurm.query([job_id]).get(job_id)
+            info = watcher.job_infos([job_id]).get(job_id, JobInfo(job_id, LOST))
         except SubmissionError as error:
             if not error.transient:
                 raise
-            info = None
+        if info.state.final:
+            return info
+        if info.state.name != "PENDING":
+            found = len(list(paths.node_findings.glob("*.json")))
+            sentence = f"job {job_id} runs on {info.nodes}: {found} results so far"
+        elif time.monotonic() - began < wait_s:
+            sentence = f"job {job_id} waits in the queue ({info.reason})"
         else:
-            if info is None or info.state.final:
-                return info or JobInfo(job_id, LOST)
-        waits = info is not None and info.state.name == "PENDING"
-        if info is not None and waits and time.monotonic() - began > wait_s:
             raise SubmissionError(
                 f"Job {job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
                 hint="squeue --me, then the same command with --wait-minutes longer",
             )
-        parts = len(list(paths.node_findings.glob("*.json")))
-        sentence = _sentence(job_id, info, parts)
         if sentence != said:
-            show(sentence)
-        if sentence != said or parts != seen:
-            pause = _LOOK_S
-        said, seen = sentence, parts
-        time.sleep(pause)
-        pause = min(pause * 1.5, _LONGEST_PAUSE_S if waits else 3.0)
+            said = sentence
+            show(said)
+        time.sleep(_LOOK_S)
     return None
 
 
-def _sentence(job_id: str, info: JobInfo | None, parts: int) -> str:
-    if info is None:
-        return f"job {job_id}: Slurm does not answer"
-    if info.state.name == "PENDING":
-        return f"job {job_id} waits in the queue ({info.reason or 'no reason given'})"
-    return f"job {job_id} runs on {info.nodes or 'its nodes'}: {parts} results so far"
-
-
-def _end(slurm: Slurm, job_id: str) -> None:
-    """Cancel the job and wait until Slurm has it no more: it writes into the folder until then."""
+def _end(watcher: JobWatcher, job_id: str) -> None:
+    """Cancel the job and wait until it has ended: it writes into the folder until then."""
     with suppress(SubmissionError):
-        slurm.cancel([job_id])
+        watcher.slurm.cancel([job_id])
         until = time.monotonic() + _END_S
-        while time.monotonic() < until:
-            info = slurm.query([job_id]).get(job_id)
-            if info is None or info.state.final:
-                return
+        while not watcher.is_done(job_id, mode="force") and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
 
@@ -242,18 +230,16 @@ def _merged(found: Collection[Found]) -> Iterator[Diagnostic]:
     yield from checks.values()
 
 
-def _missing(
-    paths: RunPaths, checked: Plan, found: Collection[Found], info: JobInfo | None
-) -> Iterator[Found]:
+def _missing(paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None) -> Iterator[Found]:
     """Yield a failure for each part that has left no result: its step did not get as far as Python."""
-    parts = ["host", *(["image"] if checked.job.engine.is_tensorrt_llm else ())]
-    parts += [
-        *(["build"] if checked.build_steps else ()),
-        *(["front"] if checked.server.front else ()),
-        "ranks",
-    ]
+    used = {
+        "image": checked.job.engine.is_tensorrt_llm,
+        "build": bool(checked.build_steps),
+        "front": bool(checked.server.front),
+    }
+    parts = [part for part in PARTS if used.get(part, True)]
     for part in parts:
-        if part in {one.part for one in found}:
+        if part in found:
             continue
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
         text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))

@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
@@ -13,6 +14,22 @@ from trtllm_hpc.runtime.process import start_bound
 from trtllm_hpc.runtime.server_http import OpenAIHttp
 
 _GRACE_S = 10.0
+
+
+def with_addresses(
+    config: Mapping[str, Any], roles: Mapping[str, Sequence[int]], places: Mapping[int, str], port: int
+) -> dict[str, Any]:
+    """Return the front's file with its own address and those of the servers.
+
+    Args:
+        roles: the numbers of the servers of each phase.
+        places: ``address:port`` of each server.
+    """
+    groups = {f"{role}_servers": numbers for role, numbers in roles.items()}
+    servers = {
+        name: {**config[name], "urls": [places[it] for it in numbers]} for name, numbers in groups.items()
+    }
+    return {"hostname": "127.0.0.1", "port": port, **config, **servers}
 
 
 class Front:
@@ -47,10 +64,8 @@ class Front:
             return
         config = read_json(self._paths.front)
         assert isinstance(config, dict)
-        for role, numbers in self._roles.items():
-            config[f"{role}_servers"]["urls"] = [places[number] for number in numbers]
         # JSON is YAML.
-        write_json(self._paths.front_started, {"hostname": "127.0.0.1", "port": self._port, **config})
+        write_json(self._paths.front_started, with_addresses(config, self._roles, places, self._port))
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
         self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models)
 
