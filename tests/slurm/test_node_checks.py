@@ -200,8 +200,8 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
-    soon = f"cluster.environment.{UNATTENDED_VARIABLE}=12"
-    words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes", "--set", soon)
+    site.person.environment[UNATTENDED_VARIABLE] = "12"  # sbatch hands it on
+    words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes")
     runs = site.person.folder / "runs"
     with site.person.command("trtllm-hpc", *words) as process:
         assert eventually(lambda: site.person.jobs_in_queue("--states=RUNNING"), 60)
