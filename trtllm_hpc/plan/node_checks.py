@@ -10,7 +10,6 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.model import Plan, ServerPlan
 from trtllm_hpc.plan.stages import node_check_stage
-from trtllm_hpc.runtime.checks import MIN_SHM_GIB_PER_RANK
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
 _ADDRESS = ("--host=127.0.0.1", "--port=8000")
@@ -46,14 +45,12 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         launcher=plan.server.launcher,
         serve={role: [*server.command[1:], *_ADDRESS] for role, server in _servers(plan)},
         front=front,
-        model=plan.loaded_model,
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
         nodes=layout.nodes,
         network_interface=cluster.network_interface,
         haproxy=cluster.haproxy if plan.has_door else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
-        shm_gib=MIN_SHM_GIB_PER_RANK * layout.ranks_per_node,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.node_checks import PARTS
-from trtllm_hpc.runtime.records import JsonRecord, known_fields
+from trtllm_hpc.runtime.records import JsonRecord
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,6 @@ class Wanted(JsonRecord):
     """Variables that name folders for caches, which must be writable."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that the server reads besides the model, with what each is for."""
-    model: str | None = None
-    """Folder of the model, as the container sees it."""
     gpus_per_node: int = 0
     ranks: int = 2
     """Tasks of the ranks' step."""
@@ -47,8 +45,6 @@ class Wanted(JsonRecord):
     """``None``: the run has no door."""
     mpi: str | None = None
     """The plugin of ``srun --mpi``; ``None`` without Slurm's."""
-    shm_gib: float = 0.0
-    """Free space that /dev/shm must have."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,10 @@ class Found(JsonRecord):
     @property
     def diagnostics(self) -> list[Diagnostic]:
         """The findings, as they were made."""
-        return [Diagnostic(**known_fields(Diagnostic, one)) for one in self.findings]
+        return [
+            Diagnostic(one["code"], one["message"], hint=one["hint"], state=one["state"])
+            for one in self.findings
+        ]
 
 
 def write_found(paths: RunPaths, part: str, findings: Iterable[Diagnostic], facts: dict[str, Any]) -> None:

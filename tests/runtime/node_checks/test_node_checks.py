@@ -1,0 +1,142 @@
+"""What ``doctor --on-nodes`` says of a node and of an image, where no cluster is needed to see it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node_checks.child import run_child
+from trtllm_hpc.runtime.node_checks.host import look_at_host
+from trtllm_hpc.runtime.node_checks.image import look_at_image
+from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
+from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder on PATH, but for the shell's own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+
+
+def on_host(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
+    found, _ = look_at_host(RunPaths(tmp_path), Wanted(**wanted))
+    return {one.code: one for one in found}
+
+
+def in_image(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
+    found, _ = look_at_image(RunPaths(tmp_path), Wanted(has_tensorrt_llm=False, **wanted))
+    return {one.code: one for one in found}
+
+
+def test_fewer_gpus_than_were_asked_for(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(programs, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 570.86.15, 81559 MiB'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    few = on_host(tmp_path, gpus_per_node=2)["node-gpus"]
+    assert few.state == "fail" and "gave this job 1 GPU(s), not 2" in few.message
+    enough = on_host(tmp_path, gpus_per_node=1)["node-gpus"]
+    assert enough.state == "ok" and "NVIDIA H100 80GB HBM3, driver 570.86.15" in enough.message
+    assert "node-gpus" not in on_host(tmp_path)
+
+
+def test_a_slurm_without_pmix_is_a_warning(programs: Path, tmp_path: Path) -> None:
+    program(programs, "srun", "echo 'MPI plugin types are...'; echo '  none'; echo '  pmi2'")
+    found = on_host(tmp_path, mpi="pmix")["node-mpi-plugin"]
+    assert found.state == "warn" and "only none, pmi2" in found.message
+    assert on_host(tmp_path, mpi="pmi2")["node-mpi-plugin"].state == "ok"
+
+
+def test_what_haproxy_does_not_say(programs: Path, tmp_path: Path) -> None:
+    program(programs, "haproxy", "exit 1")
+    assert "does not print a version" in on_host(tmp_path, haproxy="haproxy")["node-haproxy"].message
+    program(programs, "haproxy", "echo 'HA-Proxy version 2.4.0 2021/05/14'")
+    assert on_host(tmp_path, haproxy="haproxy")["node-haproxy"].state == "ok"
+
+
+def test_what_the_launcher_calls_must_be_there(programs: Path, tmp_path: Path) -> None:
+    for name in ("trtllm-llmapi-launch", "ps"):
+        program(programs, name, "exit 0")
+    found = in_image(tmp_path, launcher="trtllm-llmapi-launch")["image-launcher"]
+    assert found.state == "fail" and "has no openssl" in found.message
+    program(programs, "openssl", "exit 0")
+    assert in_image(tmp_path, launcher="trtllm-llmapi-launch")["image-launcher"].state == "ok"
+
+
+def test_options_are_those_of_the_help(programs: Path, tmp_path: Path) -> None:
+    program(programs, "trtllm-build", "echo '  --max_batch_size N  see --max_num_tokens'")
+    words = ["trtllm-build", "--max_batch_size", "--gemm_plugin=auto"]
+    found = in_image(tmp_path, programs=[words])
+    assert found["image-programs"].state == "ok"
+    assert (
+        found["image-options"].state == "fail"
+        and "trtllm-build --gemm_plugin" in found["image-options"].message
+    )
+    missing = in_image(tmp_path, programs=[["quantize.py", "--qformat"]])
+    assert missing["image-programs"].state == "fail" and "not on PATH" in missing["image-programs"].message
+    assert "image-options" not in missing
+
+
+def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOD_CACHE", str(tmp_path / "new" / "cache"))
+    monkeypatch.setenv("BAD_CACHE", "/proc/cache")
+    monkeypatch.delenv("NO_CACHE", raising=False)
+    there = tmp_path / "there"
+    there.touch()
+    wanted = {
+        "caches": ["GOOD_CACHE", "BAD_CACHE", "NO_CACHE"],
+        "files": {str(there): "a", "/proc/x": "gpt-oss's words"},
+    }
+    found = in_image(tmp_path, **wanted)
+    caches, files = found["image-caches"], found["image-files"]
+    assert caches.state == "fail" and "BAD_CACHE" in caches.message and "NO_CACHE" in caches.message
+    assert "GOOD_CACHE" not in caches.message and (tmp_path / "new" / "cache").is_dir()
+    assert (
+        files.state == "fail"
+        and "/proc/x (gpt-oss's words)" in files.message
+        and "there" not in files.message
+    )
+
+
+def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = RunPaths(tmp_path)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    write_found(paths, "ranks", [Diagnostic("ranks-joined", "no", hint="h")], {"joined": 2})
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    write_found(paths, "host", [], {})
+    (paths.node_findings / "damaged.json").write_text("{")
+    first, second = read_found(paths)
+    assert (first.part, second.part, second.task, second.facts) == ("host", "ranks", 1, {"joined": 2})
+    assert second.diagnostics == [Diagnostic("ranks-joined", "no", hint="h")]
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tmp_path / "runtime.py"
+    runtime.write_text("import time\nprint('loading', flush=True)\ntime.sleep(600)\n")
+    monkeypatch.setattr("sys.argv", [str(runtime)])
+    began = time.monotonic()
+    outcome = run_child(RunPaths(tmp_path), "image", os.environ, limit_s=1.0)
+    assert outcome.ended == "did not end within 1 s" and outcome.steps == {} and "loading" in outcome.log
+    assert time.monotonic() - began < 60
+
+
+def test_a_job_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNATTENDED_VARIABLE, "0.5")
+    wait_until_unattended(RunPaths(tmp_path))  # never touched
+    RunPaths(tmp_path).heartbeat.touch()
+    wait_until_unattended(RunPaths(tmp_path))
