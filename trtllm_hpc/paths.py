@@ -225,6 +225,10 @@ class RunPaths:
         """Return the file that the supervisor of one rank changes every few seconds while it lives."""
         return self.ranks / f"{step}_{rank}.alive"
 
+    def tuning(self, step: str) -> Path:
+        """Return the file of what the autotuner of one step's ranks finds."""
+        return self.ranks / f"{step}.tuning"
+
     def failure_reason(self, step: str, rank: int) -> Path:
         """Return the file in which a rank's server leaves one sentence if it knows why it fails."""
         return self.ranks / f"{step}_{rank}.reason"

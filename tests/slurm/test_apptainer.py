@@ -11,9 +11,11 @@ import shutil
 
 import pytest
 
+from tests.slurm.caches import ANOTHER_ENGINE, written
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import assert_served_and_measured, two_ranks
 from tests.waiting import eventually
+from trtllm_hpc.runtime.caches import CACHES
 
 IMAGE = os.environ.get("TRTLLM_HPC_TEST_IMAGE", "")
 
@@ -39,4 +41,10 @@ def test_every_stage_runs_in_the_image(person: Person) -> None:
     assert "apptainer exec" in run.sbatch("build").read_text()
     assert_served_and_measured(run)
     assert person.has_no_jobs()
+    words = ("--set", f"cluster.container={json.dumps(container)}")
+    first = written(person, job, python, *words, *ANOTHER_ENGINE)
+    assert len(first) == len(CACHES), first
+    assert all(file.startswith("/trtllm-hpc-caches/") for file, _ in first.values()), first
+    kept = person.folder / "cache" / f".trtllm-hpc-{person.user.pw_uid}"
+    assert len(list(kept.rglob("written"))) == len(CACHES)
     assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()

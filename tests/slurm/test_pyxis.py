@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.slurm import pyxis
+from tests.slurm.caches import ANOTHER_ENGINE, written
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import answers_of, assert_served_and_measured, two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.caches import CACHES
 
 REAL = os.environ.get("TRTLLM_HPC_TEST_PYXIS")
 
@@ -78,6 +80,26 @@ def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
     said = [each.stdout + each.stderr for each in (checked, answer)]
     assert any(pyxis.IMAGE in text for text in written) and "pyxis-scope" in checked.stdout
     assert not any(pyxis.PASSWORD in text for text in (*written, *said))
+
+
+def test_programs_in_the_image_have_a_home_and_caches_that_the_next_job_finds(
+    person: Person, plugin: pyxis.Pyxis
+) -> None:
+    """The image is read only, and the user's home is not mounted."""
+    words = [*settings(person), "--set", 'cluster.environment={"CUDA_CACHE_PATH": "/tmp"}']
+    job = person.job("caches", **two_ranks(model={"synthetic": "stand-in"}))
+    first = written(person, job, pyxis.PYTHON, *words)
+    second = written(person, job, pyxis.PYTHON, *words, *ANOTHER_ENGINE)
+    assert len(first) == len(CACHES), first
+    for name, (file, state) in first.items():
+        assert state == "first"
+        assert file == "/tmp/written" if name == "CUDA_CACHE_PATH" else file.startswith("/trtllm-hpc-caches/")
+    assert {name: state for name, (_, state) in second.items()} == {
+        name: "first" if name == "CUDA_CACHE_PATH" else "again" for name in first
+    }
+    kept = person.folder.parent / "it's of pyxis é" / "runs" / f".trtllm-hpc-{person.user.pw_uid}"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert len(list(kept.rglob("written"))) == len(CACHES) - 1
 
 
 @pytest.mark.thorough

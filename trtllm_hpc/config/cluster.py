@@ -74,7 +74,9 @@ class Container(Section):
     """What apptainer lays over the image: a folder, or a file with a file system. All ranks share it, so it
     is read only."""
     cache_folder: AbsolutePath | None = None
-    """Where apptainer keeps what it pulls from a registry, instead of the home folder."""
+    """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
+    ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
+    folder. Apptainer also keeps there what it pulls from a registry, instead of in the home folder."""
     options: list[OneLine] = Field(default_factory=list)
     """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -15,7 +16,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.plan.checkpoint import loaded_model
 from trtllm_hpc.plan.layout import Instances, Layout, ServerGroup
-from trtllm_hpc.plan.mounts import all_mounts
+from trtllm_hpc.plan.mounts import all_mounts, is_below
 from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
@@ -259,6 +260,14 @@ class Plan:
         """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
         return all_mounts(self.job, self.cluster, (self.run_folder, *caches))
+
+    @property
+    def caches_folder(self) -> str:
+        """Where each user's folder is of what programs in the container compile; the nodes share it."""
+        named = self.cluster.container.cache_folder
+        if named is None or is_below(named, self.cluster.node_local_folders):
+            return str(PurePosixPath(self.run_folder).parent)
+        return named
 
     @property
     def fills_repository_in_job(self) -> bool:

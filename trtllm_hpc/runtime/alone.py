@@ -16,7 +16,8 @@ from trtllm_hpc.errors import ExitCode
 _WORLD = ("SLURM_", "PMIX_", "PMI_", "OMPI_")
 """Prefixes of the variables by which a process knows its world; upstream's launcher removes the same."""
 _LONGEST_HOST = 29
-"""Open MPI 5 cuts ``singleton.HOST.PID.RANK`` off after 49 bytes and then cannot spawn (open-mpi/ompi#14398)."""
+"""Open MPI 5 cuts ``singleton.HOST.PID.RANK`` off after 49 bytes, and then cannot spawn (its pull request
+14398; TensorRT-LLM 19019)."""
 
 
 def host_variables(environment: Mapping[str, str], host: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
+from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
@@ -80,6 +81,7 @@ class Supervisor:
         self._killed = False
         self._failed: ExitCode | None = None
         self._blames: int | None = None
+        self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
         self._step_daemon = step_daemon()
@@ -111,6 +113,8 @@ class Supervisor:
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
+            if self._kept_tuning is not None and self._options.rank == 0:
+                copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
             if self._options.instance is not None:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
@@ -138,6 +142,8 @@ class Supervisor:
         launcher = self._options.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
+        own_file = self._paths.tuning(self._options.step)
+        self._kept_tuning = begin_tuning(own_file, self._options.world_size, environment)
         if launcher is None:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)

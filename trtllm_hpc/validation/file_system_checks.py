@@ -69,6 +69,7 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
     for what, folder, hint in (
         ("run folder", str(run_folder), "choose another folder with --runs"),
         ("cache of engines", engines, "set engines_folder in the cluster profile to another"),
+        ("folder of caches", cluster.container.cache_folder or "", "set container.cache_folder to another"),
     ):
         bad = sorted(set(re.findall(unreadable, folder)))
         if bad:
