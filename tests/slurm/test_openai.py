@@ -19,6 +19,7 @@ from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
+from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
@@ -77,6 +78,15 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
 
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     assert answers(chain(site, "served")) == ["the river the river"]
+
+
+def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
+    add_llm_api(site.container, NEW_LAUNCHER)
+    job = site.job("newer", repository={}, engine=TWO_RANKS)
+    code, said, run = submit(site, job)
+    assert code == 0, said
+    assert answers(run) == ["hello hello"]
+    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 
 @pytest.mark.thorough

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
-from tests.upstream.llm_api import LAUNCHER, NEW_LAUNCHER, NODES, SERVE
+from tests.upstream.llm_api import LAUNCHER, NODES, SERVE
 from trtllm_hpc.runtime.server import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
@@ -97,10 +95,9 @@ def add_server(container: FakeContainer, folder: Path) -> Path:
     return program
 
 
-def add_llm_api(container: FakeContainer) -> None:
-    """Put ``trtllm-serve`` and the launcher into the container, see ``llm_api/``."""
+def add_llm_api(container: FakeContainer, launcher: Path = LAUNCHER) -> None:
+    """Put ``trtllm-serve`` and a launcher into the container, see ``llm_api/``."""
     programs = container.folder / "bin"
-    launcher = NEW_LAUNCHER if Version(container.release) >= Version("1.3.0rc3") else LAUNCHER
     shutil.copy(launcher, programs / LAUNCHER.name)
     shutil.copy(NODES, programs)
     serve = programs / "trtllm-serve"

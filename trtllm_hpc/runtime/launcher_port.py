@@ -1,7 +1,8 @@
 """The port through which ``trtllm-llmapi-launch`` joins its ranks: two launchers on a node must not take one.
 
 The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
-process that binds it half a minute later (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2).
+process that binds it half a minute later (``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2; in
+1.3.0rc3 it takes a Unix socket of its own instead, and there is nothing to hold).
 Another launcher that looks in the meantime finds the same one. So launchers start one after the other, and
 each one's port is held as long as this process lives: by a socket that is bound with SO_REUSEADDR and does
 not listen. The launcher's look, without that option, finds the port taken; ZeroMQ, with which the process
@@ -50,11 +51,11 @@ class LauncherPort:
                 time.sleep(_PAUSE_S)
 
     def hold(self) -> None:
-        """Hold the port that the launcher has chosen, and let the next one begin."""
+        """Hold the port that the launcher has chosen, if it takes one, and let the next launcher begin."""
         deadline = time.monotonic() + _CHOICE_S
         while (port := read_json(self._file)) is None and time.monotonic() < deadline:
             time.sleep(_PAUSE_S)
-        if isinstance(port, int):
+        if port:
             self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with suppress(OSError):  # it listens already
                 self._held.bind(("", port))
@@ -67,7 +68,6 @@ class LauncherPort:
 
 
 def note_port(scratch: Path) -> None:
-    """Write down the port that the launcher has chosen, as the process that it has started."""
-    found = re.search(r":(\d+)$", os.environ.get(_ADDRESS, ""))
-    if found is not None:
-        write_json(scratch / _FILE, int(found[1]))
+    """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
+    found = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
+    write_json(scratch / _FILE, 0 if found is None else int(found[1]))
