@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-_STARTS_PROGRAMS = ("engine", "rank", "alone")
+_STARTS_PROGRAMS = ("engine", "rank", "alone", "node-check")
 """Commands that start programs of the image, and so need places for their caches."""
 
 

@@ -93,9 +93,15 @@ def test_options_are_those_of_the_help(programs: Path, tmp_path: Path) -> None:
 
 
 def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOOD_CACHE", str(tmp_path / "new" / "cache"))
-    monkeypatch.setenv("BAD_CACHE", "/proc/cache")
-    monkeypatch.delenv("NO_CACHE", raising=False)
+    assert "image-caches" not in in_image(tmp_path)
+    monkeypatch.setenv(TOP, str(tmp_path))
+    for cache in CACHES:
+        monkeypatch.setenv(cache.variable, str(tmp_path / "new" / cache.folder))
+    assert in_image(tmp_path)["image-caches"].state == "ok"
+    assert (tmp_path / "new" / "triton").is_dir()
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/cache")
+    monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE")
+    monkeypatch.delenv("XDG_CACHE_HOME")  # the home has it
     there = tmp_path / "there"
     there.touch()
     wanted = {

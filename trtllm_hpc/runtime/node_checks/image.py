@@ -16,6 +16,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
+from trtllm_hpc.runtime.caches import CACHES, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
@@ -38,7 +39,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         if wanted.release is not None
         else None,
         "image-home": _home(),
-        "image-caches": _caches(wanted.caches),
+        "image-caches": _caches(),
         "image-files": _files(wanted.files),
         "image-launcher": _launcher(wanted),
     }
@@ -88,24 +89,17 @@ def _home() -> Diagnostic:
     )
 
 
-def _caches(variables: Sequence[str]) -> Diagnostic | None:
-    if not variables:
+def _caches() -> Diagnostic | None:
+    """Check the folders of :mod:`runtime.caches`; a home that can be written has some of them already."""
+    if TOP not in os.environ:
         return None
-    broken = []
-    for name in variables:
-        folder = os.environ.get(name)
-        # A few variables name a file.
-        why = (
-            "is not set"
-            if folder is None
-            else _writable(Path(folder) if not Path(folder).suffix else Path(folder).parent)
-        )
-        broken += [f"{name} ({folder or 'not set'}: {why})"] if why else []
+    wanted = [cache for cache in CACHES if not cache.of_home or cache.variable in os.environ]
+    places = {cache.variable: os.environ.get(cache.variable) for cache in wanted}
+    reasons = {name: _writable(Path(place)) if place else "not set" for name, place in places.items()}
+    broken = [f"{name} ({places[name] or '-'}: {why})" for name, why in reasons.items() if why]
     if not broken:
-        return ok(f"all {len(variables)} cache folders are writable in the container")
-    hint = (
-        "name a folder that the nodes share and you may write to as cache_folder in the profile's container"
-    )
+        return ok(f"all {len(places)} cache folders are writable in the container")
+    hint = "name a folder that the nodes share and you may write to as container.cache_folder in the profile"
     return fail(f"caches that cannot be written in the container: {', '.join(broken)}", hint)
 
 

@@ -32,8 +32,6 @@ class Wanted(JsonRecord):
     """The file of ``trtllm-serve disaggregated``, with addresses put in."""
     llm_arguments: dict[str, Any] | None = None
     """Arguments of the LLM API in Triton's ``model.yaml``."""
-    caches: list[str] = field(default_factory=list)
-    """Variables that name folders for caches, which must be writable."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that the server reads besides the model, with what each is for."""
     gpus_per_node: int = 0
