@@ -11,6 +11,7 @@ import pytest
 
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.caches import CACHES, TOP
 from trtllm_hpc.runtime.node_checks.child import run_child
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
@@ -104,19 +105,12 @@ def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("XDG_CACHE_HOME")  # the home has it
     there = tmp_path / "there"
     there.touch()
-    wanted = {
-        "caches": ["GOOD_CACHE", "BAD_CACHE", "NO_CACHE"],
-        "files": {str(there): "a", "/proc/x": "gpt-oss's words"},
-    }
-    found = in_image(tmp_path, **wanted)
+    found = in_image(tmp_path, files={str(there): "a", "/proc/x": "gpt-oss's words"})
     caches, files = found["image-caches"], found["image-files"]
-    assert caches.state == "fail" and "BAD_CACHE" in caches.message and "NO_CACHE" in caches.message
-    assert "GOOD_CACHE" not in caches.message and (tmp_path / "new" / "cache").is_dir()
-    assert (
-        files.state == "fail"
-        and "/proc/x (gpt-oss's words)" in files.message
-        and "there" not in files.message
-    )
+    assert caches.state == "fail" and "TRITON_CACHE_DIR (/proc/cache: " in caches.message
+    assert "FLASHINFER_WORKSPACE_BASE (-: not set)" in caches.message and "XDG" not in caches.message
+    assert files.state == "fail" and "/proc/x (gpt-oss's words)" in files.message
+    assert "there" not in files.message
 
 
 def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
