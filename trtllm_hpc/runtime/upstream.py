@@ -61,8 +61,11 @@ def llm_arguments(arguments: Mapping[str, Any]) -> Any:
     Raises:
         Refused, ImportError: see :func:`server_arguments`.
     """
+    module = importlib.import_module(_ARGUMENTS)
+    # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
+    objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
     try:
-        return _checked({"backend": "pytorch", **arguments})
+        return _checked({"backend": "pytorch", **objects({}, dict(arguments))})
     except ImportError:
         raise
     except Exception as error:
@@ -78,6 +81,45 @@ def front_configuration(file: str) -> Any:
         raise
     except Exception as error:
         raise Refused(_text(error)) from error
+
+
+def front_arguments(words: Sequence[str]) -> Any:
+    """Return the configuration that a command line of ``trtllm-serve disaggregated`` leads to.
+
+    Upstream's own command reads it, binds the front's port for a moment and makes its routers.
+
+    Args:
+        words: the command line after the program's name.
+
+    Raises:
+        Refused, ImportError: see :func:`server_arguments`.
+    """
+    serve = importlib.import_module(_SERVE)
+    router = importlib.import_module("tensorrt_llm.serve.router")
+    server = serve.OpenAIDisaggServer
+
+    def record(*values: Any, **named: Any) -> None:
+        found = inspect.signature(server).bind(*values, **named).arguments["config"]
+        for routed in (found.ctx_router_config, found.gen_router_config):
+            router.create_router(routed, [])
+        raise _Reached(found)
+
+    serve.OpenAIDisaggServer = record
+    try:
+        serve.main(list(words), prog_name="trtllm-serve", standalone_mode=False)
+    except _Reached as reached:
+        return reached.args[0]
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see server_arguments
+        raise Refused(_text(error)) from error
+    finally:
+        serve.OpenAIDisaggServer = server
+    raise Refused("it starts no front")
+
+
+class _Reached(Exception):
+    """Upstream's command has read everything."""
 
 
 def _checked(arguments: Mapping[str, Any]) -> Any:

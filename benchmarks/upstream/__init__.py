@@ -1,0 +1,1 @@
+"""What this project renders, read by upstream's own Python of one release: ``python -m benchmarks.upstream``."""

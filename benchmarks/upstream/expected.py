@@ -1,0 +1,114 @@
+"""What a job file says of the LLM API's arguments, and whether an object of upstream's says the same.
+
+The job file is read here as plain YAML and by a table of its own, not by the code that renders it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from benchmarks.upstream.jobs import Job, merged
+
+_ENGINE = {
+    "dtype": "dtype",
+    "tensor_parallel": "tensor_parallel_size",
+    "pipeline_parallel": "pipeline_parallel_size",
+    "context_parallel": "context_parallel_size",
+    "moe_tensor_parallel": "moe_tensor_parallel_size",
+    "moe_expert_parallel": "moe_expert_parallel_size",
+    "max_batch_size": "max_batch_size",
+    "max_input_len": "max_input_len",
+    "max_seq_len": "max_seq_len",
+    "max_num_tokens": "max_num_tokens",
+    "max_beam_width": "max_beam_width",
+}
+_REPOSITORY = {
+    "tokenizer": "tokenizer",
+    "chunked_context": "enable_chunked_prefill",
+    "batch_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
+    "kv_cache_free_gpu_mem_fraction": "kv_cache_config.free_gpu_memory_fraction",
+    "max_tokens_in_paged_kv_cache": "kv_cache_config.max_tokens",
+    "kv_cache_reuse": "kv_cache_config.enable_block_reuse",
+    "kv_cache_host_memory_bytes": "kv_cache_config.host_cache_size",
+    "max_attention_window_size": "kv_cache_config.max_attention_window",
+    "sink_token_length": "kv_cache_config.sink_token_length",
+}
+_TRANSFER = {"kv_transfer": "backend", "kv_transfer_tokens": "max_tokens_in_buffer"}
+
+
+def expected_arguments(job: Job, role: str | None) -> dict[str, Any]:
+    """Return the arguments that a job file states, for a server of one phase or for all servers."""
+    engine, repository, serve = (job.get(section, {}) for section in ("engine", "repository", "serve"))
+    phases = serve.get("disaggregated") or {}
+    phase = phases.get(role, {}) if role is not None else {}
+    stated: dict[str, Any] = {"model": job["model"]["path"]}
+    for keys, section in ((_ENGINE, engine), (_REPOSITORY, repository), (_ENGINE, phase)):
+        for key, path in keys.items():
+            if section.get(key) is not None:
+                stated = merged(stated, _at(path, section[key]))
+    if (sharing := serve.get("instances_per_gpu", 1)) > 1:
+        fraction = repository.get("kv_cache_free_gpu_mem_fraction", 0.9) / sharing
+        stated = merged(stated, {"kv_cache_config": {"free_gpu_memory_fraction": fraction}})
+    for key, name in _TRANSFER.items():
+        if role is not None and key in phases:
+            stated = merged(stated, {"cache_transceiver_config": {name: phases[key]}})
+    return merged(stated, {**engine.get("llm_api", {}), **phase.get("llm_api", {})})
+
+
+def _at(path: str, value: Any) -> dict[str, Any]:
+    first, _, rest = path.partition(".")
+    return {first: _at(rest, value) if rest else value}
+
+
+def differences(stated: Mapping[str, Any], reached: Any, path: str = "") -> Iterator[str]:
+    """Yield each key of ``stated`` whose value an object of upstream's does not have."""
+    for key, value in stated.items():
+        inner = f"{path}.{key}" if path else str(key)
+        try:
+            seen = _attribute(reached, str(key))
+        except LookupError:
+            yield f"{inner}: {value!r} is lost"
+            continue
+        if isinstance(value, Mapping) and (isinstance(seen, Mapping) or hasattr(seen, "model_fields")):
+            yield from differences(value, seen, inner)
+        elif not _same(value, seen) and not (key in _CONSTANTS and _bare(value) == _bare(seen)):
+            yield f"{inner}: {value!r} became {_plain(seen)!r}"
+
+
+def _attribute(reached: Any, key: str) -> Any:
+    if isinstance(reached, Mapping):
+        return {str(name): value for name, value in reached.items()}[key]
+    if key == "decoding_type" and getattr(reached, "_decoding_type_alias", None) is not None:
+        return reached._decoding_type_alias
+    for name, field in type(reached).model_fields.items():
+        if key in (name, field.alias, *getattr(field.validation_alias, "choices", ())):
+            return getattr(reached, name)
+    if key in _CONSTANTS:
+        return getattr(reached, key)
+    raise LookupError(key)
+
+
+_CONSTANTS = ("decoding_type", "algorithm")
+"""Constants of the class that upstream chooses by them, which until 1.3.0rc3 may spell them otherwise."""
+
+
+def _bare(word: Any) -> str:
+    return str(word).replace("_", "").casefold()
+
+
+def _same(stated: Any, seen: Any) -> bool:
+    if isinstance(seen, Enum):
+        return str(stated).casefold() in (seen.name.casefold(), str(seen.value).casefold())
+    if isinstance(stated, bool) or isinstance(seen, bool):
+        return stated is seen
+    if isinstance(stated, list):
+        seen = list(seen) if isinstance(seen, (list, tuple, set)) else [object()]
+        return len(stated) == len(seen) and all(map(_same, stated, seen))
+    return bool(stated == _plain(seen))
+
+
+def _plain(seen: Any) -> Any:
+    return str(seen) if isinstance(seen, Path) else seen

@@ -1,0 +1,76 @@
+"""What upstream gets to read of a rendered run: command lines from the scripts, and files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime import front
+
+PHASES = ("context", "generation")
+_ADDRESS = {"${TRTLLM_HPC_OPENAI%:*}": "127.0.0.1", "${TRTLLM_HPC_OPENAI##*:}": "8000"}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A command line of ``trtllm-serve``, without the program's name."""
+
+    role: str | None
+    """The phase of a disaggregated run that it computes."""
+    words: tuple[str, ...]
+    configuration: Mapping[str, Any]
+    """Its YAML file."""
+
+
+def servers(paths: RunPaths) -> Iterator[Server]:
+    """Yield what each script that starts ``trtllm-serve`` passes to it."""
+    for role in (None, *PHASES):
+        script = paths.script("rank" if role is None else f"rank.{role}")
+        if script.exists() and paths.llm_api(role).exists():
+            found = re.search(r"^arguments=\(\n(.*?)^\)$", script.read_text(), re.DOTALL | re.MULTILINE)
+            assert found is not None, script
+            text = found[1]
+            for variable, value in _ADDRESS.items():
+                text = text.replace(variable, value)
+            configuration = yaml.safe_load(paths.llm_api(role).read_text())
+            yield Server(role, tuple(shlex.split(text)), configuration)
+
+
+def model_yaml(paths: RunPaths) -> dict[str, Any] | None:
+    """Return the ``model.yaml`` of the LLM API's Triton model, if the run has it."""
+    if not paths.repository_recipe.exists():
+        return None
+    recipe = read_json(paths.repository_recipe)
+    assert isinstance(recipe, dict)
+    files = [model["files"]["1/model.yaml"] for model in recipe["models"] if "1/model.yaml" in model["files"]]
+    loaded: dict[str, Any] | None = yaml.safe_load(files[0]) if files else None
+    return loaded
+
+
+def front_words(paths: RunPaths) -> tuple[str, ...]:
+    """Return what ``front.sh`` passes to ``trtllm-serve``; empty if the run has no front."""
+    script = paths.script("front")
+    if not script.exists():
+        return ()
+    words = shlex.split(script.read_text().replace("$run", str(paths.folder)), comments=True)
+    return tuple(words[words.index("disaggregated") :])
+
+
+def write_front_file(paths: RunPaths, counts: Mapping[str, int]) -> None:
+    """Write the front's file as the supervisor does once the servers are ready.
+
+    Args:
+        counts: how many servers each phase has.
+    """
+    first = dict(zip(counts, (0, next(iter(counts.values()))), strict=True))
+    roles = {role: range(first[role], first[role] + count) for role, count in counts.items()}
+    places = {number: f"10.0.0.{number + 1}:8000" for numbers in roles.values() for number in numbers}
+    with mock.patch.object(front, "start_bound"):
+        front.Front(paths, roles, 8000, None).start(places, ())

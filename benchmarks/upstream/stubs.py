@@ -1,0 +1,188 @@
+"""Upstream's Python files without its libraries: modules that cannot be imported are stubs.
+
+TensorRT-LLM's package cannot be imported without a GPU's software. The files that read command lines and
+configuration need little of it, so these files are executed as they are, and everything else is a stub.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+PACKAGE = "tensorrt_llm"
+REAL = (
+    *("_utils", "builder", "commands", "commands.serve", "disaggregated_params", "executor.utils", "inputs.multimodal"),
+    *("llmapi", "logger", "lora_helper", "mapping", "models.modeling_utils", "plugin.plugin"),
+    *("quantization.mode", "sampling_params", "serve", "tools.importlib_utils", "version"),
+)
+"""Modules that are upstream's own, with those below them; of a package in between only its folder is."""
+LIBRARIES = {
+    **{name: name for name in ("click", "fastapi", "openai", "pydantic", "strenum", "torch", "transformers")},
+    "yaml": "pyyaml",
+}
+"""Modules that must be the real ones, with the names of their packages."""
+GPUS = 8
+"""GPUs that upstream's files find on this machine."""
+
+
+class _Stub:
+    """Stands for whatever a stub module has: a value, function, decorator, class or type."""
+
+    __members__: Mapping[str, Any] = MappingProxyType({})
+    """As an enumeration, whose members upstream compares with those of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Stub()
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        is_decorator = len(values) == 1 and not named and isinstance(values[0], (FunctionType, type))
+        return values[0] if is_decorator else _Stub()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __or__(self, other: Any) -> Any:
+        return Any
+
+    __ror__ = __or__
+
+    def __dir__(self) -> list[str]:
+        return []
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()  # as a base class
+
+    def __instancecheck__(self, value: object) -> bool:
+        return False
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        return False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return {"type": "any"}
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        made = _Stub()
+        setattr(self, name, made)
+        return made
+
+
+class _Stubs(MetaPathFinder, Loader):
+    """Finds upstream's modules, and what they import and this machine lacks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.stubbed: set[str] = set()
+        try:
+            import_module("mpi4py.MPI")
+        except (ImportError, RuntimeError):  # RuntimeError: there is no MPI for it
+            self.stubbed.add("mpi4py.MPI")
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
+        if name == PACKAGE or name.startswith(f"{PACKAGE}."):
+            inner = name[len(PACKAGE) + 1 :]
+            if any(inner == real or inner.startswith(f"{real}.") for real in REAL):
+                found = PathFinder.find_spec(name, path)
+                if found is not None:
+                    return found
+            spec = ModuleSpec(name, self, is_package=True)
+            spec.submodule_search_locations = [str(self._folder.joinpath(*inner.split(".")))]
+            return spec
+        if name not in self.stubbed:
+            others = [finder for finder in sys.meta_path if finder is not self]
+            if not _asked_by_upstream() or any(finder.find_spec(name, path) for finder in others):
+                return None
+        self.stubbed.add(name)
+        return ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def _asked_by_upstream() -> bool:
+    """Whether the import under way stands in a file of upstream's."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE)
+
+
+class MissingLibrary(Exception):
+    """A copy of upstream's files, or a library that must be upstream's real one, is missing."""
+
+
+def version_of(folder: Path) -> str:
+    """Return the version of TensorRT-LLM in a folder.
+
+    Raises:
+        MissingLibrary: its files are not there.
+    """
+    file = folder / PACKAGE / "version.py"
+    found = re.search(r"""__version__ = ["'](.+)["']""", file.read_text()) if file.is_file() else None
+    if found is None:
+        raise MissingLibrary(f"{file} does not state a version: name a folder that has tensorrt_llm/ in it")
+    return found[1]
+
+
+@contextmanager
+def importable(folder: Path) -> Iterator[set[str]]:
+    """Make upstream's package in ``folder`` importable for a while.
+
+    Yields:
+        the names of what upstream imports and this machine lacks.
+
+    Raises:
+        MissingLibrary: a library that reads or checks is not installed.
+    """
+    missing = [name for library, name in LIBRARIES.items() if find_spec(library) is None]
+    if missing:
+        raise MissingLibrary(f"upstream reads and checks with it: pip install {' '.join(missing)}")
+    finder, before = _Stubs(folder / PACKAGE), set(sys.modules)
+    sys.meta_path.insert(0, finder)
+    try:
+        with warnings.catch_warnings(), ExitStack() as patches:
+            warnings.simplefilter("ignore")
+            import_module(f"{PACKAGE}.llmapi")  # before the modules that import each other through it
+            _adapt(patches)
+            yield finder.stubbed
+    finally:
+        sys.meta_path.remove(finder)
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == PACKAGE or isinstance(sys.modules[name], _Module):
+                del sys.modules[name]
+
+
+def _adapt(patches: ExitStack) -> None:
+    """Have upstream find GPUs, and take a tokenizer's folder for the tokenizer: none is loaded."""
+    arguments = import_module(f"{PACKAGE}.llmapi.llm_args")
+    values = {
+        "torch.cuda.device_count": lambda: GPUS,
+        "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0),
+    }
+    for name, value in values.items():
+        patches.enter_context(mock.patch(name, value))
+    if hasattr(arguments, "tokenizer_factory"):
+        patches.enter_context(mock.patch.object(arguments, "tokenizer_factory", lambda it, **_: it))
+    logger = import_module(f"{PACKAGE}.logger").logger
+    logger.set_level("error")
+    patches.enter_context(mock.patch.object(logger, "set_level"))
