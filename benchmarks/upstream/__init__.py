@@ -1,1 +1,1 @@
-"""What this project renders, read by upstream's own Python of one release: ``python -m benchmarks.upstream``."""
+"""Upstream's own Python of one release reads what this project renders: ``python -m benchmarks.upstream``."""

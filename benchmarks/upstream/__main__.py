@@ -3,7 +3,7 @@
 ``python -m benchmarks.upstream FOLDER [--jobs 150] [--seed 0] [--json]``
 
 FOLDER holds the Python files of TensorRT-LLM (``tensorrt_llm/commands/serve.py`` and the rest). It makes job
-files for that release, renders each on one of three cluster profiles, and gives to upstream's code every
+files for that release, renders each on three cluster profiles, and gives to upstream's code every
 command line of ``trtllm-serve`` with its YAML file, every front's file, and every ``model.yaml`` of Triton's
 LLM API model. What upstream then has of each key must be what the job file says. Where upstream imports what
 this machine lacks, it gets a stub (``stubs.py``); no model is loaded.
@@ -31,13 +31,14 @@ import trtllm_hpc
 from benchmarks.arguments import number
 from benchmarks.upstream import rendered
 from benchmarks.upstream.expected import differences, expected_arguments
-from benchmarks.upstream.jobs import PROFILES, Case, cases, profile
+from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged, profile
 from benchmarks.upstream.refusals import CONFIGURATIONS
 from benchmarks.upstream.stubs import GPUS, MissingLibrary, importable, version_of
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import upstream
 from trtllm_hpc.runtime.upstream import Refused
+from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
 
 
 @dataclass
@@ -48,6 +49,8 @@ class Found:
     """Of TensorRT-LLM."""
     jobs: int = 0
     """Job files."""
+    runs: int = 0
+    """Run folders rendered of them: each on every profile."""
     command_lines: int = 0
     words: int = 0
     """Words of the command lines."""
@@ -93,12 +96,16 @@ def _found(copy: Path, jobs: int, seed: int) -> Found:
         site = _Site(Path(folder), found.version)
         made = []
         for case in cases(found.version, jobs, seed):
-            found.jobs += 1
+            found.runs += 1
             try:
                 made.append((case, site.render(case)))
             except ConfigError as error:
                 reasons = "; ".join(finding.message for finding in error.diagnostics)
                 found.refused.append(f"{case.name} on {case.profile}: the rules: {reasons}")
+            if case.profile == PROFILES[0]:
+                found.jobs += 1
+                if (reason := site.refusal(case)) is not None:
+                    found.refused.append(f"{case.name}: the rules for {site.known}: {reason}")
         rules = {name: site.rules_on(configuration) for name, configuration in CONFIGURATIONS.items()}
         with importable(copy) as stubbed:
             for case, paths in made:
@@ -113,7 +120,9 @@ def _found(copy: Path, jobs: int, seed: int) -> Found:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream", description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="with tensorrt_llm/ in it")
-    parser.add_argument("--jobs", type=number, default=150, help="job files to make, on three profiles (150)")
+    parser.add_argument(
+        "--jobs", type=number, default=150, help="job files to make, each for three profiles (150)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the job files")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -123,7 +132,8 @@ class _Site:
     """A folder with the cluster profiles, job files and run folders of the command."""
 
     def __init__(self, folder: Path, version: str) -> None:
-        self._folder, self._version = folder, version
+        self._folder = folder
+        self.known = nearest_release(version).version
         for name in PROFILES:
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(profile(name, version)))
 
@@ -133,8 +143,7 @@ class _Site:
         Raises:
             ConfigError: the rules refuse it.
         """
-        job, cluster = self._folder / "job.yaml", self._folder / f"{case.profile}.yaml"
-        job.write_text(yaml.safe_dump(case.job, allow_unicode=True))
+        job, cluster = self._written(case.job), self._folder / f"{case.profile}.yaml"
         return trtllm_hpc.render(job, cluster, runs=self._folder / "runs", on_warning=lambda _: None).paths
 
     def rules_on(self, configuration: Mapping[str, Any]) -> str | None:
@@ -142,13 +151,23 @@ class _Site:
         job = {
             "name": "rules",
             "model": {"path": "/models/Llama-3.1-8B"},
-            "engine": {"backend": "pytorch", "tensorrt_llm_version": self._version, "llm_api": configuration},
+            "engine": {"backend": "pytorch", "llm_api": configuration},
         }
+        return self.refusal(Case("rules", job, PROFILES[-1]))
+
+    def refusal(self, case: Case) -> str | None:
+        """Return why the rules for the nearest known release refuse a job file; ``None``: they take it."""
+        job = merged(case.job, {"engine": {"tensorrt_llm_version": self.known}})
         try:
-            self.render(Case("rules", job, PROFILES[-1]))
+            trtllm_hpc.load_job(self._written(job), self._folder / f"{PROFILES[-1]}.yaml")
         except ConfigError as error:
             return "; ".join(finding.message for finding in error.diagnostics)
         return None
+
+    def _written(self, job: Job) -> Path:
+        file = self._folder / "job.yaml"
+        file.write_text(yaml.safe_dump(job, allow_unicode=True))
+        return file
 
     def upstream_on(self, configuration: Mapping[str, Any]) -> str | None:
         """Return why upstream refuses it; ``None``: upstream takes it."""
@@ -234,7 +253,7 @@ def _compare_front(case: Case, front: Any | None, found: Found) -> None:
 def _table(found: Found) -> str:
     lines = [
         f"TensorRT-LLM {found.version}",
-        f"  {found.jobs:6} job files on {len(PROFILES)} profiles",
+        f"  {found.jobs:6} job files, {found.runs} runs on {len(PROFILES)} profiles",
         f"  {found.command_lines:6} command lines of {found.words} words",
         f"  {found.files:6} YAML files of {found.keys} keys",
         f"  {found.compared:6} keys of the job files compared",

@@ -1,11 +1,12 @@
-"""Job files of every kind that ``trtllm-serve`` and the LLM API's Triton model can serve, made from a seed."""
+"""Job files of every kind that ``trtllm-serve`` and the LLM API's Triton model serve, made from a seed."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import count as numbers
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 PROFILES = ("pyxis", "apptainer", "bare")
+_IMAGES = {"pyxis": "nvcr.io#nvidia/tensorrt-llm/release:", "apptainer": "/images/tensorrt-llm-release:"}
 _SHIPPED = Path(__file__).parents[2]
 _MODELS = ("/models/Llama-3.1-8B", "/models/DeepSeek R1", "/modèles/l'été", '/models/$(x) "y" #1')
 
@@ -31,18 +33,15 @@ class Case:
 
 
 def cases(version: str, count: int, seed: int) -> list[Case]:
-    """Return the shipped jobs that need no engine, then made ones; ``count`` in all, on each profile in turn.
+    """Return the shipped jobs that need no engine, then made ones: ``count`` in all, each on every profile.
 
     Args:
         version: TensorRT-LLM's, for ``engine.tensorrt_llm_version``.
     """
-    rng = random.Random(seed)
-    found = []
-    for profile, (name, job) in zip(cycle(PROFILES), _jobs(version, rng), strict=False):
-        if len(found) == count:
-            break
-        job.setdefault("engine", {})["tensorrt_llm_version"] = version
-        found.append(Case(name, job, profile))
+    found: list[Case] = []
+    for name, job in islice(_jobs(version, random.Random(seed)), count):
+        stated = merged(job, {"engine": {"tensorrt_llm_version": version}})
+        found += [Case(name, stated, profile) for profile in PROFILES]
     return found
 
 
@@ -51,8 +50,7 @@ def profile(name: str, version: str) -> dict[str, Any]:
     text = (_SHIPPED / "slurm" / f"{name}.yaml").read_text()
     made: dict[str, Any] = yaml.safe_load(text)
     if "container" in made:
-        image = {"pyxis": "nvcr.io#nvidia/tensorrt-llm/release:{}", "apptainer": "/images/tensorrt-llm-{}.sif"}
-        made["container"]["image"] = image[name].format(version)
+        made["container"]["image"] = f"{_IMAGES[name]}{version}"
     return made
 
 
@@ -66,7 +64,7 @@ def _jobs(version: str, rng: random.Random) -> Iterator[tuple[str, Job]]:
         for place, choice in enumerate(choices):
             if choice and _is_known(choice, version):
                 yield _made(f"{key}-{place}", rng, [choice])
-    for number in range(1_000_000):
+    for number in numbers():
         keys = rng.sample(sorted(CHOICES), rng.randint(3, 8))
         chosen = [rng.choice(CHOICES[key]) for key in keys]
         yield _made(f"made-{number}", rng, [choice for choice in chosen if _is_known(choice, version)])
@@ -86,11 +84,6 @@ def _made(name: str, rng: random.Random, choices: Sequence[Mapping[str, Any]]) -
     }
     for choice in choices:
         job = merged(job, choice)
-    if job.get("serve", {}).get("mode") == "disaggregated":
-        # A server for each phase takes the place of several alike.
-        job["serve"] = {key: value for key, value in job["serve"].items() if key != "instances"}
-        if job["serve"].get("frontend") == "triton":
-            job["serve"]["frontend"] = "openai"
     return name, job
 
 
@@ -202,7 +195,8 @@ _GRAPHS = [
     _api(cuda_graph_config={"max_batch_size": 256, "enable_padding": True}),
     _api(cuda_graph_config={"max_batch_size": 48}),
     _api(cuda_graph_config=None),
-    _api(torch_compile_config={"enable_piecewise_cuda_graph": True, "capture_num_tokens": [1, 2, 4, 8]}),
+    # Upstream sorts them so.
+    _api(torch_compile_config={"enable_piecewise_cuda_graph": True, "capture_num_tokens": [8, 4, 2, 1]}),
     _api(torch_compile_config={"enable_fullgraph": False, "enable_inductor": True, "max_num_streams": 3}),
 ]
 _ATTENTION = [
@@ -218,8 +212,12 @@ _ATTENTION = [
     ),
     _api(attn_backend="FLASHINFER"),
     _api(sparse_attention_config={"algorithm": "dsa", "index_topk": 2048, "indexer_max_chunk_size": 32768}),
-    _api(sparse_attention_config={"algorithm": "rocket", "prompt_budget": 4096, "kt_cache_dtype": "bfloat16"}),
-    _api(sparse_attention_config={"algorithm": "skip_softmax", "threshold_scale_factor": {"prefill": 1000.5}}),
+    _api(
+        sparse_attention_config={"algorithm": "rocket", "prompt_budget": 4096, "kt_cache_dtype": "bfloat16"}
+    ),
+    _api(
+        sparse_attention_config={"algorithm": "skip_softmax", "threshold_scale_factor": {"prefill": 1000.5}}
+    ),
 ]
 _ANSWERS = [
     _api(guided_decoding_backend="xgrammar", reasoning_parser="deepseek-r1"),
@@ -239,9 +237,13 @@ _RUNTIME = [
     _api(disable_overlap_scheduler=True, enable_autotuner=False, load_format="dummy"),
     _api(allreduce_strategy="MNNVL", enable_min_latency=True, force_dynamic_quantization=True),
     _api(batch_wait_timeout_ms=2.5, batch_wait_timeout_iters=3, batch_wait_max_tokens_ratio=0.5),
-    _api(env_overrides={"NCCL_DEBUG": "INFO", "TLLM_LOG_LEVEL": "no"}, garbage_collection_gen0_threshold=5000),
+    _api(
+        env_overrides={"NCCL_DEBUG": "INFO", "TLLM_LOG_LEVEL": "no"}, garbage_collection_gen0_threshold=5000
+    ),
     _api(model_kwargs={"num_hidden_layers": 2, "rope_scaling": {"factor": 2.0}}, orchestrator_type="rpc"),
-    _api(nvfp4_gemm_config={"allowed_backends": ["cutlass", "cutedsl"]}, otlp_traces_endpoint="http://x:1/a?b"),
+    _api(
+        nvfp4_gemm_config={"allowed_backends": ["cutlass", "cutedsl"]}, otlp_traces_endpoint="http://x:1/a?b"
+    ),
     _api(
         kv_connector_config={
             "connector_module": "a.module",
@@ -257,7 +259,9 @@ _SERVERS = [
     merged(_serve(frontend="triton"), _repository(decoupled=True)),
     _serve(frontend="triton", door="none"),
     _phases({"servers": 1}, {"servers": 2}, kv_transfer="UCX", kv_transfer_tokens=8192),
-    _phases({"servers": 3}, {"servers": 1}, router="round_robin", kv_transfer="NIXL", kv_transfer_tokens=4096),
+    _phases(
+        {"servers": 3}, {"servers": 1}, router="round_robin", kv_transfer="NIXL", kv_transfer_tokens=4096
+    ),
     _phases(
         {"servers": 2, "tensor_parallel": 2, "max_batch_size": 4, "llm_api": {"cuda_graph_config": None}},
         {"servers": 2, "pipeline_parallel": 2, "max_num_tokens": 512, "max_seq_len": 8192},

@@ -1,4 +1,4 @@
-"""Configurations of the LLM API of which upstream refuses some, and job files must not get past the rules with."""
+"""Configurations of the LLM API; the rules must refuse those that upstream refuses, and no others."""
 
 from __future__ import annotations
 
@@ -64,9 +64,5 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "transceiver_runtime": {"cache_transceiver_config": {"backend": "UCX", "transceiver_runtime": "CPP"}},
     "use_cute_dsl_blockscaling_mm": {"use_cute_dsl_blockscaling_mm": True},
     "a key that is not there": {"max_bath_size": 8},
-    "max_num_tokens that is no multiple of a block, chunked": {
-        "max_num_tokens": 1160,
-        "enable_chunked_prefill": True,
-    },
 }
 """By name, as ``engine.llm_api`` or trtllm-serve's YAML has them."""

@@ -16,13 +16,21 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType, MappingProxyType, ModuleType, SimpleNamespace
+from types import FrameType, FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 PACKAGE = "tensorrt_llm"
 REAL = (
-    *("_utils", "builder", "commands", "commands.serve", "disaggregated_params", "executor.utils", "inputs.multimodal"),
+    *(
+        "_utils",
+        "builder",
+        "commands",
+        "commands.serve",
+        "disaggregated_params",
+        "executor.utils",
+        "inputs.multimodal",
+    ),
     *("llmapi", "logger", "lora_helper", "mapping", "models.modeling_utils", "plugin.plugin"),
     *("quantization.mode", "sampling_params", "serve", "tools.importlib_utils", "version"),
 )
@@ -121,10 +129,10 @@ class _Stubs(MetaPathFinder, Loader):
 
 def _asked_by_upstream() -> bool:
     """Whether the import under way stands in a file of upstream's."""
-    frame = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("importlib"):
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("importlib"):
         frame = frame.f_back
-    return frame is not None and frame.f_globals.get("__name__", "").startswith(PACKAGE)
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(PACKAGE)
 
 
 class MissingLibrary(Exception):

@@ -1,4 +1,4 @@
-"""Upstream's own parsers, applied to what a plan renders: no model is loaded and no port is opened.
+"""Upstream's own parsers, applied to what a plan renders: no model is loaded, no server starts.
 
 Needs a Python that can import ``tensorrt_llm``, so it runs in the image (``doctor --on-nodes``) or beside a
 copy of upstream's Python files (``python -m benchmarks.upstream``). Sources: TensorRT-LLM 1.3.0rc3,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 _SERVE = "tensorrt_llm.commands.serve"
@@ -36,23 +37,8 @@ def server_arguments(words: Sequence[str]) -> Any:
         Refused: upstream refuses an option, a key or a value.
         ImportError: TensorRT-LLM cannot be imported.
     """
-    serve: Any = importlib.import_module(_SERVE)
-    launch = serve.launch_server
-    reached: dict[str, Any] = {}
-
-    def record(*values: Any, **named: Any) -> None:
-        reached.update(inspect.signature(launch).bind(*values, **named).arguments)
-
-    serve.launch_server = record
-    try:
-        serve.main(list(words), prog_name="trtllm-serve", standalone_mode=False)
-        return _checked(reached["llm_args"])
-    except ImportError:
-        raise
-    except Exception as error:
-        raise Refused(_text(error)) from error
-    finally:
-        serve.launch_server = launch
+    with _refusals():
+        return _checked(_passed_to("launch_server", words)["llm_args"])
 
 
 def llm_arguments(arguments: Mapping[str, Any]) -> Any:
@@ -61,65 +47,68 @@ def llm_arguments(arguments: Mapping[str, Any]) -> Any:
     Raises:
         Refused, ImportError: see :func:`server_arguments`.
     """
-    module = importlib.import_module(_ARGUMENTS)
-    # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
-    objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
-    try:
+    with _refusals():
+        module = importlib.import_module(_ARGUMENTS)
+        # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
+        objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
         return _checked({"backend": "pytorch", **objects({}, dict(arguments))})
-    except ImportError:
-        raise
-    except Exception as error:
-        raise Refused(_text(error)) from error
 
 
 def front_configuration(file: str) -> Any:
     """Return upstream's reading of the file of ``trtllm-serve disaggregated``. Raises as the others."""
-    module = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
-    try:
-        return module.parse_disagg_config_file(file)
-    except ImportError:
-        raise
-    except Exception as error:
-        raise Refused(_text(error)) from error
+    with _refusals():
+        module = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
+        return _routed(module.parse_disagg_config_file(file))
 
 
 def front_arguments(words: Sequence[str]) -> Any:
-    """Return the configuration that a command line of ``trtllm-serve disaggregated`` leads to.
+    """Return what a command line of ``trtllm-serve disaggregated``, with its file, leads to.
 
-    Upstream's own command reads it, binds the front's port for a moment and makes its routers.
-
-    Args:
-        words: the command line after the program's name.
-
-    Raises:
-        Refused, ImportError: see :func:`server_arguments`.
+    The front's port is bound for a moment. Arguments and errors are those of :func:`server_arguments`.
     """
-    serve = importlib.import_module(_SERVE)
-    router = importlib.import_module("tensorrt_llm.serve.router")
-    server = serve.OpenAIDisaggServer
+    with _refusals():
+        return _routed(_passed_to("OpenAIDisaggServer", words)["config"])
+
+
+def _routed(front: Any) -> Any:
+    """Have a front's routers made: the reading of the file takes any name."""
+    module = importlib.import_module("tensorrt_llm.serve.router")
+    for router in (front.ctx_router_config, front.gen_router_config):
+        module.create_router(router, [])
+    return front
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # of click, pydantic, upstream itself
+        raise Refused(_text(error)) from error
+
+
+class _Reached(BaseException):
+    """Upstream's command has read everything, and is about to start a server."""
+
+
+def _passed_to(name: str, words: Sequence[str]) -> Mapping[str, Any]:
+    """Run upstream's command until it calls its function or class ``name``; return what it passes on."""
+    serve: Any = importlib.import_module(_SERVE)
+    called = getattr(serve, name)
 
     def record(*values: Any, **named: Any) -> None:
-        found = inspect.signature(server).bind(*values, **named).arguments["config"]
-        for routed in (found.ctx_router_config, found.gen_router_config):
-            router.create_router(routed, [])
-        raise _Reached(found)
+        raise _Reached(inspect.signature(called).bind(*values, **named).arguments)
 
-    serve.OpenAIDisaggServer = record
+    setattr(serve, name, record)
     try:
         serve.main(list(words), prog_name="trtllm-serve", standalone_mode=False)
     except _Reached as reached:
-        return reached.args[0]
-    except ImportError:
-        raise
-    except Exception as error:  # noqa: BLE001 - see server_arguments
-        raise Refused(_text(error)) from error
+        arguments: Mapping[str, Any] = reached.args[0]
+        return arguments
     finally:
-        serve.OpenAIDisaggServer = server
-    raise Refused("it starts no front")
-
-
-class _Reached(Exception):
-    """Upstream's command has read everything."""
+        setattr(serve, name, called)
+    raise ValueError("the command line starts no server")
 
 
 def _checked(arguments: Mapping[str, Any]) -> Any:
@@ -158,15 +147,15 @@ def _options(command: Any) -> Iterator[dict[str, Any]]:
     for option in command.params:
         if option.param_type_name != "option":
             continue
-        kind = option.type.name
+        name, kind = max(option.opts, key=len), option.type
         default = option.default if isinstance(option.default, (str, int, float, bool)) else None
         yield {
-            "name": max(option.opts, key=len),
-            "aliases": sorted(option.opts + option.secondary_opts, key=len)[:-1],
+            "name": name,
+            "aliases": [other for other in (*option.opts, *option.secondary_opts) if other != name],
             "form": "flag" if option.is_flag else "value",
-            "choices": [str(choice) for choice in getattr(option.type, "choices", ())],
+            "choices": [*map(str, getattr(kind, "choices", ())), *getattr(kind, "aliases", ())],
             "required": option.required,
-            "type": {"integer": "int", "float": "float"}.get(kind),
+            "type": {"integer": "int", "float": "float"}.get(kind.name),
             "default": default,
         }
 
