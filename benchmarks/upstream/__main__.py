@@ -33,7 +33,7 @@ from benchmarks.upstream import rendered
 from benchmarks.upstream.expected import differences, expected_arguments
 from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged, profile
 from benchmarks.upstream.refusals import CONFIGURATIONS
-from benchmarks.upstream.stubs import GPUS, MissingLibrary, importable, version_of
+from benchmarks.upstream.stubs import GPUS, CannotImport, importable, version_of
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import upstream
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         found = _found(arguments.folder, arguments.jobs, arguments.seed)
-    except MissingLibrary as error:
+    except CannotImport as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(asdict(found), indent=2) if arguments.json else _table(found))

@@ -111,4 +111,6 @@ def _same(stated: Any, seen: Any) -> bool:
 
 
 def _plain(seen: Any) -> Any:
+    if isinstance(seen, Enum):
+        return seen.name
     return str(seen) if isinstance(seen, Path) else seen

@@ -98,10 +98,6 @@ class _Stubs(MetaPathFinder, Loader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.stubbed: set[str] = set()
-        try:
-            import_module("mpi4py.MPI")
-        except (ImportError, RuntimeError):  # RuntimeError: there is no MPI for it
-            self.stubbed.add("mpi4py.MPI")
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
@@ -135,20 +131,20 @@ def _asked_by_upstream() -> bool:
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(PACKAGE)
 
 
-class MissingLibrary(Exception):
-    """A copy of upstream's files, or a library that must be upstream's real one, is missing."""
+class CannotImport(Exception):
+    """Upstream's files, or libraries that they cannot do without, are missing or do not go together."""
 
 
 def version_of(folder: Path) -> str:
     """Return the version of TensorRT-LLM in a folder.
 
     Raises:
-        MissingLibrary: its files are not there.
+        CannotImport: its files are not there.
     """
     file = folder / PACKAGE / "version.py"
     found = re.search(r"""__version__ = ["'](.+)["']""", file.read_text()) if file.is_file() else None
     if found is None:
-        raise MissingLibrary(f"{file} does not state a version: name a folder that has tensorrt_llm/ in it")
+        raise CannotImport(f"{file} does not state a version: name a folder that has tensorrt_llm/ in it")
     return found[1]
 
 
@@ -160,24 +156,42 @@ def importable(folder: Path) -> Iterator[set[str]]:
         the names of what upstream imports and this machine lacks.
 
     Raises:
-        MissingLibrary: a library that reads or checks is not installed.
+        CannotImport: a file or a library is missing.
     """
     missing = [name for library, name in LIBRARIES.items() if find_spec(library) is None]
     if missing:
-        raise MissingLibrary(f"upstream reads and checks with it: pip install {' '.join(missing)}")
+        raise CannotImport(f"upstream reads and checks with it: pip install {' '.join(missing)}")
     finder, before = _Stubs(folder / PACKAGE), set(sys.modules)
     sys.meta_path.insert(0, finder)
     try:
         with warnings.catch_warnings(), ExitStack() as patches:
             warnings.simplefilter("ignore")
-            import_module(f"{PACKAGE}.llmapi")  # before the modules that import each other through it
+            _import(finder, before)
             _adapt(patches)
             yield finder.stubbed
     finally:
         sys.meta_path.remove(finder)
-        for name in set(sys.modules) - before:
-            if name.partition(".")[0] == PACKAGE or isinstance(sys.modules[name], _Module):
-                del sys.modules[name]
+        _forget(before)
+
+
+def _import(finder: _Stubs, before: set[str]) -> None:
+    try:
+        import_module(f"{PACKAGE}.llmapi")  # before the modules that import each other through it
+    except (ImportError, RuntimeError):  # of mpi4py, where there is no MPI for it
+        if {"mpi4py.MPI"} & {*sys.modules, *finder.stubbed}:
+            raise
+        finder.stubbed.add("mpi4py.MPI")
+        _forget(before)
+        return _import(finder, before)
+    for name in ("commands.serve", "llmapi.llm_args", "llmapi.disagg_utils"):
+        if isinstance(import_module(f"{PACKAGE}.{name}"), _Module):
+            raise CannotImport(f"there is no {PACKAGE}/{name.replace('.', '/')}.py in the folder")
+
+
+def _forget(before: set[str]) -> None:
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == PACKAGE or isinstance(sys.modules[name], _Module):
+            del sys.modules[name]
 
 
 def _adapt(patches: ExitStack) -> None:
@@ -187,7 +201,7 @@ def _adapt(patches: ExitStack) -> None:
         "torch.cuda.device_count": lambda: GPUS,
         "torch.cuda.get_device_properties": lambda *_: SimpleNamespace(major=9, minor=0),
     }
-    for name, value in values.items():
+    for name, value in values.items() if "torch" in sys.modules else ():
         patches.enter_context(mock.patch(name, value))
     if hasattr(arguments, "tokenizer_factory"):
         patches.enter_context(mock.patch.object(arguments, "tokenizer_factory", lambda it, **_: it))

@@ -11,6 +11,7 @@ import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any, get_args
 
 _SERVE = "tensorrt_llm.commands.serve"
@@ -51,31 +52,28 @@ def llm_arguments(arguments: Mapping[str, Any]) -> Any:
         module = importlib.import_module(_ARGUMENTS)
         # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
         objects = getattr(module, "update_llm_args_with_extra_dict", lambda _, given: given)
-        return _checked({"backend": "pytorch", **objects({}, dict(arguments))})
+        return _checked({"backend": "pytorch", **objects({}, deepcopy(dict(arguments)))})
 
 
 def front_configuration(file: str) -> Any:
     """Return upstream's reading of the file of ``trtllm-serve disaggregated``. Raises as the others."""
     with _refusals():
         module = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
-        return _routed(module.parse_disagg_config_file(file))
+        return module.parse_disagg_config_file(file)
 
 
 def front_arguments(words: Sequence[str]) -> Any:
     """Return what a command line of ``trtllm-serve disaggregated``, with its file, leads to.
 
-    The front's port is bound for a moment. Arguments and errors are those of :func:`server_arguments`.
+    The front's port is bound for a moment, and its routers are made: the reading of the file takes any name.
+    Arguments and errors are those of :func:`server_arguments`.
     """
     with _refusals():
-        return _routed(_passed_to("OpenAIDisaggServer", words)["config"])
-
-
-def _routed(front: Any) -> Any:
-    """Have a front's routers made: the reading of the file takes any name."""
-    module = importlib.import_module("tensorrt_llm.serve.router")
-    for router in (front.ctx_router_config, front.gen_router_config):
-        module.create_router(router, [])
-    return front
+        front = _passed_to("OpenAIDisaggServer", words)["config"]
+        module = importlib.import_module("tensorrt_llm.serve.router")
+        for router in (front.ctx_router_config, front.gen_router_config):
+            module.create_router(router, [])
+        return front
 
 
 @contextmanager

@@ -1,0 +1,216 @@
+"""``python -m benchmarks.upstream`` finds what upstream refuses or reads otherwise than written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.upstream import __main__ as command
+from benchmarks.upstream import stubs
+from benchmarks.upstream.expected import differences, expected_arguments
+from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged
+
+TINY = Path(__file__).parents[1] / "upstream" / "tiny" / "tensorrt_llm"
+Change = Callable[..., Path]
+BASE: Job = {
+    "name": "tiny",
+    "model": {"path": "/models/a 'b' é"},
+    "engine": {"backend": "pytorch", "tensorrt_llm_version": "9.9.0", "max_batch_size": 8},
+    "companion": {"enabled": False},
+}
+API = {"engine": {"llm_api": {"stream_interval": 4, "env_overrides": {"A": "no"}}}}
+PLAIN = merged(
+    merged(BASE, API),
+    {
+        "engine": {
+            "tensor_parallel": 2,
+            "llm_api": {
+                "speculative_config": {"decoding_type": "DraftTarget", "speculative_model_dir": "/d"}
+            },
+        },
+        "repository": {
+            "batch_scheduler_policy": "max_utilization",
+            "max_attention_window_size": [4096, 8192],
+        },
+    },
+)
+PHASES = {
+    "mode": "disaggregated",
+    "disaggregated": {
+        "context": {"servers": 2},
+        "generation": {},
+        "router": "load_balancing",
+        "kv_transfer": "UCX",
+        "kv_transfer_tokens": 4096,
+    },
+}
+JOBS = {
+    "plain": PLAIN,
+    "phases": merged(BASE, {"serve": PHASES}),
+    "triton": merged(PLAIN, {"serve": {"frontend": "triton"}}),
+}
+RULES = {"a key": {"bogus": 1}, "a value": {"stream_interval": 2}}
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Change:
+    """Return a copy of the tiny upstream, with one text replaced in one of its files."""
+    monkeypatch.setattr(command, "cases", lambda *_: [Case(name, job, "bare") for name, job in JOBS.items()])
+    monkeypatch.setattr(command, "CONFIGURATIONS", RULES)
+    monkeypatch.setattr(stubs, "LIBRARIES", {"pydantic": "pydantic"})  # the tiny upstream needs no others
+
+    def change(file: str = "version.py", old: str = "", new: str = "") -> Path:
+        shutil.copytree(TINY, tmp_path / "tensorrt_llm", ignore=shutil.ignore_patterns("__pycache__"))
+        changed = tmp_path / "tensorrt_llm" / file
+        text = changed.read_text()
+        assert old in text
+        changed.write_text(text.replace(old, new))
+        return tmp_path
+
+    return change
+
+
+def found(folder: Path, capsys: pytest.CaptureFixture[str], exit_code: int) -> dict[str, Any]:
+    assert command.main([str(folder), "--json"]) == exit_code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_nothing_is_refused_or_different(
+    copy: Change, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [Case(name, job, profile) for name, job in JOBS.items() for profile in PROFILES]
+    monkeypatch.setattr(command, "cases", lambda *_: made)
+    result = found(copy(), capsys, 0)
+    assert (result["version"], result["jobs"], result["runs"]) == ("9.9.0", 3, 9)
+    # A server, two phases with their front, and a file of Triton's model, on three profiles.
+    assert (result["command_lines"], result["files"]) == (12, 15)
+    assert (result["refused"], result["different"]) == ([], [])
+    assert [(rule["name"], bool(rule["upstream"]), bool(rule["rules"])) for rule in result["rules"]] == [
+        ("a key", True, True),
+        ("a value", False, False),
+    ]
+    assert "tensorrt_llm" not in sys.modules, "upstream is forgotten"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        ("commands/serve.py", '"--tp_size", ', "", "--tp_size"),
+        (
+            "commands/serve.py",
+            '"-r", "--request_timeout"',
+            '"--timeout", "request_timeout"',
+            "--request_timeout",
+        ),
+        ("llmapi/llm_args.py", "    env_overrides:", "    others:", "invalid argument: env_overrides"),
+        ("llmapi/llm_args.py", "    max_attention_window:", "    windows:", "max_attention_window"),
+        ("serve/router.py", '"load_balancing"', '"others"', "Unsupported router type: load_balancing"),
+        ("llmapi/disagg_utils.py", '!= phase["num_instances"]', "!= 1", "number of urls"),
+    ],
+)
+def test_a_refused_word_key_or_value_is_named(
+    copy: Change, capsys: pytest.CaptureFixture[str], file: str, old: str, new: str, said: str
+) -> None:
+    result = found(copy(file, old, new), capsys, 1)
+    assert result["refused"] and all(said in each for each in result["refused"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "if value <= 0:",
+            "if value := value + 1:\n            return value\n        if value <= 0:",
+            "4 became 5",
+        ),
+        ("return cls(**given)", "return cls(**{**given, 'max_batch_size': 7})", "max_batch_size: 8 became 7"),
+        (
+            "return {**arguments, **extra}",
+            "return {**extra, **arguments, 'env_overrides': None}",
+            "became None",
+        ),
+        (
+            "**given)\n\n\ndef",
+            "**{**given, 'scheduler_config': {}})\n\n\ndef",
+            "'max_utilization' became 'GUARANTEED_NO_EVICT'",
+        ),
+        ('"DraftTarget": DraftTarget', '"DraftTarget": NGram', "'DraftTarget' became 'NGram'"),
+    ],
+)
+def test_a_value_that_arrives_otherwise_is_named(
+    copy: Change, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
+) -> None:
+    result = found(copy("llmapi/llm_args.py", old, new), capsys, 1)
+    assert result["refused"] == []
+    assert result["different"] and all(said in each for each in result["different"])
+
+
+def test_a_phase_that_loses_a_server_is_named(copy: Change, capsys: pytest.CaptureFixture[str]) -> None:
+    result = found(copy("llmapi/disagg_utils.py", 'in phase["urls"]]', 'in phase["urls"][:1]]'), capsys, 1)
+    assert {each.partition(": ")[2] for each in result["different"]} == {"context servers: 2 became 1"}
+
+
+def test_rules_that_differ_from_upstream_are_named(copy: Change, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(copy("llmapi/llm_args.py", "value <= 0", "value <= 2"))]) == 1
+    table = capsys.readouterr().out
+    assert "ONLY UPSTREAM REFUSES  a value" in table and "both refuse            a key" in table
+    assert "     1 on which the rules and upstream differ" in table
+
+
+def test_a_folder_without_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([str(tmp_path)]) == 2
+    assert "name a folder that has tensorrt_llm/ in it" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_named(
+    copy: Change, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy()
+    monkeypatch.setattr(stubs, "LIBRARIES", {"not_there_at_all": "not-there"})
+    assert command.main([str(folder)]) == 2
+    assert "pip install not-there" in capsys.readouterr().err
+
+
+def test_the_job_files_depend_on_the_seed_alone() -> None:
+    one, again, other = (cases("9.9.0", 120, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert len(one) == 120 * len(PROFILES) and len({case.name for case in one}) == 120
+
+
+def test_what_a_job_file_says_of_a_phase() -> None:
+    job = merged(
+        BASE,
+        {
+            "engine": {"llm_api": {"kv_cache_config": {"dtype": "fp8"}, "stream_interval": 2}},
+            "repository": {"kv_cache_free_gpu_mem_fraction": 0.5, "kv_cache_reuse": False},
+            "serve": {
+                "disaggregated": {
+                    "kv_transfer": "UCX",
+                    "generation": {"tensor_parallel": 4, "llm_api": {"stream_interval": 9}},
+                }
+            },
+        },
+    )
+    assert expected_arguments(job, "generation") == {
+        "model": "/models/a 'b' é",
+        "max_batch_size": 8,
+        "tensor_parallel_size": 4,
+        "kv_cache_config": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False, "dtype": "fp8"},
+        "cache_transceiver_config": {"backend": "UCX"},
+        "stream_interval": 9,
+    }
+
+
+def test_differences_in_mappings() -> None:
+    assert list(differences({"a": {"1": True, "b": [1]}, "c": 1}, {"a": {1: 1, "b": [2]}})) == [
+        "a.1: True became 1",
+        "a.b: [1] became [2]",
+        "c: 1 is lost",
+    ]

@@ -1,0 +1,3 @@
+"""The version, newer than every release."""
+
+__version__ = "9.9.0"
