@@ -98,6 +98,8 @@ class _Stubs(MetaPathFinder, Loader):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.stubbed: set[str] = set()
+        self.absent: set[str] = set()
+        """Packages that are here, and do not work."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
@@ -109,7 +111,7 @@ class _Stubs(MetaPathFinder, Loader):
             spec = ModuleSpec(name, self, is_package=True)
             spec.submodule_search_locations = [str(self._folder.joinpath(*inner.split(".")))]
             return spec
-        if name not in self.stubbed:
+        if name.partition(".")[0] not in self.absent:
             others = [finder for finder in sys.meta_path if finder is not self]
             if not _asked_by_upstream() or any(finder.find_spec(name, path) for finder in others):
                 return None
@@ -171,26 +173,26 @@ def importable(folder: Path) -> Iterator[set[str]]:
             yield finder.stubbed
     finally:
         sys.meta_path.remove(finder)
-        _forget(before)
+        _forget(before, PACKAGE)
 
 
 def _import(finder: _Stubs, before: set[str]) -> None:
     try:
         import_module(f"{PACKAGE}.llmapi")  # before the modules that import each other through it
-    except (ImportError, RuntimeError):  # of mpi4py, where there is no MPI for it
-        if {"mpi4py.MPI"} & {*sys.modules, *finder.stubbed}:
+    except RuntimeError:  # of mpi4py, where there is no MPI for it
+        if "mpi4py.MPI" in sys.modules:
             raise
-        finder.stubbed.add("mpi4py.MPI")
-        _forget(before)
+        finder.absent.add("mpi4py")
+        _forget(before, PACKAGE, "mpi4py")
         return _import(finder, before)
     for name in ("commands.serve", "llmapi.llm_args", "llmapi.disagg_utils"):
         if isinstance(import_module(f"{PACKAGE}.{name}"), _Module):
             raise CannotImport(f"there is no {PACKAGE}/{name.replace('.', '/')}.py in the folder")
 
 
-def _forget(before: set[str]) -> None:
+def _forget(before: set[str], *packages: str) -> None:
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] == PACKAGE or isinstance(sys.modules[name], _Module):
+        if name.partition(".")[0] in packages or isinstance(sys.modules[name], _Module):
             del sys.modules[name]
 
 
