@@ -30,7 +30,7 @@ import yaml
 import trtllm_hpc
 from benchmarks.arguments import number
 from benchmarks.upstream import rendered
-from benchmarks.upstream.expected import differences, expected_arguments
+from benchmarks.upstream.expected import differences, expected_arguments, unasked
 from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged, profile
 from benchmarks.upstream.refusals import CONFIGURATIONS
 from benchmarks.upstream.stubs import GPUS, CannotImport, importable, version_of
@@ -183,11 +183,13 @@ class _Site:
 
 def _read(case: Case, paths: RunPaths, found: Found) -> None:
     """Have upstream read all that was rendered of one job file."""
+    files = found.files
     for server in rendered.servers(paths):
         found.command_lines += 1
         found.words += len(server.words)
         arguments = _asked(case, found, upstream.server_arguments, server.words, server.configuration)
-        _compare(case, server.role, arguments, found)
+        plain = upstream.server_arguments((server.words[0], f"--gpus_per_node={GPUS}"))
+        _compare(case, server.role, arguments, plain, found)
     if words := rendered.front_words(paths):
         found.command_lines += 1
         found.words += len(words)
@@ -198,7 +200,10 @@ def _read(case: Case, paths: RunPaths, found: Found) -> None:
     if (configuration := rendered.model_yaml(paths)) is not None:
         del configuration["triton_config"]  # read by Triton's model itself
         arguments = _asked(case, found, upstream.llm_arguments, configuration, configuration)
-        _compare(case, None, arguments, found)
+        plain = upstream.llm_arguments({"model": configuration["model"], "gpus_per_node": GPUS})
+        _compare(case, None, arguments, plain, found)
+    if found.files == files:
+        found.refused.append(f"{case.name} on {case.profile}: nothing was rendered for upstream")
 
 
 def _asked(
@@ -220,12 +225,14 @@ def _count(value: object) -> int:
     return len(value) + sum(map(_count, value.values()))
 
 
-def _compare(case: Case, role: str | None, arguments: Any | None, found: Found) -> None:
+def _compare(case: Case, role: str | None, arguments: Any | None, plain: Any, found: Found) -> None:
+    """Compare arguments with what the job file says, and with those of nothing but a model (``plain``)."""
     if arguments is None:
         return
     stated = expected_arguments(case.job, role)
     found.compared += _count(stated)
-    found.different += [f"{case.name} on {case.profile}: {each}" for each in differences(stated, arguments)]
+    wrong = (*differences(stated, arguments), *unasked(stated, arguments, plain))
+    found.different += [f"{case.name} on {case.profile}: {each}" for each in wrong]
 
 
 def _compare_front(case: Case, front: Any | None, found: Found) -> None:

@@ -78,13 +78,43 @@ def differences(stated: Mapping[str, Any], reached: Any, path: str = "") -> Iter
             yield f"{inner}: {value!r} became {_plain(seen)!r}"
 
 
+def unasked(stated: Mapping[str, Any], reached: Any, plain: Any, path: str = "") -> Iterator[str]:
+    """Yield each argument that is not stated and has another value than without any statement (``plain``)."""
+    for name, field in type(reached).model_fields.items():
+        inner = f"{path}.{name}" if path else name
+        value, usual = getattr(reached, name), getattr(plain, name)
+        given = [stated[alias] for alias in (name, *_aliases(field)) if alias in stated]
+        if inner in _OURS or value == usual:
+            continue
+        if hasattr(value, "model_fields") and type(value) is type(usual):
+            section = given[0] if given and isinstance(given[0], Mapping) else {}
+            yield from unasked(section, value, usual, inner)
+        elif not given:
+            yield f"{inner}: {_plain(value)!r}, which the job file does not say"
+
+
+_OURS = (
+    *("gpus_per_node", "cache_transceiver_config", "disable_overlap_scheduler"),  # the last two of phases
+    "kv_cache_config.event_buffer_max_size",  # for the router kv_cache_aware
+    # Upstream's own, of other keys.
+    *("postprocess_tokenizer_dir", "cuda_graph_config.batch_sizes", "cuda_graph_config.max_batch_size"),
+    # trtllm-serve's own; lost with any scheduler_config in its file.
+    "scheduler_config.dynamic_batch_config",
+)
+"""Arguments that need no key of the job file."""
+
+
+def _aliases(field: Any) -> tuple[Any, ...]:
+    return (field.alias, *getattr(field.validation_alias, "choices", ()))
+
+
 def _attribute(reached: Any, key: str) -> Any:
     if isinstance(reached, Mapping):
         return {str(name): value for name, value in reached.items()}[key]
     if key == "decoding_type" and getattr(reached, "_decoding_type_alias", None) is not None:
         return reached._decoding_type_alias
     for name, field in type(reached).model_fields.items():
-        if key in (name, field.alias, *getattr(field.validation_alias, "choices", ())):
+        if key in (name, *_aliases(field)):
             return getattr(reached, name)
     if key in _CONSTANTS:
         return getattr(reached, key)

@@ -75,4 +75,4 @@ def write_front_file(paths: RunPaths, counts: Mapping[str, int]) -> None:
     if (key := getattr(paths, "servers_key", None)) is not None:  # the supervisor has made it by then
         key.write_text("0" * 32)
     with mock.patch.object(front, "start_bound"):
-        front.Front(paths, roles, 8000, None).start(places, ())
+        front.Front(paths, roles, 0, None).start(places, ())

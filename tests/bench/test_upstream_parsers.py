@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from benchmarks.upstream import __main__ as command
 from benchmarks.upstream import stubs
-from benchmarks.upstream.expected import differences, expected_arguments
+from benchmarks.upstream.expected import differences, expected_arguments, unasked
 from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged
 
 TINY = Path(__file__).parents[1] / "upstream" / "tiny" / "tensorrt_llm"
@@ -206,6 +207,26 @@ def test_what_a_job_file_says_of_a_phase() -> None:
         "cache_transceiver_config": {"backend": "UCX"},
         "stream_interval": 9,
     }
+
+
+class _Section(BaseModel):
+    a: int = 1
+    b: int = 2
+
+
+class _Arguments(BaseModel):
+    section: _Section = _Section()
+    gpus_per_node: int = 0
+    x: int = 0
+
+
+def test_what_no_job_file_says_is_named_too() -> None:
+    reached = _Arguments(section=_Section(a=5, b=3), gpus_per_node=4, x=7)
+    assert list(unasked({"section": {"a": 5}}, reached, _Arguments())) == [
+        "section.b: 3, which the job file does not say",
+        "x: 7, which the job file does not say",
+    ]
+    assert not list(unasked({"section": {"a": 5, "b": 3}, "x": 7}, reached, _Arguments()))
 
 
 def test_differences_in_mappings() -> None:
