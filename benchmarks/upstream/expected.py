@@ -72,7 +72,7 @@ def differences(stated: Mapping[str, Any], reached: Any, path: str = "") -> Iter
         except LookupError:
             yield f"{inner}: {value!r} is lost"
             continue
-        if isinstance(value, Mapping) and (isinstance(seen, Mapping) or hasattr(seen, "model_fields")):
+        if isinstance(value, Mapping) and (isinstance(seen, Mapping) or hasattr(type(seen), "model_fields")):
             yield from differences(value, seen, inner)
         elif not _same(value, seen) and not (key in _CONSTANTS and _bare(value) == _bare(seen)):
             yield f"{inner}: {value!r} became {_plain(seen)!r}"
@@ -86,7 +86,7 @@ def unasked(stated: Mapping[str, Any], reached: Any, plain: Any, path: str = "")
         given = [stated[alias] for alias in (name, *_aliases(field)) if alias in stated]
         if inner in _OURS or value == usual:
             continue
-        if hasattr(value, "model_fields") and type(value) is type(usual):
+        if hasattr(type(value), "model_fields") and type(value) is type(usual):
             section = given[0] if given and isinstance(given[0], Mapping) else {}
             yield from unasked(section, value, usual, inner)
         elif not given:

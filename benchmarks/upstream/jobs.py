@@ -84,6 +84,8 @@ def _made(name: str, rng: random.Random, choices: Sequence[Mapping[str, Any]]) -
     }
     for choice in choices:
         job = merged(job, choice)
+    if "disaggregated" in job.get("serve", {}):  # the ranks are those of its phases
+        job["engine"] = {key: value for key, value in job["engine"].items() if "parallel" not in key}
     return name, job
 
 
@@ -200,15 +202,11 @@ _GRAPHS = [
     _api(torch_compile_config={"enable_fullgraph": False, "enable_inductor": True, "max_num_streams": 3}),
 ]
 _ATTENTION = [
-    _engine(tensor_parallel=4, llm_api={"enable_attention_dp": True}),
-    _engine(
-        tensor_parallel=8,
-        moe_expert_parallel=8,
-        llm_api={
-            "enable_attention_dp": True,
-            "enable_lm_head_tp_in_adp": True,
-            "attention_dp_config": {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": 60},
-        },
+    _api(enable_attention_dp=True),
+    _api(
+        enable_attention_dp=True,
+        enable_lm_head_tp_in_adp=True,
+        attention_dp_config={"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": 60},
     ),
     _api(attn_backend="FLASHINFER"),
     _api(sparse_attention_config={"algorithm": "dsa", "index_topk": 2048, "indexer_max_chunk_size": 32768}),
