@@ -10,7 +10,7 @@ import pytest
 
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.runtime import caches
-from trtllm_hpc.runtime.caches import CACHES, GIVEN, IMAGE, TOP, TUNING, begin_tuning, copy_tuning
+from trtllm_hpc.runtime.caches import CACHES, GIVEN, IMAGE, SHARED, TOP, TUNING, begin_tuning, copy_tuning
 
 HOST = os.uname().nodename
 
@@ -26,7 +26,7 @@ def started(runtime: Runtime, top: Path | None, **environment: str) -> dict[str,
     """The variables of a program that the runtime starts; none of them is set before."""
     scripts = {} if top is None else {TOP: str(top), IMAGE: "image1", GIVEN: "", "TRTLLM_HPC_JOB_ID": "7"}
     environment = {"HOME": "/home/of/nobody", **scripts, **environment}
-    none = [word for cache in CACHES for word in ("-u", cache.variable) if cache.variable not in environment]
+    none = [word for name in CACHES for word in ("-u", name) if name not in environment]
     runtime.under = ["env", *none]
     done = runtime("alone", "env", **environment)
     assert done.returncode == 0, done.stderr
@@ -35,12 +35,11 @@ def started(runtime: Runtime, top: Path | None, **environment: str) -> dict[str,
 
 def test_each_cache_has_a_folder_that_only_the_user_can_enter(runtime: Runtime, top: Path) -> None:
     found = started(runtime, top)
-    for cache in CACHES:
-        folder = Path(found[cache.variable])
-        assert folder.is_relative_to(top) and folder.stat().st_mode & 0o777 == 0o700, cache
-        own = HOST in folder.parts
-        assert own != cache.shared, cache
-    assert len({found[cache.variable] for cache in CACHES}) == len(CACHES)
+    for name in CACHES:
+        folder = Path(found[name])
+        assert folder.is_relative_to(top) and folder.stat().st_mode & 0o777 == 0o700, name
+        assert (HOST in folder.parts) != (name in SHARED), name
+    assert len({found[name] for name in CACHES}) == len(CACHES)
 
 
 def test_the_next_program_finds_the_same_folders_and_another_image_others(
@@ -48,10 +47,10 @@ def test_the_next_program_finds_the_same_folders_and_another_image_others(
 ) -> None:
     first, again = started(runtime, top), started(runtime, top)
     other = started(runtime, top, **{IMAGE: "image2"})
-    for cache in CACHES:
-        assert first[cache.variable] == again[cache.variable]
+    for name in CACHES:
+        assert first[name] == again[name]
         # What was downloaded is the same for every image.
-        assert (first[cache.variable] == other[cache.variable]) == (cache.variable == "HF_HOME")
+        assert (first[name] == other[name]) == (name == "HF_HOME")
 
 
 def test_outside_containers_nothing_is_changed(runtime: Runtime) -> None:
@@ -60,13 +59,13 @@ def test_outside_containers_nothing_is_changed(runtime: Runtime) -> None:
 
 
 def test_what_the_profile_sets_is_never_changed(runtime: Runtime, top: Path) -> None:
-    given = {cache.variable: "/proc/cannot/be/written" for cache in CACHES}
+    given = dict.fromkeys(CACHES, "/proc/cannot/be/written")
     found = started(runtime, top, **{GIVEN: " ".join(given)}, **given)
     assert given.items() <= found.items()
 
 
 def test_what_a_login_shell_set_stays_only_where_it_can_be_written(runtime: Runtime, top: Path) -> None:
-    own = str(top.parent / "own" / "triton")
+    own = str(top.parent)
     found = started(runtime, top, TRITON_CACHE_DIR=own, FLASHINFER_WORKSPACE_BASE="/proc/nowhere")
     assert found["TRITON_CACHE_DIR"] == own
     assert found["FLASHINFER_WORKSPACE_BASE"].startswith(str(top))
@@ -90,12 +89,12 @@ def test_a_home_that_is_mounted_stays(runtime: Runtime, top: Path, tmp_path: Pat
 def test_kinds_of_gpus_have_caches_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     environment = {TOP: str(tmp_path), IMAGE: "image1"}
     monkeypatch.setattr(caches, "_GPUS", tmp_path)
-    assert caches.shared_folder(environment).name == "no-gpu"
+    assert caches.kept_folder(environment).name == "no-gpu"
     for number in range(2):
         (tmp_path / f"0000:0{number}:00.0").mkdir()
         text = "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t 18\n"
         (tmp_path / f"0000:0{number}:00.0" / "information").write_text(text)
-    assert caches.shared_folder(environment) == tmp_path / "image1" / "nvidia-h100-80gb-hbm3"
+    assert caches.kept_folder(environment) == tmp_path / "image1" / "nvidia-h100-80gb-hbm3"
 
 
 def test_a_file_system_without_locks_gets_no_cache_that_needs_them(
@@ -108,7 +107,7 @@ def test_a_file_system_without_locks_gets_no_cache_that_needs_them(
     caches.use_caches(environment)
     assert environment["FLASHINFER_WORKSPACE_BASE"] == str(top.parent / "tmp" / "trt7_caches" / "flashinfer")
     assert environment["TRITON_CACHE_DIR"].startswith(str(top))
-    assert begin_tuning(top / "serve.tuning", 2, environment) is None and TUNING not in environment
+    assert begin_tuning(top / "serve.tuning", 0, 2, environment) is None and TUNING not in environment
 
 
 def test_locks_are_looked_for_where_the_file_is(tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_locks_are_looked_for_where_the_file_is(tmp_path: Path) -> None:
 def tuned(top: Path, step: str) -> tuple[Path, Path]:
     """Begin a step of two ranks; returns its own file and the kept one."""
     own, environment = top / f"{step}.tuning", {TOP: str(top), IMAGE: "image1"}
-    kept = begin_tuning(own, 2, environment)
+    kept = begin_tuning(own, 0, 2, environment)
     assert kept is not None and environment[TUNING] == str(own)
     return own, kept
 
@@ -131,6 +130,14 @@ def test_what_the_autotuner_found_is_there_at_the_next_start(top: Path) -> None:
     copy_tuning(own, kept)
     again, _ = tuned(top, "second")
     assert json.loads(again.read_text()) == {"rank_0": {}}
+
+
+def test_every_rank_reads_the_copy_that_rank_0_has_made(top: Path) -> None:
+    own, _ = tuned(top, "first")
+    own.write_text("{}")
+    environment = {TOP: str(top), IMAGE: "image1"}
+    assert begin_tuning(own, 1, 2, environment) is None
+    assert environment[TUNING] == str(own) and own.read_text() == "{}"
 
 
 def test_half_a_file_of_a_killed_rank_is_not_kept_and_not_read_again(top: Path) -> None:
@@ -145,4 +152,6 @@ def test_half_a_file_of_a_killed_rank_is_not_kept_and_not_read_again(top: Path) 
 
 def test_a_file_of_tuning_that_the_user_names_stays(top: Path) -> None:
     environment = {TOP: str(top), IMAGE: "image1", TUNING: "/mine.json"}
-    assert begin_tuning(top / "serve.tuning", 2, environment) is None and environment[TUNING] == "/mine.json"
+    assert (
+        begin_tuning(top / "serve.tuning", 0, 2, environment) is None and environment[TUNING] == "/mine.json"
+    )

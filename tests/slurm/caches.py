@@ -10,7 +10,7 @@ from tests.slurm.conftest import Person
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.caches import CACHES
 
-_NAMES = [cache.variable for cache in CACHES]
+_NAMES = list(CACHES)
 _WRITES = """
 import os, pathlib, sys
 for name in sys.argv[1:]:

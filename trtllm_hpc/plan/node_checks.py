@@ -10,6 +10,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.model import Plan, ServerPlan
 from trtllm_hpc.plan.stages import node_check_stage
+from trtllm_hpc.runtime.caches import CACHES, OF_HOME
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
 _ADDRESS = ("--host=127.0.0.1", "--port=8000")
@@ -51,6 +52,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         network_interface=cluster.network_interface,
         haproxy=cluster.haproxy if plan.has_door else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
+        caches=[it for it in CACHES if it not in OF_HOME] if cluster.container.runtime != "none" else [],
     )
 
 

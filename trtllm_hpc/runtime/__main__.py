@@ -21,16 +21,12 @@ if TYPE_CHECKING:
     _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
-_STARTS_PROGRAMS = ("engine", "rank", "alone", "node-check")
-"""Commands that start programs of the image, and so need places for their caches."""
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     options = _parser().parse_args(arguments)
     # The zipapp lies in the run folder, and its path is the script's name.
     paths = RunPaths(options.run or Path(sys.argv[0]).resolve().parent)
-    if options.command in _STARTS_PROGRAMS:
+    if options.command in ("engine", "rank", "alone", "node-check"):  # they start programs of the image
         from trtllm_hpc.runtime.caches import use_caches
 
         use_caches(os.environ)

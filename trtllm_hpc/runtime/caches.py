@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.runtime.node import SCRATCH
@@ -21,82 +20,70 @@ from trtllm_hpc.runtime.node import SCRATCH
 TOP, IMAGE, GIVEN = "TRTLLM_HPC_CACHES", "TRTLLM_HPC_IMAGE", "TRTLLM_HPC_GIVEN"
 """Variables of the scripts: the folder as the container sees it, the image, and what the profile sets."""
 _GPUS = Path("/proc/driver/nvidia/gpus")
-
-
-@dataclass(frozen=True)
-class Cache:
-    """One cache. By default each node has its own, for each image and each kind of GPU."""
-
-    variable: str
-    folder: str
-    shared: bool = False
-    """Whether processes of several nodes may write to it at once."""
-    of_home: bool = False
-    """Whether a home that can be written has it already."""
-
-
-CACHES = (
-    Cache("HOME", "home"),
-    Cache("XDG_CACHE_HOME", "home/.cache", of_home=True),
-    Cache("HF_HOME", "huggingface", shared=True, of_home=True),
-    Cache("HF_MODULES_CACHE", "hf_modules"),
-    Cache("FLASHINFER_WORKSPACE_BASE", "flashinfer"),
-    Cache("TRITON_CACHE_DIR", "triton", shared=True),
-    Cache("TORCHINDUCTOR_CACHE_DIR", "inductor"),
-    Cache("TRTLLM_DG_CACHE_DIR", "tensorrt_llm", shared=True),
-    Cache("DG_JIT_CACHE_DIR", "deep_gemm", shared=True),
-    Cache("CUTE_DSL_CACHE_DIR", "cute_dsl"),
-    Cache("CUDA_TILE_CACHE_DIR", "cuda_tile"),
-    Cache("CUDA_CACHE_PATH", "cuda"),
-)
+CACHES = {
+    "HOME": "home",
+    "XDG_CACHE_HOME": "home/.cache",
+    "HF_HOME": "huggingface",
+    "HF_MODULES_CACHE": "hf_modules",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
+    "DG_JIT_CACHE_DIR": "deep_gemm",
+    "CUTE_DSL_CACHE_DIR": "cute_dsl",
+    "CUDA_TILE_CACHE_DIR": "cuda_tile",
+    "CUDA_CACHE_PATH": "cuda",
+}
+"""Each variable, and its folder. One more names a file of each step (``begin_tuning``)."""
+SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
+"""Processes of several nodes may write to these at once; of the others each node has its own."""
+OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
+"""A home that can be written has these already."""
 TUNING = "TLLM_AUTOTUNER_CACHE_PATH"
-"""One more, a file: each step has its own (``begin_tuning``)."""
 
 
 def use_caches(environment: MutableMapping[str, str]) -> None:
     """Give each cache a place that can be written, unless it has one; does nothing outside containers."""
-    if TOP not in environment:
+    if not _is_inside(environment):
         return
     has_home = _has_place("HOME", environment)
     before = os.umask(0o077)
-    for cache in CACHES:
-        if not ((cache.of_home and has_home) or _has_place(cache.variable, environment)):
-            folder = _folder_of(cache, environment)
+    for variable in CACHES:
+        if not ((variable in OF_HOME and has_home) or _has_place(variable, environment)):
+            folder = _folder_of(variable, environment)
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                if folder.stat().st_uid != os.geteuid():
-                    raise PermissionError(0, "the folder is another user's")
-                environment[cache.variable] = str(folder)
+                if folder.stat().st_uid == os.geteuid():  # in /tmp it may be somebody else's
+                    environment[variable] = str(folder)
             except OSError as error:
-                print(f"{cache.variable} cannot be {folder}: {error.strerror}", flush=True)
+                print(f"{variable} cannot be {folder}: {error.strerror}", flush=True)
     os.umask(before)
+
+
+def _is_inside(environment: Mapping[str, str]) -> bool:
+    """Return whether this is a container; the scripts name the folder outside, too."""
+    return Path(environment.get(TOP, "/nowhere")).is_dir()
 
 
 def _has_place(variable: str, environment: Mapping[str, str]) -> bool:
     """Return whether a variable is the user's choice: the profile sets it, or it can be written to."""
-    if variable not in environment:
-        return False
     if variable == "HF_HOME" or variable in environment.get(GIVEN, "").split():
-        return True
-    folder = Path(environment[variable])
-    if variable != "HOME":
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+        return variable in environment
+    folder = Path(environment.get(variable, "/nowhere"))
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
-def _folder_of(cache: Cache, environment: Mapping[str, str]) -> Path:
-    if cache.variable == "HF_HOME":
-        return Path(environment[TOP], cache.folder)
-    if cache.shared:
-        return shared_folder(environment) / cache.folder
-    if can_lock(Path(environment[TOP])):
-        return shared_folder(environment) / os.uname().nodename / cache.folder
+def _folder_of(variable: str, environment: Mapping[str, str]) -> Path:
+    top = Path(environment[TOP])
+    if variable in SHARED:
+        return (top if variable == "HF_HOME" else kept_folder(environment)) / CACHES[variable]
+    if can_lock(top):
+        return kept_folder(environment) / os.uname().nodename / CACHES[variable]
     # `runtime sweep` removes it when the job ends.
-    return SCRATCH / f"trt{environment['TRTLLM_HPC_JOB_ID']}_caches" / cache.folder
+    return SCRATCH / f"trt{environment['TRTLLM_HPC_JOB_ID']}_caches" / CACHES[variable]
 
 
-def shared_folder(environment: Mapping[str, str]) -> Path:
+def kept_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of the image and of this node's kind of GPU."""
     texts = [file.read_text(errors="replace") for file in _GPUS.glob("*/information")]
     models = {model for text in texts for model in re.findall(r"^Model:\s*(.+)", text, re.MULTILINE)}
@@ -109,24 +96,25 @@ def can_lock(folder: Path) -> bool:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
     except OSError:
         return False
-    return True
 
 
-def begin_tuning(own: Path, ranks: int, environment: MutableMapping[str, str]) -> Path | None:
-    """Give the ranks of a step a file of what the autotuner finds; returns where to keep it.
+def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:
+    """Give the ranks of a step a file of what the autotuner finds; returns where rank 0 is to keep it.
 
-    All ranks must have read the same, since they measure together what is not known yet. So a step has its
-    own file, which begins as a copy of what steps of as many ranks have found. ``None``: outside containers,
-    if the variable is set, and where the autotuner could not lock its file.
+    The ranks measure together what none has read, so all must read the same: a copy of what earlier steps of
+    as many ranks have found. ``None`` where the variable is set, and where the autotuner could not lock.
     """
-    if TOP not in environment or TUNING in environment or not can_lock(own.parent):
+    if not _is_inside(environment) or TUNING in environment or not can_lock(own.parent):
         return None
-    kept = shared_folder(environment) / "autotuner" / f"{ranks}.json"
+    environment[TUNING] = str(own)
+    if rank > 0:
+        return None
+    kept = kept_folder(environment) / "autotuner" / f"{ranks}.json"
     own.unlink(missing_ok=True)
     copy_tuning(kept, own)
-    environment[TUNING] = str(own)
     return kept
 
 

@@ -113,7 +113,7 @@ class Supervisor:
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
-            if self._kept_tuning is not None and self._options.rank == 0:
+            if self._kept_tuning is not None:
                 copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
             if self._options.instance is not None:
@@ -142,8 +142,8 @@ class Supervisor:
         launcher = self._options.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
-        own_file = self._paths.tuning(self._options.step)
-        self._kept_tuning = begin_tuning(own_file, self._options.world_size, environment)
+        ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
+        self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
         if launcher is None:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)

@@ -133,11 +133,8 @@ def container_has_image(cluster: ClusterProfile) -> Diagnostics:
 def keys_are_of_the_runtime(cluster: ClusterProfile) -> Diagnostics:
     """Only pyxis keeps an image's files between steps; only apptainer has overlays; both have caches."""
     container = cluster.container
-    for runtime, key in (
-        ("pyxis", "scope"),
-        ("apptainer", "overlay"),
-        ("pyxis or apptainer", "cache_folder"),
-    ):
+    keys = {"scope": "pyxis", "overlay": "apptainer", "cache_folder": "pyxis or apptainer"}
+    for key, runtime in keys.items():
         value = getattr(container, key)
         if container.runtime not in runtime.split() and value != Container.model_fields[key].default:
             message = f"is for {runtime}, but container.runtime is {container.runtime}"
