@@ -7,7 +7,6 @@ containers.md`` says where each name was read, and which caches the nodes can sh
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import tempfile
@@ -15,6 +14,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
+from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.node import SCRATCH
 
 TOP, IMAGE, GIVEN = "TRTLLM_HPC_CACHES", "TRTLLM_HPC_IMAGE", "TRTLLM_HPC_GIVEN"
@@ -93,12 +93,10 @@ def kept_folder(environment: Mapping[str, str]) -> Path:
 
 def can_lock(folder: Path) -> bool:
     """Return whether flock(2) works in a folder; on Lustre it may not."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-    except OSError:
-        return False
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:
@@ -121,9 +119,6 @@ def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[s
 def copy_tuning(source: Path, target: Path) -> None:
     """Copy what the autotuner has found, unless a rank that was killed has written only half of it."""
     with suppress(OSError, ValueError):
-        text = source.read_text(encoding="utf-8")
-        json.loads(text)
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}")
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(target)
+        if (found := read_json(source)) is not None:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_json(target, found)

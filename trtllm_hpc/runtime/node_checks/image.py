@@ -26,8 +26,6 @@ _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "flashinfer-python", "mpi4py", "pydantic")
 _LAUNCHER_NEEDS = ("openssl", "ps")
 """What ``trtllm-llmapi-launch`` calls (1.3.0rc3)."""
-_LONG_NAME = 64
-"""Open MPI 5 looks up its own host by PMIx's name of it; long ones are cut (TensorRT-LLM, issue 19019)."""
 
 
 def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
