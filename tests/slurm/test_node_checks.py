@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,27 +92,45 @@ class Fault:
 
     check: str
     says: str
-    environment: str = ""
-    """Faults that the stand-in of the package has."""
-    settings: tuple[str, ...] = ()
     breaks: Callable[[Site], object] = lambda site: None
-    serve: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[str, ...] = ()
+    serve: Mapping[str, Any] = field(default_factory=dict)
     outcome: str = "fail"
 
 
-def _replace(site: Site, name: str, text: str) -> None:
-    program = site.container.folder / "bin" / name
-    program.unlink(missing_ok=True)
-    program.write_text(text)
-    program.chmod(0o755)
+def edited(file: str, old: str, new: str) -> Callable[[Site], object]:
+    """Change a file of the image's package."""
+
+    def edit(site: Site) -> None:
+        path = site.container.package / file
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+
+    return edit
 
 
-def _module(site: Site, text: str, mpi: str = "") -> None:
+def program(name: str, text: str) -> Callable[[Site], object]:
+    """Put another program in the place of one of the image's."""
+
+    def put(site: Site) -> None:
+        file = site.container.folder / "bin" / name
+        file.write_text(f"#!/bin/sh\n{text}\n")
+        file.chmod(0o755)
+
+    return put
+
+
+def mpi4py(package: str, mpi: str = "") -> Callable[[Site], object]:
     """Lay a package mpi4py before the real one."""
-    package = site.container.folder / "site" / "mpi4py"
-    package.mkdir()
-    (package / "__init__.py").write_text(text)
-    (package / "MPI.py").write_text(mpi)
+
+    def lay(site: Site) -> None:
+        folder = site.container.folder / "site" / "mpi4py"
+        folder.mkdir()
+        (folder / "__init__.py").write_text(package)
+        (folder / "MPI.py").write_text(mpi)
+
+    return lay
 
 
 ALONE = """
@@ -122,51 +140,60 @@ class COMM_WORLD:
     allgather = staticmethod(lambda value: [value])
 Comm, Get_library_version = object, lambda: "Open MPI v4.1.7 without PMIx"
 """
-NO_MPI = "raise ImportError('libmpi.so.40: cannot open shared object file')"
+NO_DRIVER = edited(
+    "__init__.py", "import os\n", "raise ImportError('libcuda.so.1: cannot open shared object file')\n"
+)
+NO_TENSOR_PARALLEL = edited(
+    "commands/serve.py", '@click.option("--tensor_parallel_size", "--tp_size", type=int, default=1)\n', ""
+)
+RENAMED = edited("llmapi/llm_args.py", '_KINDS = {"NGram"', '_KINDS = {"N_Gram"')
 FAULTS = {
-    "no driver libraries": Fault("import-ranks", "libcuda.so.1", "no-driver"),
-    "the front without them": Fault("import-front", "libcuda.so.1", "no-driver", serve=tuple(PHASES.items())),
-    "MPI that is not found": Fault("import-ranks", "libmpi.so.40", breaks=lambda site: _module(site, NO_MPI)),
-    "MPI that aborts": Fault(
-        "import-front",
-        "signal 6",
-        breaks=lambda site: _module(site, "import os\nos.abort()\n"),
-        serve=tuple(PHASES.items()),
+    "no driver libraries": Fault("import-ranks", "libcuda.so.1", NO_DRIVER),
+    "the front without them": Fault("import-front", "libcuda.so.1", NO_DRIVER, serve=PHASES),
+    "MPI that is not found": Fault(
+        "import-ranks", "libmpi.so.40", mpi4py("raise ImportError('libmpi.so.40')")
     ),
+    "MPI that aborts": Fault("import-front", "signal 6", mpi4py("import os\nos.abort()"), serve=PHASES),
     "ranks that are not joined": Fault(
-        "ranks-joined", "a world of 1 in a step of 2 tasks", breaks=lambda site: _module(site, "", ALONE)
+        "ranks-joined", "a world of 1 in a step of 2 tasks", mpi4py("", ALONE)
     ),
-    "an option less": Fault("image-parsers", "No such option", "without:--tp_size"),
-    "an option less in the help": Fault("image-options", "--tp_size", "without:--tp_size"),
-    "a key less": Fault("image-parsers", "speculative_config", "without-key:speculative_config"),
-    "a word that is spelled otherwise": Fault(
-        "image-parsers", "Invalid decoding type: NGram", "ngram-renamed"
+    "an option less": Fault("image-parsers", "No such option", NO_TENSOR_PARALLEL),
+    "an option less in the help": Fault("image-options", "--tp_size", NO_TENSOR_PARALLEL),
+    "a key less": Fault(
+        "image-parsers",
+        "max_input_len",
+        edited("llmapi/llm_args.py", "max_input_len: int", "max_input_tokens: int"),
     ),
-    "a front that knows no router": Fault(
-        "image-parsers", "router is not a valid", "no-router", serve=tuple(PHASES.items())
+    "a word that is spelled otherwise": Fault("image-parsers", "NGram", RENAMED),
+    "a front that knows no such router": Fault(
+        "image-parsers",
+        "Unsupported router type: load_balancing",
+        edited("serve/router.py", '("round_robin", "load_balancing")', '("round_robin",)'),
+        serve=PHASES,
     ),
-    "another release": Fault(
-        "image-release", "has TensorRT-LLM 1.1.0", breaks=lambda site: site.carries("1.1.0")
-    ),
+    "another release": Fault("image-release", "has TensorRT-LLM 1.1.0", lambda site: site.carries("1.1.0")),
     "no launcher": Fault(
         "image-launcher",
         "no trtllm-llmapi-launch",
-        breaks=lambda site: (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink(),
+        lambda site: (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink(),
     ),
     "a server that does not start": Fault(
-        "image-programs",
-        "exit code 3: no CUDA",
-        breaks=lambda site: _replace(site, "trtllm-serve", "#!/bin/sh\necho no CUDA >&2\nexit 3\n"),
+        "image-programs", "exit code 3: no CUDA", program("trtllm-serve", "echo no CUDA >&2; exit 3")
     ),
     "a home that cannot be written": Fault(
         "image-home", "is not writable", settings=("cluster.environment.HOME=/proc/home",), outcome="warn"
+    ),
+    "a cache that cannot be written": Fault(
+        "import-ranks",
+        "/proc/flashinfer",
+        settings=("cluster.environment.FLASHINFER_WORKSPACE_BASE=/proc/flashinfer",),
     ),
     "no HAProxy": Fault("node-haproxy", "no /opt/haproxy", settings=("cluster.haproxy=/opt/haproxy",)),
     "an old HAProxy": Fault(
         "node-haproxy",
         "is 2.2.9",
+        program("haproxy-2.2", "echo HAProxy version 2.2.9"),
         settings=("cluster.haproxy=haproxy-2.2",),
-        breaks=lambda site: _replace(site, "haproxy-2.2", "#!/bin/sh\necho HAProxy version 2.2.9\n"),
     ),
     "no such interface": Fault(
         "node-interface", "no interface ib9", settings=("cluster.network_interface=ib9",)
@@ -181,19 +208,18 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_each_fault_is_found(site: Site, fault: Fault) -> None:
     fault.breaks(site)
-    settings = [*fault.settings, f"cluster.environment.FAKE_IMAGE={fault.environment or 'none'}"]
-    words = [word for setting in settings for word in ("--set", setting)]
-    found = on_nodes(rows(site, serves(site, **dict(fault.serve)), *words))
+    words = [word for setting in fault.settings for word in ("--set", setting)]
+    found = on_nodes(rows(site, serves(site, **fault.serve), *words))
     assert found[fault.check]["outcome"] == fault.outcome, found
     assert fault.says in found[fault.check]["sentence"]
     assert found[fault.check]["remedy"]
 
 
 def test_faults_of_an_image_are_found_together(site: Site) -> None:
-    """Three of the above at once, which the quick tests have time for."""
-    (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
-    faults = ("--set", "cluster.environment.FAKE_IMAGE=without:--tp_size ngram-renamed")
-    found = on_nodes(rows(site, serves(site), *faults, "--set", "cluster.network_interface=ib9"))
+    """Four of the above at once, which the quick tests have time for."""
+    for name in ("no launcher", "an option less"):
+        FAULTS[name].breaks(site)
+    found = on_nodes(rows(site, serves(site), "--set", "cluster.network_interface=ib9"))
     failed = {name for name, row in found.items() if row["outcome"] == "fail"}
     assert {"image-launcher", "image-options", "image-parsers", "node-interface"} <= failed, found
 

@@ -16,7 +16,7 @@ from trtllm_hpc.runtime.server import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 BACKEND = Path(__file__).with_name("backend")
-PACKAGE = Path(__file__).with_name("package")
+TINY = Path(__file__).parent / "tiny" / "tensorrt_llm"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,11 @@ class FakeContainer:
     def calls(self) -> Path:
         """One JSON line for each program that was started: its name and its words."""
         return self.folder / "calls.jsonl"
+
+    @property
+    def package(self) -> Path:
+        """The package ``tensorrt_llm``, if there is one."""
+        return self.folder / "site" / "tensorrt_llm"
 
     def profile(self) -> dict[str, Any]:
         """The keys of a cluster profile that make jobs find it."""
@@ -106,10 +111,13 @@ def add_llm_api(container: FakeContainer, launcher: Path = LAUNCHER) -> None:
 
 
 def add_package(container: FakeContainer) -> None:
-    """Put the importable stand-in of ``tensorrt_llm`` into the container, see ``package/``."""
-    target = container.folder / "site" / "tensorrt_llm"
-    shutil.copytree(PACKAGE / "tensorrt_llm", target, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(SERVE, target / "commands" / "trtllm_serve.py")
+    """Put the importable stand-in of ``tensorrt_llm`` (``tiny/``) into the container; its server only parses."""
+    shutil.copytree(TINY, container.package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(TINY.parents[1] / "image_package.py", container.package / "__init__.py")
+    serve = container.folder / "bin" / "trtllm-serve"
+    words = shlex.join([str(container.python), "-m", "tensorrt_llm.commands.serve"])
+    serve.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    serve.chmod(0o755)
 
 
 def _program(container: FakeContainer, file: Path, family: str) -> None:

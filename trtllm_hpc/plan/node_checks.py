@@ -10,7 +10,6 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.model import Plan, ServerPlan
 from trtllm_hpc.plan.stages import node_check_stage
-from trtllm_hpc.runtime.caches import CACHES, OF_HOME
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
 _ADDRESS = ("--host=127.0.0.1", "--port=8000")
@@ -38,21 +37,20 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         checked: what :func:`node_check_plan` made of it.
     """
     job, cluster, layout = plan.job, checked.cluster, checked.layout
-    front = str(RunPaths(plan.run_folder).front_started) if plan.server.front else None
+    front_file = f"--config_file={RunPaths(plan.run_folder).front_started}"
     return Wanted(
         release=plan.release,
         has_tensorrt_llm=job.engine.is_tensorrt_llm,
         programs=[list(words) for words in _programs(plan)],
         launcher=plan.server.launcher,
         serve={role: [*server.command[1:], *_ADDRESS] for role, server in _servers(plan)},
-        front=front,
+        front=[*plan.server.front[1:], front_file] if plan.server.front else [],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
         nodes=layout.nodes,
         network_interface=cluster.network_interface,
         haproxy=cluster.haproxy if plan.has_door else None,
         mpi=None if cluster.mpi == "mpirun" else cluster.mpi,
-        caches=[it for it in CACHES if it not in OF_HOME] if cluster.container.runtime != "none" else [],
     )
 
 

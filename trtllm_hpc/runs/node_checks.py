@@ -131,7 +131,7 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     if plan.server.front:
         roles = {group.role: [one.number for one in group.servers] for group in plan.instances.groups}
         places = {it: f"127.0.0.1:{9000 + it}" for numbers in roles.values() for it in numbers}
-        front = with_addresses(plan.server.front_configuration, roles, places, 8000)
+        front = with_addresses(plan.server.front_configuration, roles, places, 0)  # any free port
         write_json(paths.front_started, front)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp())

@@ -96,8 +96,8 @@ def test_options_are_those_of_the_help(programs: Path, tmp_path: Path) -> None:
 def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "image-caches" not in in_image(tmp_path)
     monkeypatch.setenv(TOP, str(tmp_path))
-    for cache in CACHES:
-        monkeypatch.setenv(cache.variable, str(tmp_path / "new" / cache.folder))
+    for name, folder in CACHES.items():
+        monkeypatch.setenv(name, str(tmp_path / "new" / folder))
     assert in_image(tmp_path)["image-caches"].state == "ok"
     assert (tmp_path / "new" / "triton").is_dir()
     monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/cache")

@@ -312,12 +312,9 @@ class DefaultGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-_GONE = [fault.removeprefix("without:") for fault in os.environ.get("FAKE_IMAGE", "").split()]
 main = DefaultGroup(
     commands={
-        "serve": click.Command(
-            "serve", callback=serve, params=[it for it in options() if not {*it.opts} & {*_GONE}]
-        ),
+        "serve": click.Command("serve", callback=serve, params=options()),
         "disaggregated": click.Command("disaggregated", callback=disaggregated, params=front_options()),
     }
 )

@@ -16,7 +16,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
-from trtllm_hpc.runtime.caches import CACHES, TOP
+from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
@@ -91,8 +91,8 @@ def _caches() -> Diagnostic | None:
     """Check the folders of :mod:`runtime.caches`; a home that can be written has some of them already."""
     if TOP not in os.environ:
         return None
-    wanted = [cache for cache in CACHES if not cache.of_home or cache.variable in os.environ]
-    places = {cache.variable: os.environ.get(cache.variable) for cache in wanted}
+    wanted = [name for name in CACHES if name not in OF_HOME or name in os.environ]
+    places = {name: os.environ.get(name) for name in wanted}
     reasons = {name: _writable(Path(place)) if place else "not set" for name, place in places.items()}
     broken = [f"{name} ({places[name] or '-'}: {why})" for name, why in reasons.items() if why]
     if not broken:
@@ -194,8 +194,8 @@ def read_image(wanted: Wanted) -> None:
     }
     if wanted.llm_arguments is not None:
         parsers["model.yaml"] = partial(upstream.llm_arguments, wanted.llm_arguments)
-    if wanted.front is not None:
-        parsers["front.yaml"] = partial(upstream.front_configuration, wanted.front)
+    if wanted.front:
+        parsers["front.yaml"] = partial(upstream.front_arguments, wanted.front)
     for name, parse in parsers.items():
         try:
             parse()

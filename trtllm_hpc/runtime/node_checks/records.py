@@ -28,8 +28,8 @@ class Wanted(JsonRecord):
     """The program that joins the ranks of the LLM API; it has no ``--help``."""
     serve: dict[str, list[str]] = field(default_factory=dict)
     """Words after ``trtllm-serve``, by phase; ``serve`` outside disaggregated serving."""
-    front: str | None = None
-    """The file of ``trtllm-serve disaggregated``, with addresses put in."""
+    front: list[str] = field(default_factory=list)
+    """Words after ``trtllm-serve`` for the front of a disaggregated run; empty: there is none."""
     llm_arguments: dict[str, Any] | None = None
     """Arguments of the LLM API in Triton's ``model.yaml``."""
     files: dict[str, str] = field(default_factory=dict)

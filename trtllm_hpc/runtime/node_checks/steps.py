@@ -107,8 +107,7 @@ def _by_mpi(world: Any) -> float:
 
 
 def _by_torch(torch: Any, world: Any, address: str, port: int) -> dict[str, Any]:
-    import torch.distributed as distributed
-
+    distributed = torch.distributed
     with_gpu = torch.cuda.is_available()
     library = "nccl" if with_gpu else "gloo"
     device = "cpu"

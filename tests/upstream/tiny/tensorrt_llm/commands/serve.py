@@ -44,6 +44,7 @@ class OpenAIDisaggServer:
 @click.option("--gpus_per_node", type=int)
 @click.option("--max_batch_size", type=int)
 @click.option("--max_num_tokens", type=int)
+@click.option("--max_seq_len", type=int)
 @click.option("--config", "--extra_llm_api_options", "config")
 @click.option("--telemetry/--no-telemetry")
 def serve(host: str, port: int, config: str | None, telemetry: bool, **arguments: Any) -> None:
@@ -73,3 +74,6 @@ class DefaultGroup(click.Group):
 
 
 main = DefaultGroup(commands={"serve": serve, "disaggregated": disaggregated})
+
+if __name__ == "__main__":
+    main()

@@ -79,6 +79,8 @@ class TorchLlmArgs(_Strict):
     gpus_per_node: int | None = None
     max_batch_size: int | None = None
     max_num_tokens: int | None = None
+    max_input_len: int | None = None
+    max_seq_len: int | None = None
     disable_overlap_scheduler: bool = False
     env_overrides: dict[str, str] | None = None
     stream_interval: int = 1

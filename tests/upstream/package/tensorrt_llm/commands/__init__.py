@@ -1,1 +1,0 @@
-"""Upstream's command lines."""
