@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.llm_api import config_option, has_key_facts, serve_options, unknown_keys
+from trtllm_hpc.tensorrt_llm.llm_api import (
+    config_option,
+    has_key_facts,
+    sections,
+    serve_options,
+    unknown_keys,
+)
+from trtllm_hpc.tensorrt_llm.llm_api_values import wrong_values
 from trtllm_hpc.tensorrt_llm.releases import Release, release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
 
@@ -28,7 +35,7 @@ def unknown(version: str | None, configuration: Mapping[str, Any]) -> dict[str, 
     return {key.path: (key.suggestion, key.message) for key in unknown_keys(release(version), configuration)}
 
 
-# The options of the page of 0.18.2 and of the two sides of the merge that trtllm_serve.toml names.
+# The options of the page of 0.18.2 and of the two sides of the merge that trtllm_serve.toml names, with three of main.
 _0_18 = {
     *("--tokenizer", "--host", "--port", "--backend", "--max_beam_width", "--max_batch_size"),
     *("--max_num_tokens", "--max_seq_len", "--tp_size", "--pp_size", "--kv_cache_free_gpu_memory_fraction"),
@@ -40,6 +47,7 @@ _0_20 = _0_18 | {
 }
 _1_1 = _0_20 | {
     *("--metadata_server_config_file", "--server_role", "--fail_fast_on_attention_window_too_large"),
+    *("--disagg_cluster_uri", "--enable_chunked_prefill", "--media_io_kwargs"),
 }
 
 
@@ -143,7 +151,7 @@ def test_a_variant_has_keys_of_its_own() -> None:
         "speculative_config.eagle3_one_model"
     ]
     unheard = {"speculative_config": {**eagle, "decoding_type": "Tomorrow"}}
-    assert unknown("1.2.0", unheard) == {}, "what is not known is not refused"
+    assert unknown("1.2.0", unheard) == {}, "of a variant that is not known, every variant's keys are taken"
 
 
 def test_what_may_hold_anything_is_not_looked_at() -> None:
@@ -151,8 +159,162 @@ def test_what_may_hold_anything_is_not_looked_at() -> None:
     assert (
         unknown("1.2.0", {"model_kwargs": anything, "env_overrides": anything, "lora_config": anything}) == {}
     )
-    assert unknown("1.1.0", {"cp_config": anything}) == {}, "a mapping of any keys until 1.2"
-    assert list(unknown("1.2.0", {"cp_config": anything})) == ["cp_config.whatever"]
+    assert unknown("1.2.1", {"cp_config": anything}) == {}, "a mapping of any keys up to 1.3.0rc3"
+    assert list(unknown(None, {"cp_config": anything})) == ["cp_config.whatever"]
+
+
+@pytest.mark.parametrize(
+    ("first", "configuration"),
+    [
+        # Not in main of 7 February 2026 (1.3.0rc3), so not in 1.2.1.
+        (TO_COME, {"use_cute_dsl_blockscaling_mm": True}),
+        (TO_COME, {"use_cute_dsl_blockscaling_bmm": True}),
+        (TO_COME, {"scheduler_config": {"waiting_queue_policy": "fcfs"}}),
+        (TO_COME, {"cache_transceiver_config": {"transceiver_runtime": "CPP"}}),
+        # Not in main of October 2025, so not in 1.1.0.
+        ("1.2.0", {"cache_transceiver_config": {"kv_transfer_sender_future_timeout_ms": 1000}}),
+        ("1.2.0", {"sparse_attention_config": {"algorithm": "rocket", "kt_cache_dtype": "bfloat16"}}),
+        ("1.2.0", {"sparse_attention_config": {"algorithm": "rocket", "seq_len_threshold": 4096}}),
+        ("1.2.0", {"sparse_attention_config": {"algorithm": "dsa", "skip_indexer_for_short_seqs": True}}),
+    ],
+)
+def test_a_key_begins_with_the_release_that_has_it(first: str, configuration: dict[str, Any]) -> None:
+    before = "1.1.0" if first == "1.2.0" else "1.2.1"
+    ((_, message),) = unknown(before, configuration).values()
+    assert f"came with {first}" in message
+    assert unknown(None if first == TO_COME else first, configuration) == {}
+
+
+def test_a_key_that_has_ended_is_refused_after_it() -> None:
+    ended = {"fail_fast_on_attention_window_too_large": True}
+    assert unknown("1.2.1", ended) == {}
+    ((_, message),) = unknown(None, ended).values()
+    assert "the last release with it is 1.2.1" in message
+
+
+def test_no_release_takes_quant_config() -> None:
+    for version in (*VERSIONS[VERSIONS.index("0.20.0") :], None):
+        ((suggestion, message),) = unknown(version, {"quant_config": {"quant_algo": "FP8"}}).values()
+        assert suggestion == "engine.quantization.method" and "in any release" in message
+
+
+def wrong(version: str, **configuration: Any) -> dict[str, str]:
+    """The path of each value that trtllm-serve refuses, with what to do."""
+    known = release(version)
+    assert known is not None
+    return {each.path: each.hint for each in wrong_values(known, configuration)}
+
+
+# What update_llm_args_with_extra_dict and TorchLlmArgs of 1.3.0rc3 said to each of these, run with stubbed imports.
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    *(
+        (section, {section: None})
+        for section in (
+            *("speculative_config", "sparse_attention_config", "moe_config", "lora_config"),
+            *("attention_dp_config", "nvfp4_gemm_config", "kv_cache_config", "scheduler_config", "cp_config"),
+        )
+    ),
+    ("speculative_config.decoding_type", {"speculative_config": {"max_draft_len": 3}}),
+    *(
+        ("speculative_config.decoding_type", {"speculative_config": {"decoding_type": each}})
+        for each in ("Draft_Target", "User_Provided", "PARD", "Medusa", "Lookahead", "eagle3", "Tomorrow")
+    ),
+    *(
+        (
+            "speculative_config.speculative_model_dir",
+            {"speculative_config": {"decoding_type": each, "max_draft_len": 3}},
+        )
+        for each in ("Eagle3", "Eagle", "DraftTarget")
+    ),
+    (
+        "speculative_config.max_draft_len",
+        {"speculative_config": {"decoding_type": "Eagle3", "speculative_model_dir": "/d"}},
+    ),
+    (
+        "speculative_config.max_draft_len",
+        {"speculative_config": {"decoding_type": "NGram", "max_matching_ngram_size": 2}},
+    ),
+    (
+        "speculative_config.max_matching_ngram_size",
+        {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3}},
+    ),
+    (
+        "speculative_config.num_nextn_predict_layers",
+        {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 0}},
+    ),
+    ("speculative_config.output_directory", {"speculative_config": {"decoding_type": "SaveState"}}),
+    ("sparse_attention_config.algorithm", {"sparse_attention_config": {"topk": 64}}),
+    ("kv_cache_config.max_attention_window", {"kv_cache_config": {"max_attention_window": [0]}}),
+    ("kv_cache_config.max_attention_window", {"kv_cache_config": {"max_attention_window": []}}),
+    ("kv_cache_config.free_gpu_memory_fraction", {"kv_cache_config": {"free_gpu_memory_fraction": 1.5}}),
+    ("kv_cache_config.free_gpu_memory_fraction", {"kv_cache_config": {"free_gpu_memory_fraction": None}}),
+    (
+        "cuda_graph_config.batch_sizes",
+        {"cuda_graph_config": {"batch_sizes": [1, 2, 4], "max_batch_size": 8}},
+    ),
+    ("moe_config.backend", {"moe_config": {"backend": "TENSORRT"}}),
+    ("cache_transceiver_config.backend", {"cache_transceiver_config": {"backend": "TCP"}}),
+    ("stream_interval", {"stream_interval": 0}),
+]
+TAKEN: list[dict[str, Any]] = [
+    {"cuda_graph_config": None},
+    {"cache_transceiver_config": None},
+    {"speculative_config": {"decoding_type": "DraftTarget", "max_draft_len": 3, "speculative_model": "/d"}},
+    {"speculative_config": {"decoding_type": "UserProvided", "drafter": "x"}},
+    {"speculative_config": {"decoding_type": "Eagle", "max_draft_len": 3, "speculative_model_dir": "/d"}},
+    {"speculative_config": {"decoding_type": "NGram", "max_draft_len": 3, "max_matching_ngram_size": 2}},
+    {"speculative_config": {"decoding_type": "MTP"}},
+    {"speculative_config": {"decoding_type": "AUTO"}},
+    {"kv_cache_config": {"max_attention_window": [4096, 1024], "free_gpu_memory_fraction": 0}},
+    {"cuda_graph_config": {"batch_sizes": [8, 4, 2, 1], "max_batch_size": 8, "enable_padding": True}},
+    {"cuda_graph_config": {"batch_sizes": [1, 2, 384]}},
+    {"moe_config": {"backend": "AUTO"}},
+    {"sparse_attention_config": {"algorithm": "skip_softmax", "threshold_scale_factor": 1000}},
+]
+
+
+@pytest.mark.parametrize(("path", "configuration"), REFUSED)
+def test_a_value_that_the_server_refuses_is_found(path: str, configuration: dict[str, Any]) -> None:
+    assert list(wrong("1.2.1", **configuration)) == [path]
+
+
+@pytest.mark.parametrize("configuration", TAKEN)
+def test_a_value_that_the_server_takes_is_not_refused(configuration: dict[str, Any]) -> None:
+    assert wrong("1.2.1", **configuration) == {} == unknown("1.2.1", configuration)
+
+
+@pytest.mark.parametrize("largest", [1, 8, 100, 128, 161, 256, 300, 512, 720])
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_sizes_that_the_server_makes_itself_fit(largest: int, padded: bool) -> None:
+    small = [1, 2, 4, *range(8, 129, 8)] if padded else [*range(1, 33), 64, 128]
+    sizes = sorted({*(size for size in (*small, 256, 512) if size <= largest), largest})
+    graphs = {"batch_sizes": sizes, "max_batch_size": largest, "enable_padding": padded}
+    assert wrong("1.2.1", cuda_graph_config=graphs) == {}
+    assert wrong("1.2.1", cuda_graph_config={**graphs, "batch_sizes": [*sizes, largest + 1]})
+
+
+def test_a_value_begins_with_the_release_that_has_it() -> None:
+    automatic, mooncake = {"backend": "AUTO"}, {"backend": "MOONCAKE"}
+    assert list(wrong("1.1.0", moe_config=automatic)) == ["moe_config.backend"]
+    assert list(wrong("1.1.0", cache_transceiver_config=mooncake)) == ["cache_transceiver_config.backend"]
+    assert wrong("1.2.0", moe_config=automatic, cache_transceiver_config=mooncake) == {}
+    assert "sparse_attention_config.algorithm" in wrong(
+        "1.1.0", sparse_attention_config={"algorithm": "skip_softmax", "threshold_scale_factor": 1000}
+    )
+
+
+def test_a_release_whose_keys_are_not_known_refuses_no_value() -> None:
+    assert wrong("0.19.0", kv_cache_config=None) == {}
+
+
+@pytest.mark.parametrize("odd", [None, [], [[1]], {}, "x", -1, 2**70, True, {"batch_sizes": [[1], {}, "a"]}])
+def test_values_of_odd_types_do_not_end_the_check(odd: Any) -> None:
+    for section in sections():
+        head, _, key = section.partition(".")
+        wrong("1.2.1", **{head: {key: odd} if key else odd}) if head else wrong("1.2.1", model=odd)
+    wrong("1.2.1", cuda_graph_config={"batch_sizes": odd, "max_batch_size": odd})
+    wrong("1.2.1", cuda_graph_config={"batch_sizes": [odd], "max_batch_size": 8})
+    wrong("1.2.1", speculative_config={"decoding_type": odd}, kv_cache_config={"max_attention_window": odd})
 
 
 def test_a_release_whose_keys_are_not_known_refuses_none() -> None:
@@ -178,7 +340,10 @@ def test_the_data_name_known_releases_and_where_they_were_read() -> None:
             *until.values(),
             *(each for gap in table.get("missing", {}).values() for each in gap),
         ]
-        assert {*named, table.get("first", TO_COME), table.get("checked_since", TO_COME)} <= {
+        named += [*table.get("not_null", {}).values(), *table.get("required", {}).values()]
+        named += [first for words in table.get("values", {}).values() for first in words.values()]
+        named += [table[each] for each in ("first", "ended", "checked_since") if each in table]
+        assert {*named} <= {
             *VERSIONS,
             TO_COME,
         }, name

@@ -131,13 +131,14 @@ def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[Unk
 def _is_checked(path: str, version: str) -> bool:
     if version in learned():
         return path in learned()[version]["llm_api"]
-    section = _sections().get(path)
+    section = sections().get(path)
     return section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
 
 
-def _sections() -> Mapping[str, Mapping[str, Any]]:
-    sections: Mapping[str, Mapping[str, Any]] = read_data("llm_api")["section"]
-    return sections
+def sections() -> Mapping[str, Mapping[str, Any]]:
+    """The sections of the LLM API's configuration, by path."""
+    found: Mapping[str, Mapping[str, Any]] = read_data("llm_api")["section"]
+    return found
 
 
 @cache
@@ -151,7 +152,7 @@ def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     """The keys of a section in a release; ``values`` tells which variant of the section it is."""
     if version in learned():
         return set(learned()[version]["llm_api"].get(path, ()))
-    section = _sections().get(path, {})
+    section = sections().get(path, {})
     return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
 
 
@@ -160,14 +161,20 @@ def _tables(
 ) -> Iterator[Mapping[str, Any]]:
     """The section's own table, and that of its variant: of all, where it says none that the release has."""
     yield section
-    variants: Mapping[str, Mapping[str, Any]] = section.get("variant", {})
-    there = {
-        name: variants[table.get("like", name)]
-        for name, table in variants.items()
-        if parsed(table.get("first", "0")) <= parsed(version)
-    }
+    there = variants_of(section, version)
     chosen = values.get(section.get("by", ""))
     yield from [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+
+
+def variants_of(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
+    """The variants of a section in a release, by the value that chooses them."""
+    variants: Mapping[str, Mapping[str, Any]] = section.get("variant", {})
+    here = parsed(version)
+    return {
+        name: variants[table.get("like", name)]
+        for name, table in variants.items()
+        if parsed(table.get("first", "0")) <= here < parsed(table.get("ended", "999"))
+    }
 
 
 def _of_table(table: Mapping[str, Any], version: str) -> set[str]:
@@ -186,7 +193,7 @@ def _between(first: str, here: Any, after: str) -> bool:
 
 def _replacement(path: str, key: str, known: set[str]) -> str | None:
     """What the data say to write instead, for this section or one of its variants."""
-    section = _sections().get(path, {})
+    section = sections().get(path, {})
     for table in (section, *section.get("variant", {}).values()):
         found: str | None = table.get("replaced_by", {}).get(key)
         if found is not None:
@@ -196,7 +203,7 @@ def _replacement(path: str, key: str, known: set[str]) -> str | None:
 
 def _former(path: str, version: str) -> str | None:
     """The key that an earlier release has in the place of ``path``."""
-    for section, table in _sections().items():
+    for section, table in sections().items():
         for key, now in table.get("replaced_by", {}).items():
             if now == path and key in _keys(section, version, {}):
                 return f"{section}.{key}" if section else key
@@ -205,11 +212,11 @@ def _former(path: str, version: str) -> str | None:
 
 def _other_place(path: str, key: str, version: str) -> str | None:
     """Where else the release has the key: in another variant of the section, or in another section."""
-    section = _sections().get(path, {})
+    section = sections().get(path, {})
     for variant, table in section.get("variant", {}).items():
         if key in _of_table(table, version):
             return f"{path}.{section['by']}: {variant}"
-    for other in _sections():
+    for other in sections():
         top = other.partition(".")[0]
         if other != path and key in _keys(other, version, {}) and (not top or top in _keys("", version, {})):
             return f"{other}.{key}" if other else key

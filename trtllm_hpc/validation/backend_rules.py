@@ -14,6 +14,7 @@ from trtllm_hpc.plan.disaggregated import phases_of
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
+from trtllm_hpc.tensorrt_llm.llm_api_values import wrong_values
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
 REFERENCE = (
@@ -127,6 +128,17 @@ def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
             )
             message = f"TensorRT-LLM {release.version}: it {key.message}"
             yield in_job("unknown-key", f"{section}.llm_api.{key.path}", message, hint)
+
+
+def llm_api_has_the_values(facts: JobFacts) -> Diagnostics:
+    """The release's ``trtllm-serve`` takes each value of ``llm_api``, as far as its values are known."""
+    job, release = facts.job, facts.release
+    if job.frontend != "openai" or job.engine.has_engine or release is None or facts.assumed_release:
+        return
+    for section, configuration in _configurations(job):
+        for wrong in wrong_values(release, configuration):
+            message = f"TensorRT-LLM {release.version}: {wrong.message}"
+            yield in_job("release", f"{section}.llm_api.{wrong.path}", message, wrong.hint, wrong.value)
 
 
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
