@@ -176,6 +176,11 @@ class RunPaths:
         return self.folder / "key"
 
     @property
+    def servers_key(self) -> Path:
+        """The key that servers and front of a disaggregated run share (mode 0600)."""
+        return self.folder / "servers.key"
+
+    @property
     def certificate(self) -> Path:
         """The certificate that the door shows."""
         return self.folder / "certificate.crt"

@@ -152,6 +152,23 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
 
 
+def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) -> None:
+    """In an image that knows a key for it, which the job makes and no process list shows."""
+    library = site.container.folder / "site" / "tensorrt_llm" / "llmapi"
+    library.mkdir(parents=True)
+    (library / "disagg_utils.py").write_text("internal_request_auth_key: str | None = None\n")
+    code, said, run = submit(site, site.job("signed", repository={}, engine=TWO_RANKS, serve=SPLIT))
+    assert code == 0, said
+    assert answers(run) == ["hello hello"]
+    key = run.servers_key.read_text().strip()
+    assert len(key) > 30 and run.servers_key.stat().st_mode & 0o777 == 0o600
+    having = [file for file in run.folder.rglob("*") if file.is_file() and key.encode() in file.read_bytes()]
+    assert sorted(having) == sorted([run.servers_key, run.front_started])
+    assert run.front_started.stat().st_mode & 0o777 == 0o600
+    shown = run.rank_log("serve.1", 0).read_text()
+    assert "/llm_api.yaml" in shown and str(run.llm_api("generation")) not in shown
+
+
 PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch", "gpus_per_node": 2}}
 """Nodes of two partitions: the serve job is heterogeneous."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Disaggregated, JobFile, Phase
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -19,6 +20,12 @@ _BACKEND_KEY = "1.0.0"
 """From this release on the file names how the KV cache is sent; before, a variable did."""
 _BUFFER_TOKENS = 2048
 """Upstream's own examples before that release, where the size had to be given."""
+CPP_RUNTIME = "1.4.0rc1"
+"""From this version on a Python transceiver is the default, which needs NIXL (TensorRT-LLM 18134)."""
+BUFFER_SIZED = "1.3.0rc3"
+"""From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
+_EVENTS = 1024
+"""Upstream's own examples of events of the KV cache, without which kv_cache_aware sees no cache."""
 
 
 def phases_of(phases: Disaggregated) -> Iterator[tuple[str, Phase]]:
@@ -35,11 +42,53 @@ def transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
         transceiver: dict[str, Any] = {"backend": phases.kv_transfer}
         if phases.kv_transfer_tokens is not None:
             transceiver["max_tokens_in_buffer"] = phases.kv_transfer_tokens
+        if phases.kv_transfer == "UCX" and facts.image_is_at_least(CPP_RUNTIME):
+            transceiver["transceiver_runtime"] = "CPP"
     else:
         transceiver = {"max_num_tokens": phases.kv_transfer_tokens or _BUFFER_TOKENS}
     # A context server hands the cache over after each step, which must be over then.
     overlap = {"disable_overlap_scheduler": True} if role == CONTEXT else {}
-    return {"cache_transceiver_config": transceiver, **overlap}
+    events = {"event_buffer_max_size": _EVENTS} if phases.router == "kv_cache_aware" else {}
+    return {"cache_transceiver_config": transceiver, "kv_cache_config": events, **overlap}
+
+
+def with_buffer(job: JobFile) -> JobFile:
+    """Return the job with a buffer for the longest prompt, where it names none.
+
+    Without a buffer NIXL fails on long prompts up to 1.2.1, and later it is as large as max_seq_len.
+    """
+    phases, tokens, block = job.serve.disaggregated, longest_prompt(job), block_tokens(job)
+    if phases is None or phases.kv_transfer_tokens is not None or tokens is None:
+        return job
+    sized = phases.model_copy(update={"kv_transfer_tokens": (tokens // block + 1) * block})
+    return job.model_copy(update={"serve": job.serve.model_copy(update={"disaggregated": sized})})
+
+
+def longest_prompt(job: JobFile) -> int | None:
+    """Return the most tokens that a context server takes; ``None`` if only the model limits them."""
+    phases = job.serve.disaggregated
+    context = job if phases is None else job.with_phase(phases.context)
+    limits = [context.engine.llm_api.get("max_seq_len", context.engine.max_seq_len)]
+    limits += [] if is_chunked(context) else [num_tokens(context.engine)]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def is_chunked(job: JobFile) -> bool:
+    """Return whether prompts longer than ``max_num_tokens`` are computed in chunks."""
+    return bool(job.engine.llm_api.get("enable_chunked_prefill", job.repository.chunked_context))
+
+
+def num_tokens(engine: Engine) -> int:
+    """Return the most tokens of a step; upstream's default is 8,192."""
+    tokens = engine.llm_api.get("max_num_tokens", engine.max_num_tokens)
+    return tokens if isinstance(tokens, int) else 8192
+
+
+def block_tokens(job: JobFile) -> int:
+    """Return the size of a block of the KV cache; upstream's default is 32."""
+    cache = job.engine.llm_api.get("kv_cache_config")
+    block = cache.get("tokens_per_block") if isinstance(cache, dict) else None
+    return block if isinstance(block, int) and block > 0 else 32
 
 
 def transfer_environment(facts: JobFacts) -> Mapping[str, str]:

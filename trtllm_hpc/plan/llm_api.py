@@ -82,7 +82,7 @@ def serve_yaml(facts: JobFacts, paths: RunPaths, role: str | None = None) -> str
     arguments = _arguments(job, paths)
     rest = {key: value for key, value in arguments.items() if key not in ("model", *_OPTIONS)}
     if role is not None:
-        rest = _merged(rest, transfer_keys(facts, role))
+        rest = _given(_merged(rest, transfer_keys(facts, role)))
     return "".join(_lines(_merged(rest, job.engine.llm_api))) or "{}\n"
 
 

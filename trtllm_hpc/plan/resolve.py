@@ -11,7 +11,13 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan import reference
 from trtllm_hpc.plan.checkpoint import quantize_step
-from trtllm_hpc.plan.disaggregated import front_command, front_file, phases_of, transfer_environment
+from trtllm_hpc.plan.disaggregated import (
+    front_command,
+    front_file,
+    phases_of,
+    transfer_environment,
+    with_buffer,
+)
 from trtllm_hpc.plan.layout import Instances, Layout, WantedGroup, one_node, place, place_groups, seats
 from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
 from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
@@ -147,13 +153,20 @@ def _gpus_named(job: JobFile, cluster: ClusterProfile) -> int:
 
 
 def _release_notes(facts: JobFacts) -> tuple[str, ...]:
+    given, notes = facts.job.engine.llm_api, []
+    moe = given.get("moe_config")
+    if (
+        isinstance(moe, dict)
+        and moe.get("backend") == "TRITON"
+        and facts.image_is_at_least("1.3") is not False
+    ):
+        notes.append("moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it")
     if facts.assumed_release is None or facts.release is None:
-        return ()
-    notes = [
+        return tuple(notes)
+    notes.append(
         f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
         f"{facts.release.version}, the nearest known release"
-    ]
-    given = facts.job.engine.llm_api
+    )
     near = {key.path for key in unknown_keys(facts.release, given)}
     strange = [key.path for key in unknown_keys(None, given) if key.path in near]
     if strange:
@@ -232,9 +245,9 @@ def _phase_servers(facts: JobFacts, instances: Instances, paths: RunPaths) -> tu
     phases = facts.job.serve.disaggregated
     if phases is None or not instances.groups:
         return ()
-    servers = []
+    servers, job = [], with_buffer(facts.job)
     for (role, phase), group in zip(phases_of(phases), instances.groups, strict=True):
-        of_phase = replace(facts, job=facts.job.with_phase(phase))
+        of_phase = replace(facts, job=job.with_phase(phase))
         server = _server_plan(of_phase, group.layout, paths, role)
         servers.append(replace(server, environment=transfer_environment(facts)))
     return tuple(servers)

@@ -11,9 +11,12 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.server_http import OpenAIHttp
 
 _GRACE_S = 10.0
+_TOKENS = (1, 2, 3, 4)
+"""A prompt for which kv_cache_aware loads no tokenizer: up to 1.3.0rc3 by the model's name, from the Hub."""
 
 
 def with_addresses(
@@ -64,10 +67,12 @@ class Front:
             return
         config = read_json(self._paths.front)
         assert isinstance(config, dict)
+        # A front that does not know the key takes it for one of the servers', and does not look at it.
+        config[AUTH_KEY] = self._paths.servers_key.read_text(encoding="utf-8").strip()
         # JSON is YAML.
         write_json(self._paths.front_started, with_addresses(config, self._roles, places, self._port))
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
-        self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models)
+        self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models, prompt=_TOKENS)
 
     def is_ready(self) -> bool:
         """Return whether it has passed on a question, and its answer."""

@@ -185,6 +185,8 @@ class Supervisor:
         options = self._options
         if options.key:
             write_key(self._paths.key)
+        if options.roles:
+            write_key(self._paths.servers_key)
         if options.certificate is not None:
             self._certificate_name = take_certificate(self._paths, options.certificate)
         elif options.tls:

@@ -29,6 +29,7 @@ from trtllm_hpc.runtime.records import (
     rank_records,
     read_events,
 )
+from trtllm_hpc.runtime.served_model import chat_of
 from trtllm_hpc.runtime.server_http import OpenAIHttp, ServerHttp, TritonHttp
 
 
@@ -198,7 +199,7 @@ class Leader(InstanceLeader):
         )
         self._is_openai = options.frontend == "openai"
         server = (
-            OpenAIHttp(os.environ[OPENAI_VARIABLE])
+            OpenAIHttp(os.environ[OPENAI_VARIABLE], chat=chat_of(options.server_arguments))
             if self._is_openai
             else TritonHttp(self._address, self._http, self._metrics)
         )
@@ -271,7 +272,8 @@ def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceL
     if options.instance is None:
         return Leader(paths, options, job_id)
     if options.frontend == "openai":
-        return InstanceLeader(paths, options, OpenAIHttp(os.environ[OPENAI_VARIABLE]))
+        server = OpenAIHttp(os.environ[OPENAI_VARIABLE], chat=chat_of(options.server_arguments))
+        return InstanceLeader(paths, options, server)
     return InstanceLeader(paths, options, TritonHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
 
 

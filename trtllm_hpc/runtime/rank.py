@@ -43,6 +43,7 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.python_environment import PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
+from trtllm_hpc.runtime.served_model import vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server import LaunchedServer, find_server
 
 Child = subprocess.Popen[bytes] | LaunchedServer
@@ -148,10 +149,13 @@ class Supervisor:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
-        own = list(server.arguments)
+        own, words = list(server.arguments), self._options.server_arguments
         if self._options.frontend == "triton":
             own.append(f"--model-repository={scratch}/repository")
-        command = [server.program, *own, *self._options.server_arguments]
+        elif self._options.rank == 0:
+            environment |= vocabulary_variables(words, scratch)
+            words = with_auth_key(words, self._paths, scratch)
+        command = [server.program, *own, *words]
         shown = [launcher, *command] if launcher is not None else command
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
         allow_large_requests()

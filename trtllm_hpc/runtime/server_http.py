@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
+from trtllm_hpc.runtime.served_model import Chat
+
 QUICK_S = 2.0
 """Limit on what needs no computing."""
 _ANSWER_S = 3600.0
@@ -27,6 +29,7 @@ _NO_WORDS = ("bad_words", "stop_words")
 """Not optional in old releases of upstream's ensemble."""
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
+Prompt = str | Sequence[int]
 Connect = Callable[[float], http.client.HTTPConnection]
 """Makes a connection with this limit on each operation, in seconds."""
 
@@ -223,18 +226,23 @@ class OpenAIHttp:
     """A server with OpenAI's protocol, ``trtllm-serve``.
 
     ``/health`` answers as soon as it listens, and goes on when a rank has died. It is ready when it has made
-    a token: ``/health_generate`` makes one, with the model's chat template; a model without one, and releases
-    without that route, are asked for a completion.
+    a token: ``/health_generate`` makes one, with the model's chat template, but not in gpt-oss's way. Where
+    it is refused, or of no use, a model that chats is asked for a chat, and any other for a completion.
 
     Args:
         place: ``address:port``.
         models: those that it has, if it does not tell.
+        chat: how the model chats.
+        prompt: of a completion.
     """
 
-    def __init__(self, place: str, models: Sequence[str] = ()) -> None:
+    def __init__(
+        self, place: str, models: Sequence[str] = (), *, chat: Chat = "none", prompt: Prompt = _PROMPT
+    ) -> None:
         self._place, self._known_models = place, list(models)
+        self._chats, self._prompt = chat != "none", prompt
         self._asked: Asked | None = None
-        self._is_refused = False
+        self._is_refused = chat == "harmony"
         """Whether ``/health_generate`` is of no use here."""
         self._says: str | None = None
 
@@ -260,7 +268,8 @@ class OpenAIHttp:
         """Return how far it has come."""
         if self._asked is None and self._says is None:
             return "the server does not answer"
-        told = "" if self._says is None else f"; asked for one, it said: {self._says}"
+        what = "a chat" if self._chats else "one"
+        told = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
         return f"/health answers, but no token comes{told}"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
@@ -283,8 +292,10 @@ class OpenAIHttp:
         name = models[0] if models else ""
         if not self._is_refused:
             return Question(name, "/health_generate", None)
-        body = {"model": name, "prompt": _PROMPT, "max_tokens": 1}
-        return Question(name, "/v1/completions", json.dumps(body).encode())
+        chat = {"messages": [{"role": "user", "content": _PROMPT}]}
+        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": self._prompt})}
+        path = "/v1/chat/completions" if self._chats else "/v1/completions"
+        return Question(name, path, json.dumps(body).encode())
 
     def _models(self) -> list[str]:
         if self._known_models:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -68,10 +69,9 @@ class JobFacts:
         container = self.cluster.container
         if self.job.engine.has_engine or TAG in (container.image or ""):
             return None
-        from trtllm_hpc.tensorrt_llm.releases import nearest_release, version_of_image
+        from trtllm_hpc.tensorrt_llm.releases import nearest_release
 
-        stated = self.job.engine.tensorrt_llm_version or container.tensorrt_llm_version
-        return nearest_release(stated or version_of_image(container.image or ""))
+        return nearest_release(self.stated_version)
 
     def _find_release(self) -> Release:
         from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
@@ -88,6 +88,25 @@ class JobFacts:
                 hint="leave engine.tensorrt_llm_version out, or take a profile with an image of that release",
             )
         return release
+
+    @property
+    def stated_version(self) -> str | None:
+        """The version that the files or the image's name state, known here or not."""
+        from trtllm_hpc.tensorrt_llm.releases import version_of_image
+
+        container = self.cluster.container
+        stated = self.job.engine.tensorrt_llm_version or container.tensorrt_llm_version
+        return stated or version_of_image(container.image or "")
+
+    def image_is_at_least(self, version: str) -> bool | None:
+        """Whether the image has this version or a later one; ``None`` where nothing says which it has."""
+        from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+
+        is_known = self.release is not None and self.assumed_release is None
+        found = self.release.version if is_known and self.release else self.stated_version
+        with suppress(ValueError):  # not a version
+            return parsed(found) >= parsed(version) if found else None
+        return None
 
     @property
     def release(self) -> Release | None:

@@ -10,7 +10,7 @@ from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.plan import checkpoint
-from trtllm_hpc.plan.disaggregated import phases_of
+from trtllm_hpc.plan.disaggregated import block_tokens, is_chunked, num_tokens, phases_of
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
@@ -18,30 +18,13 @@ from trtllm_hpc.tensorrt_llm.llm_api_values import wrong_values
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
 REFERENCE = (
-    *EVERYWHERE,
-    "pipeline_parallel",
-    "context_parallel",
-    "max_input_len",
-    "max_seq_len",
-    "max_beam_width",
-    "tokens_per_block",
-    "gather_context_logits",
-    "gather_generation_logits",
-    "max_lora_rank",
+    *(*EVERYWHERE, "pipeline_parallel", "context_parallel", "max_input_len", "max_seq_len", "max_beam_width"),
+    *("tokens_per_block", "gather_context_logits", "gather_generation_logits", "max_lora_rank"),
 )
 """Keys of the reference backend; a rule of its own accepts two of them at 1 only."""
 LLM_API = (
-    *EVERYWHERE,
-    "tensorrt_llm_version",
-    "pipeline_parallel",
-    "context_parallel",
-    "moe_tensor_parallel",
-    "moe_expert_parallel",
-    "max_input_len",
-    "max_seq_len",
-    "max_beam_width",
-    "llm_api",
-    "quantization",
+    *(*EVERYWHERE, "tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
+    *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
@@ -136,9 +119,24 @@ def llm_api_has_the_values(facts: JobFacts) -> Diagnostics:
     if job.frontend != "openai" or job.engine.has_engine or release is None or facts.assumed_release:
         return
     for section, configuration in _configurations(job):
-        for wrong in wrong_values(release, configuration):
-            message = f"TensorRT-LLM {release.version}: {wrong.message}"
-            yield in_job("release", f"{section}.llm_api.{wrong.path}", message, wrong.hint, wrong.value)
+        for path, wrong, hint in wrong_values(release, configuration):
+            message = f"TensorRT-LLM {release.version}: {wrong}"
+            yield in_job("release", f"{section}.llm_api.{path}", message, hint)
+
+
+def chunks_fill_blocks(facts: JobFacts) -> Diagnostics:
+    """With chunked prefill, ``max_num_tokens`` of the LLM API is a multiple of the KV cache's blocks."""
+    job = facts.job
+    phases = job.serve.disaggregated if job.frontend == "openai" else None
+    both = () if phases is None else phases_of(phases)
+    served = {f"serve.disaggregated.{name}": job.with_phase(phase) for name, phase in both}
+    for section, of_phase in (served or {"engine": job}).items():
+        tokens, block = num_tokens(of_phase.engine), block_tokens(of_phase)
+        if is_chunked(of_phase) and not job.engine.has_engine and tokens % block:
+            message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache, which"
+            message += " chunked prefill computes whole"
+            hint = f"set it to {tokens // block * block or block}, or to another multiple of {block}"
+            yield in_job("conflict", f"{section}.max_num_tokens", message, hint, tokens)
 
 
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -12,6 +12,7 @@ generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import os
@@ -59,6 +60,8 @@ _KEYS = (
 )
 """Some of the keys of ``TorchLlmArgs`` (``tensorrt_llm/llmapi/llm_args.py``); others are refused, as upstream
 refuses what it does not know."""
+AUTH_KEY, _AUTH_HEADER = "internal_request_auth_key", "X-Internal-Auth"
+"""Newer images sign a phase's requests with this key (TensorRT-LLM 16002); here the key itself is sent."""
 BEHAVIOUR = os.environ.get("FAKE_SERVE", "").split()
 
 
@@ -85,6 +88,7 @@ def options() -> list[click.Parameter]:
 def serve(model: str, host: str, port: int, config: str | None, **given: Any) -> None:
     """Serve until SIGTERM."""
     extra = yaml.safe_load(Path(config).read_text()) if config else {}
+    key = (extra or {}).pop(AUTH_KEY, None) if _knows_auth_key() else None
     if unknown := set(extra or {}) - set(_KEYS):
         raise ValueError(
             f"1 validation error for TorchLlmArgs\n{min(unknown)}\n  Extra inputs are not permitted"
@@ -97,10 +101,16 @@ def serve(model: str, host: str, port: int, config: str | None, **given: Any) ->
             raise RuntimeError(f"Failed to bind socket to {host}:{port}: {error}") from error
         _join(given)
         _load(Path(model))
-        server = _Server(Path(model).name)
+        server = _Server(Path(model).name, key)
         listener.listen()
         print(f"Started server process [{os.getpid()}]", flush=True)
         web.run_app(server.app(), sock=listener, print=None, handle_signals=True)
+
+
+def _knows_auth_key() -> bool:
+    found = importlib.util.find_spec("tensorrt_llm")
+    places = found.submodule_search_locations if found is not None else None
+    return any(AUTH_KEY in Path(it, "llmapi", "disagg_utils.py").read_text() for it in places or ())
 
 
 def _join(given: dict[str, Any]) -> None:
@@ -145,8 +155,8 @@ def torch_out_of_memory() -> RuntimeError:
 class _Server:
     """The routes of ``tensorrt_llm/serve/openai_server.py``."""
 
-    def __init__(self, model: str) -> None:
-        self._model = model
+    def __init__(self, model: str, key: str | None) -> None:
+        self._model, self._auth_key = model, key
         self._behind = os.environ.get("FAKE_SERVE_WITH")
         self._steps = 0
         self._health_asked = 0
@@ -204,6 +214,8 @@ class _Server:
             given = {"request_type": "generation_only", "ctx_request_id": self._steps, "context": os.getpid()}
             return web.json_response({"choices": [{"index": 0, "text": "", "disaggregated_params": given}]})
         if phase.get("request_type") == "generation_only":
+            if self._auth_key is not None and request.headers.get(_AUTH_HEADER) != self._auth_key:
+                return web.json_response({"error": "Invalid internal request"}, status=401)
             print(f"generation after context process {phase['context']}", flush=True)
         is_chat = request.path.endswith("chat/completions")
         prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
@@ -241,6 +253,7 @@ class _Front:
     def __init__(self, config: dict[str, Any]) -> None:
         self._context = itertools.cycle(config["context_servers"]["urls"])
         self._generation = itertools.cycle(config["generation_servers"]["urls"])
+        self._headers = {_AUTH_HEADER: config[AUTH_KEY]} if _knows_auth_key() and AUTH_KEY in config else {}
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -265,7 +278,8 @@ class _Front:
         async with self._client.post(url, json={**body, **first}) as prepared:
             given = (await prepared.json())["choices"][0]["disaggregated_params"]
         url = f"http://{next(self._generation)}{request.path}"
-        async with self._client.post(url, json={**body, "disaggregated_params": given}) as found:
+        body = {**body, "disaggregated_params": given}
+        async with self._client.post(url, json=body, headers=self._headers) as found:
             answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
             await answer.prepare(request)
             async for piece in found.content.iter_any():
