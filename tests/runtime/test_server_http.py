@@ -42,7 +42,8 @@ class Served:
     @property
     def tokens_asked(self) -> list[str]:
         """The paths of questions for a token, in their order."""
-        return [path for path, _ in self.asked if path in ("/health_generate", "/v1/completions")]
+        asking = ("/health_generate", "/v1/completions", "/v1/chat/completions")
+        return [path for path, _ in self.asked if path in asking]
 
 
 def handler(served: Served) -> type[http.server.BaseHTTPRequestHandler]:
@@ -120,6 +121,54 @@ def test_a_server_that_makes_no_token_is_not_ready_and_its_words_are_told(
     assert set(served.tokens_asked[1:]) == {"/v1/completions"}
     said = "asked for one, it said: no chat template is set"
     assert http.not_ready() == f"/health answers, but no token comes; {said}"
+
+
+CHAT = "/v1/chat/completions"
+NO_VOCABULARY = json.dumps(
+    {"object": "error", "message": "error downloading or loading vocab file", "code": 400}
+)
+
+
+def test_gpt_oss_is_ready_when_it_chats_whatever_health_generate_says(served: Served) -> None:
+    """That route does not take the way of gpt-oss's chats, which need a vocabulary."""
+    served.answers |= {"/health_generate": OK, "/v1/completions": OK, CHAT: (400, NO_VOCABULARY)}
+    http = OpenAIHttp(served.place, chat="harmony")
+
+    def asked_again() -> bool:
+        assert http.ready_models() is None
+        return len(served.tokens_asked) > 3
+
+    assert eventually(asked_again)
+    assert set(served.tokens_asked) == {CHAT}
+    assert "asked for a chat, it said:" in http.not_ready() and "loading vocab file" in http.not_ready()
+    served.answers[CHAT] = OK
+    assert eventually(http.ready_models) == ["llama"]
+    body = json.loads(dict(served.asked)[CHAT])
+    assert body == {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    [question] = http.questions(["llama"])
+    assert question.path == CHAT
+
+
+def test_a_model_with_a_template_is_not_ready_by_completions(served: Served) -> None:
+    served.answers |= {"/health_generate": (500, ""), "/v1/completions": OK, CHAT: (500, NO_TEMPLATE)}
+    http = OpenAIHttp(served.place, chat="template")
+    assert eventually(lambda: http.ready_models() is None and len(served.tokens_asked) > 3)
+    assert set(served.tokens_asked[1:]) == {CHAT}
+    assert http.not_ready().endswith("asked for a chat, it said: no chat template is set")
+    served.answers[CHAT] = OK
+    assert eventually(http.ready_models) == ["llama"]
+
+
+def test_a_model_with_a_template_is_ready_as_soon_as_health_generate_has_chatted(served: Served) -> None:
+    served.answers["/health_generate"] = OK
+    assert eventually(OpenAIHttp(served.place, chat="template").ready_models) == ["llama"]
+    assert served.tokens_asked == ["/health_generate"]
+
+
+def test_a_front_is_asked_with_tokens(served: Served) -> None:
+    served.answers |= {"/health_generate": (404, ""), "/v1/completions": OK}
+    assert eventually(OpenAIHttp(served.place, ["llama"], prompt=(1, 2)).ready_models) == ["llama"]
+    assert json.loads(dict(served.asked)["/v1/completions"])["prompt"] == [1, 2]
 
 
 def test_a_server_that_lists_no_models_has_those_that_are_known(served: Served) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -487,3 +488,47 @@ def test_memory_of_nodes_is_for_the_job_to_tell(checked: Checked, monkeypatch: p
     assert state(checked(cluster=local), "shared-memory") == "ok"
     monkeypatch.setattr("trtllm_hpc.validation.file_system_checks.shm_free_gib", lambda: 0.06)
     says(checked(cluster=local), "shared-memory", "0.06 GiB free")
+
+
+PYTORCH = {"engine": {"backend": "pytorch", "tensorrt_llm_version": "1.2.1"}}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "staged", "found", "words"),
+    [
+        (True, None, "ok", "the job makes gpt-oss's vocabulary of the checkpoint's tokenizer.json"),
+        (False, None, "warn", "first chat needs the internet"),
+        (True, "missing", "fail", "is not the vocabulary"),
+        (True, "another", "fail", "is not the vocabulary"),
+        (False, "right", "ok", "gpt-oss's vocabulary is"),
+    ],
+)
+def test_the_vocabulary_of_gpt_oss_is_staged(
+    checked: Checked,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tokenizer: bool,
+    staged: str | None,
+    found: str,
+    words: str,
+) -> None:
+    model = tmp_path / "gpt-oss"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "gpt_oss"}')
+    if tokenizer:
+        (model / "tokenizer.json").write_text("{}")
+    for name in ("another", "right"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "o200k_base.tiktoken").write_text(name)
+    digest = hashlib.sha256(b"right").hexdigest()
+    monkeypatch.setattr(file_system_checks, "VOCABULARY_SHA256", digest)
+    environment = {} if staged is None else {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path / staged)}
+    row = checked(**PYTORCH, model={"path": str(model)}, cluster={"environment": environment})["vocabulary"]
+    assert (row.state, words in row.message) == (found, True), row.message
+    if found != "ok":
+        assert "encodings/o200k_base.tiktoken" in str(row.hint) and "TIKTOKEN_ENCODINGS_BASE" in str(row.hint)
+
+
+def test_the_vocabulary_of_other_models_is_no_question(checked: Checked, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "vocabulary" not in checked(**PYTORCH, model={"path": str(tmp_path)})

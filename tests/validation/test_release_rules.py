@@ -267,6 +267,40 @@ def test_keys_of_the_llm_api_are_those_of_the_release(files: Folder) -> None:
     assert older.field == "engine.llm_api.cuda_graph_config" and "came with 1.0.0" in older.message
 
 
+def test_values_of_the_llm_api_are_those_that_the_server_takes(files: Folder) -> None:
+    wrong = "  llm_api: {speculative_config: {decoding_type: Draft_Target, max_draft_len: 3}}\n"
+    found = files.diagnostic(trt("1.2.1", wrong, backend="pytorch"))
+    assert (found.code, found.field) == ("release", "engine.llm_api.speculative_config.decoding_type")
+    assert "TensorRT-LLM 1.2.1" in found.message and "DraftTarget" in (found.hint or "")
+    # Triton's model makes the objects in another way, and of a newer image the values are not known.
+    files.load(trt("1.2.1", f"{wrong}serve: {{frontend: triton}}\n", backend="pytorch"))
+    files.load(trt("1.9.0", wrong, backend="pytorch"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "field", "hint"),
+    [
+        ("  max_num_tokens: 1160\n  llm_api: {enable_chunked_prefill: true}\n", "engine", "set it to 1152"),
+        ("  max_num_tokens: 20\nrepository: {chunked_context: true}\n", "engine", "set it to 32"),
+        ("  max_num_tokens: 96\n  llm_api: {enable_chunked_prefill: true, kv_cache_config: "
+         "{tokens_per_block: 64}}\n", "engine", "set it to 64, or to another multiple of 64"),
+        ("serve: {mode: disaggregated, disaggregated: {context: {max_num_tokens: 1160, llm_api: "
+         "{enable_chunked_prefill: true}, max_seq_len: 4096}}}\n", "serve.disaggregated.context", "1152"),
+    ],
+)  # fmt: skip
+def test_chunks_of_prompts_are_whole_blocks_of_the_kv_cache(
+    files: Folder, engine: str, field: str, hint: str
+) -> None:
+    found = files.diagnostic(trt("1.2.1", engine, backend="pytorch"))
+    assert (found.code, found.field) == ("conflict", f"{field}.max_num_tokens")
+    assert hint in (found.hint or "")
+
+
+def test_without_chunks_any_number_of_tokens_will_do(files: Folder) -> None:
+    files.load(trt("1.2.1", "  max_num_tokens: 1160\n", backend="pytorch"))
+    files.load(trt("1.2.1", "  llm_api: {enable_chunked_prefill: true}\n", backend="pytorch"))
+
+
 @pytest.mark.parametrize(
     ("keys", "field", "hint"),
     [

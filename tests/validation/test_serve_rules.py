@@ -156,3 +156,37 @@ def test_what_a_phase_has_of_its_own_is_accepted(files: Folder) -> None:
     own = "{servers: 2, tensor_parallel: 1, max_num_tokens: 4096, llm_api: {enable_attention_dp: true}}"
     job = files.load(f"{SERVERS}    context: {own}\n    kv_transfer: UCX\n", NEWER).job
     assert job.with_phase(job.serve.disaggregated.context).engine.world_size == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("lines", "version", "key", "words", "hint"),
+    [
+        ("kv_transfer: MPI", "1.2.1", "kv_transfer", "each server has a world of its own", "take UCX, NIXL"),
+        ("kv_transfer: MPI", "1.9.0", "kv_transfer", "each server has a world of its own", "take UCX, NIXL"),
+        ("kv_transfer_tokens: 1000", "1.2.1", "kv_transfer_tokens", "not a multiple of 32", "set it to 1024"),
+        ("context: {llm_api: {enable_chunked_prefill: true}}", "1.2.1", "kv_transfer_tokens",
+         "NIXL fails here on prompts longer than its buffer", "the longest prompt"),
+    ],
+)  # fmt: skip
+def test_a_way_of_the_kv_cache_that_cannot_work(
+    files: Folder, lines: str, version: str, key: str, words: str, hint: str
+) -> None:
+    profile = NEWER.replace("tensorrt_llm_version: 1.2.0", f"tensorrt_llm_version: {version}")
+    diagnostic = files.diagnostic(f"{SERVERS}    {lines}\n", profile)
+    assert diagnostic.field == f"serve.disaggregated.{key}"
+    assert words in diagnostic.message and hint in (diagnostic.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("lines", "version"),
+    [
+        ("kv_transfer_tokens: 1024", "1.2.1"),
+        ("context: {llm_api: {enable_chunked_prefill: true}, max_seq_len: 4096}", "1.2.1"),
+        # Upstream itself makes the buffer as large as max_seq_len from 1.3.0rc3 on.
+        ("context: {llm_api: {enable_chunked_prefill: true}}", "1.3.0rc3"),
+        ("context: {llm_api: {enable_chunked_prefill: true}}\n    kv_transfer: UCX", "1.2.1"),
+    ],
+)
+def test_a_way_of_the_kv_cache_that_works(files: Folder, lines: str, version: str) -> None:
+    profile = NEWER.replace("tensorrt_llm_version: 1.2.0", f"tensorrt_llm_version: {version}")
+    files.load(f"{SERVERS}    {lines}\n", profile)

@@ -12,6 +12,7 @@ from typing import Any
 from trtllm_hpc.tensorrt_llm.llm_api import has_key_facts, sections, variants_of
 from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.learned import learned
 
 Values = Mapping[str, Any]
 WrongValues = Iterator[tuple[str, str, str]]
@@ -19,8 +20,9 @@ WrongValues = Iterator[tuple[str, str, str]]
 
 
 def wrong_values(release: Release, configuration: Values) -> WrongValues:
-    """Yield the values that the release refuses; none for a release whose keys are not known."""
-    for name, section in sections().items() if has_key_facts(release) else ():
+    """Yield the values that the release refuses; none for a release whose keys are not known, or learned."""
+    is_read = has_key_facts(release) and release.version not in learned()
+    for name, section in sections().items() if is_read else ():
         values: Any = configuration
         for part in name.split(".") if name else ():
             values = values.get(part) if isinstance(values, Mapping) else None

@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -16,6 +17,7 @@ from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
+from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_SHA256, VOCABULARY_VARIABLE
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"
@@ -324,6 +326,28 @@ def upstream_files(context: Context) -> Diagnostic | None:
     return ok("upstream's programs and templates are in the container")
 
 
+def vocabulary(context: Context) -> Diagnostic | None:
+    """The job makes it of the checkpoint; the server would download it, which few nodes can."""
+    config = context.model_config if context.has_job and context.job.frontend == "openai" else None
+    if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
+        return None
+    staged, name = context.cluster.environment.get(VOCABULARY_VARIABLE), "tokenizer.json"
+    hint = f"download {_VOCABULARY_URL} to a shared folder, and set environment.{VOCABULARY_VARIABLE} in the "
+    hint += "profile to the folder; a container must have it mounted"
+    if staged is None and (context.model_folder / name).exists():
+        return ok(f"the job makes gpt-oss's vocabulary of the checkpoint's {name}")
+    if staged is None:
+        return warn(f"the checkpoint has no {name}, so gpt-oss's first chat needs the internet", hint)
+    file = context.path_here(staged) / VOCABULARY
+    targets = [target_of(mount) for mount in context.plan.mounts]
+    if not file.exists() or sha256(file.read_bytes()).hexdigest() != VOCABULARY_SHA256:
+        return fail(f"{file} is not the vocabulary without which gpt-oss cannot chat", hint)
+    if _in_container(context) and not is_below(staged, targets):
+        return fail(f"{staged} is not mounted, and gpt-oss cannot chat without its vocabulary", hint)
+    return ok(f"gpt-oss's vocabulary is {file}")
+
+
+_VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{VOCABULARY}"
 CHECKS = (
     Check("runs-folder", "runs can be written", runs_folder),
     Check("engines-folder", "engines can be kept", engines_folder),
@@ -332,6 +356,7 @@ CHECKS = (
     Check("mounts", "the container sees the model", mounts),
     Check("mount-sources", "what is to be mounted is there", mount_sources),
     Check("upstream-files", "the container has upstream's programs", upstream_files),
+    Check("vocabulary", "gpt-oss can chat", vocabulary),
     Check("python", "the nodes' Python is there", python),
     Check("mpi4py", "ranks can be joined", mpi4py),
     Check("tritonserver", "the server is there", server),
