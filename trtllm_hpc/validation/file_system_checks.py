@@ -339,11 +339,10 @@ def vocabulary(context: Context) -> Diagnostic | None:
     if staged is None:
         return warn(f"the checkpoint has no {name}, so gpt-oss's first chat needs the internet", hint)
     file = context.path_here(staged) / VOCABULARY
-    targets = [target_of(mount) for mount in context.plan.mounts]
+    if _in_container(context) and not is_below(staged, [target_of(it) for it in context.plan.mounts]):
+        return fail(f"{staged} is not mounted, and gpt-oss cannot chat without its vocabulary", hint)
     if not file.exists() or sha256(file.read_bytes()).hexdigest() != VOCABULARY_SHA256:
         return fail(f"{file} is not the vocabulary without which gpt-oss cannot chat", hint)
-    if _in_container(context) and not is_below(staged, targets):
-        return fail(f"{staged} is not mounted, and gpt-oss cannot chat without its vocabulary", hint)
     return ok(f"gpt-oss's vocabulary is {file}")
 
 
