@@ -59,6 +59,7 @@ class Ranks:
         behaviour: str = "",
         server: str | None = None,
         environment: dict[str, str] | None = None,
+        words: tuple[str, ...] = (),
         **options: Any,
     ) -> subprocess.Popen[str]:
         prefix = f"{self.prefix}{rank}_"
@@ -75,6 +76,7 @@ class Ranks:
             *extra,
             f"--server={server or self.program}",
             "--",
+            *words,
             *ports,
             FAKE=behaviour,
             FAKE_STARTED=str(self.started_file(rank)),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +252,24 @@ def test_a_token_that_hangs_ends_the_server_at_the_limit(
     [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
     assert told.rstrip(")") in event.data["reason"]
     assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
+
+
+def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(
+    served: Served, ranks: Ranks, tmp_path: Path
+) -> None:
+    """The checkpoint of this one has no vocabulary, which its log says; the server's words say the rest."""
+    (tmp_path / "oss").mkdir()
+    (tmp_path / "oss" / "config.json").write_text('{"model_type": "gpt_oss"}')
+    served.answers |= {"/health_generate": OK, CHAT: (400, NO_VOCABULARY)}
+    code, output = end(
+        ranks.start(
+            behaviour="mute",
+            environment={"TRTLLM_HPC_OPENAI": served.place},
+            words=(str(tmp_path / "oss"),),
+            frontend="openai",
+            ready_timeout_seconds=1,
+        )
+    )
+    assert code == ExitCode.READINESS and "asked for a chat, it said:" in output
+    assert "loading vocab file" in output and "chats need a download" in output
+    assert set(served.tokens_asked) == {CHAT}
