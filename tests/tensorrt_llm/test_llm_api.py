@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trtllm_hpc.tensorrt_llm import llm_api_values
 from trtllm_hpc.tensorrt_llm.llm_api import (
     config_option,
     has_key_facts,
@@ -295,6 +296,13 @@ def test_a_value_begins_with_the_release_that_has_it() -> None:
 
 def test_a_release_whose_keys_are_not_known_refuses_no_value() -> None:
     assert wrong("0.19.0", kv_cache_config=None) == {}
+
+
+def test_a_release_that_an_image_has_described_refuses_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are known then, but not its words."""
+    assert wrong("1.2.1", moe_config=None)
+    monkeypatch.setattr(llm_api_values, "learned", lambda: {"1.2.1": {}})
+    assert wrong("1.2.1", moe_config=None) == {}
 
 
 @pytest.mark.parametrize("odd", [None, [], [[1]], {}, "x", -1, 2**70, True, {"batch_sizes": [[1], {}, "a"]}])
