@@ -83,6 +83,8 @@ class RunPaths:
         """What the front of a disaggregated run is told, but for addresses."""
         self.front_started = self.folder / "front.yaml"
         """The file that the front was started with."""
+        self.servers_key = self.folder / "servers.key"
+        """The key that servers and front of a disaggregated run share (mode 0600)."""
         self.engine = self.folder / "engine"
         """Link to the engine in the cache, once it is built or found."""
         self.build_recipe = self.folder / "build.json"
@@ -174,11 +176,6 @@ class RunPaths:
     def key(self) -> Path:
         """The key of the run's server (mode 0600)."""
         return self.folder / "key"
-
-    @property
-    def servers_key(self) -> Path:
-        """The key that servers and front of a disaggregated run share (mode 0600)."""
-        return self.folder / "servers.key"
 
     @property
     def certificate(self) -> Path:

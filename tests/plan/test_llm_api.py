@@ -109,6 +109,7 @@ def test_ucx_needs_the_transceiver_of_cpp_where_that_of_python_is_the_default(
         ({"max_seq_len": 9000, "llm_api": {"enable_chunked_prefill": True}}, {}, 9024),
         ({"llm_api": {"kv_cache_config": {"tokens_per_block": 64}}}, {}, 4160),
         ({}, {"kv_transfer_tokens": 8192}, 8192),
+        ({}, {"kv_transfer_tokens": 1000}, 1024),
         ({"tensorrt_llm_version": "1.3.0", "llm_api": {"enable_chunked_prefill": True}}, {}, None),
     ],
 )

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm import llm_api_values
+from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import (
     config_option,
     has_key_facts,
-    sections,
     serve_options,
     unknown_keys,
+    wrong_values,
 )
-from trtllm_hpc.tensorrt_llm.llm_api_values import wrong_values
 from trtllm_hpc.tensorrt_llm.releases import Release, release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
 
@@ -301,13 +300,13 @@ def test_a_release_whose_keys_are_not_known_refuses_no_value() -> None:
 def test_a_release_that_an_image_has_described_refuses_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keys are known then, but not its words."""
     assert wrong("1.2.1", moe_config=None)
-    monkeypatch.setattr(llm_api_values, "learned", lambda: {"1.2.1": {}})
+    monkeypatch.setattr(llm_api, "learned", lambda: {"1.2.1": {}})
     assert wrong("1.2.1", moe_config=None) == {}
 
 
 @pytest.mark.parametrize("odd", [None, [], [[1]], {}, "x", -1, 2**70, True, {"batch_sizes": [[1], {}, "a"]}])
 def test_values_of_odd_types_do_not_end_the_check(odd: Any) -> None:
-    for section in sections():
+    for section in read_data("llm_api")["section"]:
         head, _, key = section.partition(".")
         wrong("1.2.1", **{head: {key: odd} if key else odd}) if head else wrong("1.2.1", model=odd)
     wrong("1.2.1", cuda_graph_config={"batch_sizes": odd, "max_batch_size": odd})

@@ -53,14 +53,14 @@ def transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
 
 
 def with_buffer(job: JobFile) -> JobFile:
-    """Return the job with a buffer for the longest prompt, where it names none.
+    """Return the job with a buffer of whole blocks, larger than the longest prompt where it names none.
 
     Without a buffer NIXL fails on long prompts up to 1.2.1, and later it is as large as max_seq_len.
     """
-    phases, tokens, block = job.serve.disaggregated, longest_prompt(job), block_tokens(job)
-    if phases is None or phases.kv_transfer_tokens is not None or tokens is None:
-        return job
-    sized = phases.model_copy(update={"kv_transfer_tokens": (tokens // block + 1) * block})
+    phases, longest, block = job.serve.disaggregated, longest_prompt(job), block_tokens(job)
+    assert phases is not None
+    tokens = phases.kv_transfer_tokens or (longest and longest + 1)
+    sized = phases.model_copy(update={"kv_transfer_tokens": tokens and -(-tokens // block) * block})
     return job.model_copy(update={"serve": job.serve.model_copy(update={"disaggregated": sized})})
 
 

@@ -9,15 +9,8 @@ from packaging.version import Version
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan import reference
+from trtllm_hpc.plan import disaggregated, reference
 from trtllm_hpc.plan.checkpoint import quantize_step
-from trtllm_hpc.plan.disaggregated import (
-    front_command,
-    front_file,
-    phases_of,
-    transfer_environment,
-    with_buffer,
-)
 from trtllm_hpc.plan.layout import Instances, Layout, WantedGroup, one_node, place, place_groups, seats
 from trtllm_hpc.plan.llm_api import LAUNCHER, serve_command, serve_yaml
 from trtllm_hpc.plan.model import GENERATION, GENERATION_STEP, Plan, RepositoryModel, ServedEngine, ServerPlan
@@ -104,7 +97,7 @@ def instances_of(job: JobFile, cluster: ClusterProfile) -> Instances:
                 job.with_phase(phase).engine.world_size,
                 cluster.for_phase(role).gpus_per_node,
             )
-            for role, phase in phases_of(phases)
+            for role, phase in disaggregated.phases_of(phases)
         ]
         spread = job.serve.placement == "spread"
         return place_groups(wanted, spread=spread, apart=cluster.phases is not None)
@@ -220,8 +213,8 @@ def _server_plan(facts: JobFacts, layout: Layout, paths: RunPaths, role: str | N
             launcher=launcher,
             command=serve_command(facts, layout, paths, role),
             configuration=serve_yaml(facts, paths, role),
-            front=front_command(job) if job.serve.mode == "disaggregated" else (),
-            front_configuration=front_file(job) if job.serve.mode == "disaggregated" else {},
+            front=disaggregated.front_command(job) if job.serve.mode == "disaggregated" else (),
+            front_configuration=disaggregated.front_file(job) if job.serve.mode == "disaggregated" else {},
         )
     if not job.engine.has_engine:
         return ServerPlan(worker_models=(), launcher=launcher)
@@ -245,11 +238,11 @@ def _phase_servers(facts: JobFacts, instances: Instances, paths: RunPaths) -> tu
     phases = facts.job.serve.disaggregated
     if phases is None or not instances.groups:
         return ()
-    servers, job = [], with_buffer(facts.job)
-    for (role, phase), group in zip(phases_of(phases), instances.groups, strict=True):
+    servers, job = [], disaggregated.with_buffer(facts.job)
+    for (role, phase), group in zip(disaggregated.phases_of(phases), instances.groups, strict=True):
         of_phase = replace(facts, job=job.with_phase(phase))
         server = _server_plan(of_phase, group.layout, paths, role)
-        servers.append(replace(server, environment=transfer_environment(facts)))
+        servers.append(replace(server, environment=disaggregated.transfer_environment(facts)))
     return tuple(servers)
 
 

@@ -15,8 +15,6 @@ from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.server_http import OpenAIHttp
 
 _GRACE_S = 10.0
-_TOKENS = (1, 2, 3, 4)
-"""A prompt for which kv_cache_aware loads no tokenizer: up to 1.3.0rc3 by the model's name, from the Hub."""
 
 
 def with_addresses(
@@ -72,7 +70,7 @@ class Front:
         # JSON is YAML.
         write_json(self._paths.front_started, with_addresses(config, self._roles, places, self._port))
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
-        self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models, prompt=_TOKENS)
+        self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models)
 
     def is_ready(self) -> bool:
         """Return whether it has passed on a question, and its answer."""

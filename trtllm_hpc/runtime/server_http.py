@@ -23,13 +23,14 @@ _ANSWER_S = 3600.0
 _ESTABLISHED = "01"
 """``TCP_ESTABLISHED`` in /proc/net/tcp."""
 _PROMPT = "a"
+_TOKENS = (1, 2, 3, 4)
+"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
 _LENGTHS = ("max_tokens", "sampling_param_max_tokens")
 """Input of upstream's text models, and of the LLM API's."""
 _NO_WORDS = ("bad_words", "stop_words")
 """Not optional in old releases of upstream's ensemble."""
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
-Prompt = str | Sequence[int]
 Connect = Callable[[float], http.client.HTTPConnection]
 """Makes a connection with this limit on each operation, in seconds."""
 
@@ -233,14 +234,11 @@ class OpenAIHttp:
         place: ``address:port``.
         models: those that it has, if it does not tell.
         chat: how the model chats.
-        prompt: of a completion.
     """
 
-    def __init__(
-        self, place: str, models: Sequence[str] = (), *, chat: Chat = "none", prompt: Prompt = _PROMPT
-    ) -> None:
+    def __init__(self, place: str, models: Sequence[str] = (), *, chat: Chat = "none") -> None:
         self._place, self._known_models = place, list(models)
-        self._chats, self._prompt = chat != "none", prompt
+        self._chats = chat != "none"
         self._asked: Asked | None = None
         self._is_refused = chat == "harmony"
         """Whether ``/health_generate`` is of no use here."""
@@ -293,7 +291,7 @@ class OpenAIHttp:
         if not self._is_refused:
             return Question(name, "/health_generate", None)
         chat = {"messages": [{"role": "user", "content": _PROMPT}]}
-        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": self._prompt})}
+        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": _TOKENS})}
         path = "/v1/chat/completions" if self._chats else "/v1/completions"
         return Question(name, path, json.dumps(body).encode())
 

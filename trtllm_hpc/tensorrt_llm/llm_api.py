@@ -131,12 +131,11 @@ def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[Unk
 def _is_checked(path: str, version: str) -> bool:
     if version in learned():
         return path in learned()[version]["llm_api"]
-    section = sections().get(path)
+    section = _sections().get(path)
     return section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
 
 
-def sections() -> Mapping[str, Mapping[str, Any]]:
-    """The sections of the LLM API's configuration, by path."""
+def _sections() -> Mapping[str, Mapping[str, Any]]:
     found: Mapping[str, Mapping[str, Any]] = read_data("llm_api")["section"]
     return found
 
@@ -152,7 +151,7 @@ def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     """The keys of a section in a release; ``values`` tells which variant of the section it is."""
     if version in learned():
         return set(learned()[version]["llm_api"].get(path, ()))
-    section = sections().get(path, {})
+    section = _sections().get(path, {})
     return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
 
 
@@ -161,12 +160,12 @@ def _tables(
 ) -> Iterator[Mapping[str, Any]]:
     """The section's own table, and that of its variant: of all, where it says none that the release has."""
     yield section
-    there = variants_of(section, version)
+    there = _variants(section, version)
     chosen = values.get(section.get("by", ""))
     yield from [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
 
 
-def variants_of(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
+def _variants(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
     """The variants of a section in a release, by the value that chooses them."""
     variants: Mapping[str, Mapping[str, Any]] = section.get("variant", {})
     here = parsed(version)
@@ -193,7 +192,7 @@ def _between(first: str, here: Any, after: str) -> bool:
 
 def _replacement(path: str, key: str, known: set[str]) -> str | None:
     """What the data say to write instead, for this section or one of its variants."""
-    section = sections().get(path, {})
+    section = _sections().get(path, {})
     for table in (section, *section.get("variant", {}).values()):
         found: str | None = table.get("replaced_by", {}).get(key)
         if found is not None:
@@ -203,7 +202,7 @@ def _replacement(path: str, key: str, known: set[str]) -> str | None:
 
 def _former(path: str, version: str) -> str | None:
     """The key that an earlier release has in the place of ``path``."""
-    for section, table in sections().items():
+    for section, table in _sections().items():
         for key, now in table.get("replaced_by", {}).items():
             if now == path and key in _keys(section, version, {}):
                 return f"{section}.{key}" if section else key
@@ -212,11 +211,11 @@ def _former(path: str, version: str) -> str | None:
 
 def _other_place(path: str, key: str, version: str) -> str | None:
     """Where else the release has the key: in another variant of the section, or in another section."""
-    section = sections().get(path, {})
+    section = _sections().get(path, {})
     for variant, table in section.get("variant", {}).items():
         if key in _of_table(table, version):
             return f"{path}.{section['by']}: {variant}"
-    for other in sections():
+    for other in _sections():
         top = other.partition(".")[0]
         if other != path and key in _keys(other, version, {}) and (not top or top in _keys("", version, {})):
             return f"{other}.{key}" if other else key
@@ -238,3 +237,53 @@ def _lifetime(path: str, key: str, values: Mapping[str, Any], here: str) -> tupl
     if later:
         return later[0], None
     return None, having[-1] if having else None
+
+
+WrongValues = Iterator[tuple[str, str, str]]
+"""Paths, such as ``kv_cache_config.max_attention_window``, each with what is wrong and what to do."""
+
+
+def wrong_values(release: Release, configuration: Mapping[str, Any]) -> WrongValues:
+    """Yield the values that the release refuses; none for a release whose keys are not known, or learned."""
+    is_read = has_key_facts(release) and release.version not in learned()
+    for name, section in _sections().items() if is_read else ():
+        values: Any = configuration
+        for part in name.split(".") if name else ():
+            values = values.get(part) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping):
+            for key, wrong, remedy in _wrong(section, values, release.version):
+                yield f"{name}.{key}" if name else key, wrong, remedy
+
+
+def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
+    for key, first in section.get("not_null", {}).items():
+        if key in values and values[key] is None and parsed(version) < parsed(first):
+            yield key, "the server takes no null here", "leave the key out"
+    for key, words in section.get("values", {}).items():
+        there = [word for word, first in words.items() if parsed(first) <= parsed(version)]
+        if there and isinstance(values.get(key), str) and values[key] not in there:
+            yield key, "is not a value of this key here", f"take {', '.join(there)}"
+    for key in section.get("positive", ()):
+        each = values.get(key) if isinstance(values.get(key), list) else [values.get(key)]
+        if not each or any(isinstance(number, int) and number <= 0 for number in each):
+            yield key, "must be above 0", "raise it, or leave the key out"
+    for key in section.get("fraction", ()):
+        if isinstance(values.get(key), int | float) and not 0 <= values[key] <= 1:
+            yield key, "must be between 0 and 1", "write a fraction, such as 0.9"
+    if values and "by" in section:
+        yield from _wrong_variant(section, values, version)
+    for one, other in section.get("either", {}).items():
+        if values.get(one) and values.get(other):
+            yield one, f"does not fit together with {other}", "set only one of the two"
+
+
+def _wrong_variant(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
+    by, there, same = section["by"], _variants(section, version), section.get("same", {})
+    chosen = values.get(by)
+    if not isinstance(chosen, str) or chosen not in there:
+        yield by, "must be a value of this key on PyTorch here", f"take {', '.join(there)}"
+        return
+    given = {same.get(key, key) for key, value in values.items() if value is not None}
+    for key, first in there[chosen].get("required", {}).items():
+        if parsed(first) <= parsed(version) and same.get(key, key) not in given:
+            yield key, f"is missing, and {chosen} needs it", "set it"

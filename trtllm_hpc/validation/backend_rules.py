@@ -13,8 +13,7 @@ from trtllm_hpc.plan import checkpoint
 from trtllm_hpc.plan.disaggregated import block_tokens, is_chunked, num_tokens, phases_of
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
-from trtllm_hpc.tensorrt_llm.llm_api_values import wrong_values
+from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys, wrong_values
 
 EVERYWHERE = ("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens")
 REFERENCE = (
@@ -100,7 +99,7 @@ def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
 
 
 def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
-    """Each key of ``llm_api`` is one of the release's LLM API, where these are known."""
+    """The release takes each key of ``llm_api``, and its server each value, where these are known."""
     job, release = facts.job, facts.release
     if job.engine.has_engine or release is None or facts.assumed_release is not None:
         return
@@ -111,15 +110,7 @@ def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
             )
             message = f"TensorRT-LLM {release.version}: it {key.message}"
             yield in_job("unknown-key", f"{section}.llm_api.{key.path}", message, hint)
-
-
-def llm_api_has_the_values(facts: JobFacts) -> Diagnostics:
-    """The release's ``trtllm-serve`` takes each value of ``llm_api``, as far as its values are known."""
-    job, release = facts.job, facts.release
-    if job.frontend != "openai" or job.engine.has_engine or release is None or facts.assumed_release:
-        return
-    for section, configuration in _configurations(job):
-        for path, wrong, hint in wrong_values(release, configuration):
+        for path, wrong, hint in wrong_values(release, configuration) if job.frontend == "openai" else ():
             message = f"TensorRT-LLM {release.version}: {wrong}"
             yield in_job("release", f"{section}.llm_api.{path}", message, hint)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import PHASE_KEYS, Disaggregated, JobFile, Phase
-from trtllm_hpc.plan.disaggregated import BUFFER_SIZED, block_tokens, longest_prompt
+from trtllm_hpc.plan.disaggregated import BUFFER_SIZED, longest_prompt
 from trtllm_hpc.plan.resolve import instances_of
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -252,18 +252,11 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
     if phases.kv_transfer == "MPI":
         message = "MPI sends within one world of ranks, and each server has a world of its own"
         yield in_job("conflict", "serve.disaggregated.kv_transfer", message, "take UCX, NIXL or DEFAULT")
-    field, tokens, block = (
-        "serve.disaggregated.kv_transfer_tokens",
-        phases.kv_transfer_tokens,
-        block_tokens(job),
-    )
-    if tokens is not None and tokens % block:
-        message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache"
-        yield in_job("conflict", field, message, f"set it to {(tokens // block + 1) * block}", tokens)
     fails = facts.image_is_at_least(BUFFER_SIZED) is False and phases.kv_transfer != "UCX"
-    if fails and tokens is None and longest_prompt(job) is None:
+    if fails and phases.kv_transfer_tokens is None and longest_prompt(job) is None:
         message = f"NIXL fails here on prompts longer than its buffer, up to TensorRT-LLM {BUFFER_SIZED}"
-        yield in_job("missing", field, message, "set it to the longest prompt, or set engine.max_seq_len")
+        hint = "set it to the longest prompt, or set engine.max_seq_len"
+        yield in_job("missing", "serve.disaggregated.kv_transfer_tokens", message, hint)
 
 
 def phases_have_their_keys(facts: JobFacts) -> Diagnostics:
