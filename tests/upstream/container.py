@@ -111,7 +111,7 @@ def add_llm_api(container: FakeContainer, launcher: Path = LAUNCHER) -> None:
 
 
 def add_package(container: FakeContainer) -> None:
-    """Put the importable stand-in of ``tensorrt_llm`` (``tiny/``) into the container; its server only parses."""
+    """Put the importable stand-in of ``tensorrt_llm`` (``tiny/``) there; its server only parses."""
     shutil.copytree(TINY, container.package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(TINY.parents[1] / "image_package.py", container.package / "__init__.py")
     serve = container.folder / "bin" / "trtllm-serve"
