@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from pathlib import Path
@@ -12,11 +13,13 @@ import pytest
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.caches import CACHES, TOP
+from trtllm_hpc.runtime.node_checks import image
 from trtllm_hpc.runtime.node_checks.child import run_child
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
+from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE
 
 
 @pytest.fixture
@@ -93,7 +96,7 @@ def test_options_are_those_of_the_help(programs: Path, tmp_path: Path) -> None:
     assert "image-options" not in missing
 
 
-def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "image-caches" not in in_image(tmp_path)
     monkeypatch.setenv(TOP, str(tmp_path))
     for name, folder in CACHES.items():
@@ -103,14 +106,25 @@ def test_every_cache_and_file_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/cache")
     monkeypatch.delenv("FLASHINFER_WORKSPACE_BASE")
     monkeypatch.delenv("XDG_CACHE_HOME")  # the home has it
-    there = tmp_path / "there"
-    there.touch()
-    found = in_image(tmp_path, files={str(there): "a", "/proc/x": "gpt-oss's words"})
-    caches, files = found["image-caches"], found["image-files"]
+    caches = in_image(tmp_path)["image-caches"]
     assert caches.state == "fail" and "TRITON_CACHE_DIR (/proc/cache: " in caches.message
     assert "FLASHINFER_WORKSPACE_BASE (-: not set)" in caches.message and "XDG" not in caches.message
-    assert files.state == "fail" and "/proc/x (gpt-oss's words)" in files.message
-    assert "there" not in files.message
+
+
+def test_gpt_oss_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    words = {"serve": [str(tmp_path), "--tp_size=1"]}
+    monkeypatch.delenv(VOCABULARY_VARIABLE, raising=False)
+    for staged in (None, str(tmp_path)):
+        if staged is not None:
+            monkeypatch.setenv(VOCABULARY_VARIABLE, staged)
+            (tmp_path / VOCABULARY).write_text("half of it")
+        found = in_image(tmp_path, serve=words)["image-vocabulary"]
+        assert found.state == "fail" and "its first chat needs the internet" in found.message
+    monkeypatch.setattr(image, "VOCABULARY_SHA256", hashlib.sha256(b"half of it").hexdigest())
+    assert in_image(tmp_path, serve=words)["image-vocabulary"].state == "ok"
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert "image-vocabulary" not in in_image(tmp_path, serve=words)
 
 
 def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,13 @@ from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.served_model import (
+    VOCABULARY,
+    VOCABULARY_SHA256,
+    VOCABULARY_VARIABLE,
+    chat_of,
+    vocabulary_variables,
+)
 
 _HELP_S = 180
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
@@ -38,7 +46,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         else None,
         "image-home": _home(),
         "image-caches": _caches(),
-        "image-files": _files(wanted.files),
+        "image-vocabulary": _vocabulary(wanted),
         "image-launcher": _launcher(wanted),
     }
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
@@ -101,11 +109,18 @@ def _caches() -> Diagnostic | None:
     return fail(f"caches that cannot be written in the container: {', '.join(broken)}", hint)
 
 
-def _files(files: Mapping[str, str]) -> Diagnostic | None:
-    missing = [f"{file} ({purpose})" for file, purpose in files.items() if not os.access(file, os.R_OK)]
-    if missing:
-        return fail(f"the container cannot read {', '.join(missing)}", "put it there, or mount its folder")
-    return ok(f"the container can read {len(files)} further file(s) that the server needs") if files else None
+def _vocabulary(wanted: Wanted) -> Diagnostic | None:
+    words = next((words for words in wanted.serve.values() if chat_of(words) == "harmony"), None)
+    if words is None:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        made = {**os.environ, **vocabulary_variables(words, Path(folder))}.get(VOCABULARY_VARIABLE)
+        file = Path(made or "/nowhere", VOCABULARY)
+        found = hashlib.sha256(file.read_bytes()).hexdigest() if os.access(file, os.R_OK) else None
+    if found == VOCABULARY_SHA256:
+        return ok("gpt-oss's vocabulary is there, so it can chat without the internet")
+    hint = f"set environment.{VOCABULARY_VARIABLE} in the profile to a mounted folder with {VOCABULARY}"
+    return fail("gpt-oss's vocabulary is missing in the container: its first chat needs the internet", hint)
 
 
 def _launcher(wanted: Wanted) -> Diagnostic | None:

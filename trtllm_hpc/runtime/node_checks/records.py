@@ -32,8 +32,6 @@ class Wanted(JsonRecord):
     """Words after ``trtllm-serve`` for the front of a disaggregated run; empty: there is none."""
     llm_arguments: dict[str, Any] | None = None
     """Arguments of the LLM API in Triton's ``model.yaml``."""
-    files: dict[str, str] = field(default_factory=dict)
-    """Files that the server reads besides the model, with what each is for."""
     gpus_per_node: int = 0
     ranks: int = 2
     """Tasks of the ranks' step."""
