@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.runs.node_checks import NodeReport
-    from trtllm_hpc.validation.checks import CheckRow
 
 _warn: Warn = logging.getLogger("trtllm_hpc").warning
 
@@ -143,6 +142,7 @@ def check_on_nodes(
     runs: Path | str | None = None,
     *,
     nodes: int = 1,
+    model: bool = False,
     wait_s: float = 3600.0,
     keep: bool = False,
     show: Callable[[str], object] = lambda sentence: None,
@@ -151,6 +151,7 @@ def check_on_nodes(
 
     Args:
         nodes: 1, or 2 to look at the network between nodes as well.
+        model: unless a check fails, also serve the model with one instance until it has made one token.
         wait_s: bound on the wait in the queue, in seconds.
         keep: leave the folder with the job's scripts and logs.
         show: receives a sentence whenever the job has come further.
@@ -163,26 +164,7 @@ def check_on_nodes(
     from trtllm_hpc.runs.node_checks import check_on_nodes
 
     place = (Path(job), _profile(cluster), settings, _folder(runs))
-    return check_on_nodes(*place, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
-
-
-def try_model(
-    job: Path | str,
-    cluster: Path | str | None = None,
-    settings: Sequence[str] = (),
-    runs: Path | str | None = None,
-    *,
-    keep: bool = False,
-    show: Callable[[str], object] = lambda sentence: None,
-) -> CheckRow:
-    """Serve a job's model with one instance until it has made one token; returns what came of it.
-
-    Arguments and errors are those of :func:`check_on_nodes`.
-    """
-    from trtllm_hpc.runs.node_checks import try_model
-
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    return try_model(*place, keep=keep, show=show)
+    return check_on_nodes(*place, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
 
 
 def _profile(cluster: Path | str | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from trtllm_hpc.cli.options import (
 from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
+    from trtllm_hpc.runs.node_checks import NodeReport
     from trtllm_hpc.validation.checks import DoctorReport
 
 
@@ -98,18 +98,23 @@ def command(
 
     report = doctor(job_file, cluster, settings, runs)
     if on_nodes:
+        from trtllm_hpc.api.jobs import check_on_nodes
+
         assert job_file is not None
-        place = (job_file, cluster, settings, runs)
         with terminating_as_interrupt():
-            report = _with_nodes(
-                report,
-                place,
+            found = check_on_nodes(
+                *(job_file, cluster, settings, runs),
                 nodes=nodes,
                 model=model,
                 wait_s=wait_minutes * 60,
                 keep=keep,
-                bundle=(bundle, with_names),
+                show=lambda sentence: click.echo(sentence, err=True),
             )
+        report = replace(report, checks=(*report.checks, *found.checks))
+        if bundle is not None:
+            _write_bundle(bundle, found, report, with_names)
+        notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
+        report = replace(report, notes=(*report.notes, *notes))
     if as_json:
         print_json(report)
     else:
@@ -118,36 +123,11 @@ def command(
     return ExitCode.OK if report.ok else ExitCode.CONFIG
 
 
-def _with_nodes(
-    report: DoctorReport,
-    place: tuple[Path, str, tuple[str, ...], Path | None],
-    *,
-    nodes: int,
-    model: bool,
-    wait_s: float,
-    keep: bool,
-    bundle: tuple[Path | None, bool],
-) -> DoctorReport:
-    """Return the report with what a job on the nodes has found."""
-    from trtllm_hpc.api.jobs import check_on_nodes, try_model
+def _write_bundle(file: Path, found: NodeReport, report: DoctorReport, with_names: bool) -> None:
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.report.node_bundle import bundle_text
 
-    def show(sentence: str) -> None:
-        if sys.stderr.isatty() or sentence.startswith("job"):
-            click.echo(sentence, err=True)
-
-    found = check_on_nodes(*place, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
-    rows = found.checks
-    if model and all(row.outcome != "fail" for row in rows):
-        rows = (*rows, try_model(*place, keep=keep, show=show))
-    report = replace(report, checks=(*report.checks, *rows))
-    file, with_names = bundle
-    notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
-    if file is not None:
-        write_text(file, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
-        notes.append(f"{file} has all that was found")
-    return replace(report, notes=(*report.notes, *notes))
+    write_text(file, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
 
 
 def _print_tables(report: DoctorReport, with_rules: bool) -> None:

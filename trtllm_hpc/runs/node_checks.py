@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.errors import Diagnostic, SubmissionError, fail, ok
+from trtllm_hpc.errors import FAIL, Diagnostic, SubmissionError, fail, ok
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
@@ -71,26 +71,34 @@ class NodeReport:
 def check_on_nodes(
     job_file: Path,
     cluster: str,
-    settings: Sequence[str] = (),
-    runs: Path | None = None,
+    settings: Sequence[str],
+    runs: Path | None,
     *,
-    nodes: int = 1,
+    nodes: int,
+    model: bool,
     wait_s: float,
-    keep: bool = False,
-    show: Show = lambda sentence: None,
+    keep: bool,
+    show: Show,
 ) -> NodeReport:
-    """Look at a job file's image and at the cluster's nodes, in a job of at most ten minutes.
+    """Look at a job file's image and at the cluster's nodes: see :func:`trtllm_hpc.check_on_nodes`."""
+    report = _check(job_file, cluster, settings, runs, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
+    if not model or any(row.outcome == FAIL for row in report.checks):
+        return report
+    made = _try_model(job_file, cluster, settings, runs, keep=keep, show=show)
+    return replace(report, checks=(*report.checks, _row(replace(made, code="model-token"))))
 
-    Args:
-        nodes: 1, or 2 to look at the network between nodes as well.
-        wait_s: bound on the wait in the queue.
-        keep: leave the folder with scripts and logs.
 
-    Others, and further errors, are those of :func:`trtllm_hpc.runs.create.plan_run`.
-
-    Raises:
-        SubmissionError: Slurm refused the job, or it did not start in time.
-    """
+def _check(
+    job_file: Path,
+    cluster: str,
+    settings: Sequence[str],
+    runs: Path | None,
+    *,
+    nodes: int,
+    wait_s: float,
+    keep: bool,
+    show: Show,
+) -> NodeReport:
     from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
 
     with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
@@ -268,19 +276,10 @@ _SMALLEST = (
 )
 
 
-def try_model(
-    job_file: Path,
-    cluster: str,
-    settings: Sequence[str] = (),
-    runs: Path | None = None,
-    *,
-    keep: bool = False,
-    show: Show = lambda sentence: None,
-) -> CheckRow:
-    """Serve the job's model with one instance until it has made one token; the run is removed then.
-
-    Arguments and errors are those of :func:`check_on_nodes`.
-    """
+def _try_model(
+    job_file: Path, cluster: str, settings: Sequence[str], runs: Path | None, *, keep: bool, show: Show
+) -> Diagnostic:
+    """Serve the job's model with one instance until it has made one token; the run is removed then."""
     smallest = (*settings, *_SMALLEST)
     created = create_for_submission(job_file, cluster, smallest, runs, warn=lambda warning: None)
     paths, said = created.paths, ""
@@ -293,12 +292,9 @@ def try_model(
                 show(said)
         status = run_status(paths)
         if status.state is RunState.COMPLETED:
-            took_s = time.monotonic() - began
-            return _row(
-                replace(ok(f"the model made one token; its run took {took_s:.0f} s"), code="model-token")
-            )
+            return ok(f"the model made one token; its run took {time.monotonic() - began:.0f} s")
         hint = "the same command with --keep, then trtllm-hpc explain"
-        return _row(replace(fail(f"the model made no token: {status.sentence}", hint), code="model-token"))
+        return fail(f"the model made no token: {status.sentence}", hint)
     finally:
         with suppress(SubmissionError):
             cancel_run(paths)
