@@ -19,6 +19,11 @@ demo: setup ## from nothing to a served and measured model, on a Slurm cluster o
 test: setup ## lint and every test, the real Slurm ones too
 	@.ci/test $(BIN)
 
+N := 20
+.PHONY: test-unstable
+test-unstable: setup ## chosen tests N times, half of them beside busy loops: N=20 TESTS='tests/FILE.py::TEST'
+	@$(BIN)/python -m tests.unstable $(N) $(TESTS)
+
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*
 
