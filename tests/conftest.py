@@ -141,7 +141,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
         scope = next((it for it in self.workqueue if it.startswith(MOSTLY_WAITING) is waits), None)
         if scope is not None:
             self.workqueue.move_to_end(scope, last=False)
-        elif waits:
+        elif waits and len(self.nodes) > 1:  # with few groups, the others may have been shut down already
             node.shutdown()
             return
         super()._assign_work_unit(node)
