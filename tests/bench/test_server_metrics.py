@@ -132,9 +132,9 @@ def test_samples_stand_at_the_middle_of_their_get() -> None:
 
     begun = time.monotonic()
     with serving(slow) as endpoint, sampled(endpoint, MONOTONIC, 0.01) as found:
-        time.sleep(0.2)
+        assert eventually(lambda: len(found) >= 2)
     ended = time.monotonic()
-    assert found.warning is None and len(found.samples) >= 2
+    assert found.warning is None
     for sample in found.samples:
         assert sample.within_s >= 0.025
         assert begun <= sample.time_s - sample.within_s <= sample.time_s + sample.within_s <= ended
@@ -149,9 +149,10 @@ def test_the_last_look_is_at_the_end_and_no_moment_after_another() -> None:
             assert eventually(lambda: len(found))
         assert len(found.samples) == 2
         with sampled(endpoint, MONOTONIC, 0.2) as found:
-            assert eventually(lambda: len(found) == 3)
+            assert eventually(lambda: len(found) >= 3)
     times = [sample.time_s for sample in found.samples]
-    assert len(times) == 3 and min(late - early for early, late in pairwise(times)) > 0.1
+    # On a slow machine the end may come so late after a look that the last one is one more.
+    assert len(times) >= 3 and min(late - early for early, late in pairwise(times)) > 0.1
 
 
 def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
@@ -164,6 +165,7 @@ def test_the_last_look_is_kept_when_it_is_the_one_too_many() -> None:
     assert [sample.time_s > ended for sample in found.samples] == [False, True]
 
 
+@pytest.mark.alone
 def test_looks_do_not_keep_step_with_a_load_of_the_same_period() -> None:
     interval_s, begun = 0.02, time.monotonic()
     with serving(lambda number: (200, page())) as endpoint, sampled(endpoint, MONOTONIC, interval_s) as found:
@@ -196,13 +198,18 @@ def test_a_server_that_began_anew_or_counts_no_tokens_has_no_count(pages: list[s
 
 
 def test_a_long_measurement_keeps_fewer_pages_of_all_of_it() -> None:
-    with serving(lambda number: (200, page())) as endpoint:
-        started = time.monotonic()
-        with sampled(endpoint, MONOTONIC, 0.001, max_pages=8) as found:
-            time.sleep(0.3)
-    times = [sample.time_s - started for sample in found.samples]
-    assert 4 <= len(times) <= 8 and times[0] < 0.1 and times[-1] >= 0.3
-    assert times == sorted(times)
+    asked_s: list[float] = []
+
+    def answer(number: int) -> tuple[int, str]:
+        asked_s.append(time.monotonic())
+        return 200, page()
+
+    with serving(answer) as endpoint, sampled(endpoint, MONOTONIC, 0.001, max_pages=8) as found:
+        assert eventually(lambda: len(asked_s) >= 24)
+        ended = time.monotonic()
+    times = [sample.time_s for sample in found.samples]
+    assert 4 <= len(times) <= 8 and times == sorted(times)
+    assert times[0] < asked_s[1] and times[-1] > ended
 
 
 def test_a_page_that_cannot_be_had_is_one_warning() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from trtllm_hpc.cli.logs import command
@@ -38,3 +40,20 @@ def add_rank(
 def logs(paths: RunPaths, *arguments: str) -> Result:
     # --runs: the argument's own default folder is the working directory's.
     return CliRunner().invoke(command, [str(paths.folder), "--runs", str(paths.folder.parent), *arguments])
+
+
+def followed(
+    monkeypatch: pytest.MonkeyPatch,
+    paths: RunPaths,
+    *arguments: str,
+    meanwhile: Sequence[Callable[[], object]],
+) -> str:
+    """What `logs --follow` prints. In each of its pauses the next thing happens."""
+    happens = iter(meanwhile)
+    with monkeypatch.context() as patch:
+        patch.setattr("trtllm_hpc.logs.printing.time.sleep", lambda _: next(happens)())
+        patch.setattr("trtllm_hpc.logs.growing._MOMENT_S", 60.0)
+        result = logs(paths, "--follow", *arguments)
+    assert result.exception is None, result.exception
+    assert next(happens, None) is None, "it has not waited for the end"
+    return result.output

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,7 @@ from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop
 
-from .runs import add_rank, logs, make_run
+from .runs import add_rank, followed, logs, make_run
 
 
 @pytest.fixture
@@ -198,23 +196,22 @@ def test_follow_of_a_run_that_is_over_prints_and_ends(run: RunPaths) -> None:
     ]
 
 
-def test_follow_waits_for_lines_and_ends_with_the_rank(tmp_path: Path) -> None:
+def test_follow_waits_for_lines_and_ends_with_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(tmp_path / "run")
     add_event(run, "serve", "stage_begin")
 
-    def live() -> None:
-        time.sleep(0.3)
+    def begin() -> None:
         add_rank(run, 1, log="ready\nhalf")
-        time.sleep(0.5)
+
+    def end() -> None:
         with run.rank_log("serve", 1).open("a") as log:
             log.write(" and half\nlast")
         add_rank(run, 1, ended_at=2.0, exit_code=0)
 
-    writer = threading.Thread(target=live)
-    writer.start()
-    result = logs(run, "--rank", "1", "--follow")
-    writer.join()
-    assert result.output == "ready\nhalf and half\nlast\n"
+    output = followed(monkeypatch, run, "--rank", "1", meanwhile=[begin, end])
+    assert output == "ready\nhalf and half\nlast\n"
 
 
 def test_control_characters_are_escaped_for_a_terminal() -> None:

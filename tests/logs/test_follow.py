@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,9 @@ from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 
-from .runs import add_rank, logs, make_run
+from .runs import add_rank, followed, make_run
+
+LinesOf = Callable[[RunPaths, Callable[[], None]], list[str]]
 
 
 @pytest.fixture
@@ -111,34 +111,34 @@ def open_files(count: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def followed(run: RunPaths, meanwhile: Callable[[], None]) -> list[str]:
-    """The lines of `logs --follow` of a running server, which ends after ``meanwhile``."""
+@pytest.fixture(params=[True, False], ids=["at its end", "before its end"])
+def lines_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> LinesOf:
+    """The lines of `logs --follow` of a running server, where something happens at its end or before it."""
 
-    def live() -> None:
-        time.sleep(0.5)
-        meanwhile()
-        add_event(run, "serve", "stage_end", exit_code=0)
+    def lines_of(run: RunPaths, meanwhile: Callable[[], None]) -> list[str]:
+        def end() -> None:
+            if request.param:
+                meanwhile()
+            add_event(run, "serve", "stage_end", exit_code=0)
 
-    writer = threading.Thread(target=live)
-    writer.start()
-    result = logs(run, "--stage", "serve", "--follow")
-    writer.join()
-    assert result.exception is None, result.exception
-    return result.output.splitlines()
+        happens = [end] if request.param else [meanwhile, end]
+        return followed(monkeypatch, run, "--stage", "serve", meanwhile=happens).splitlines()
+
+    return lines_of
 
 
-def test_more_ranks_than_open_files_are_followed(tmp_path: Path) -> None:
+def test_more_ranks_than_open_files_are_followed(tmp_path: Path, lines_of: LinesOf) -> None:
     run = make_run(tmp_path / "run")
     add_event(run, "serve", "stage_begin")
     for rank in range(100):
         run.rank_log("serve", rank).write_text("up\n")
     add_rank(run, 0, world_size=100)
     with open_files(64):
-        lines = followed(run, lambda: append(run.rank_log("serve", 99), b"more\n"))
+        lines = lines_of(run, lambda: append(run.rank_log("serve", 99), b"more\n"))
     assert lines[:100] == [f"serve[{rank}] up" for rank in range(100)] and lines[-1] == "serve[99] more"
 
 
-def test_a_rotated_log_is_followed(tmp_path: Path) -> None:
+def test_a_rotated_log_is_followed(tmp_path: Path, lines_of: LinesOf) -> None:
     run = make_run(tmp_path / "run")
     add_event(run, "serve", "stage_begin")
     add_rank(run, 0, world_size=1, log="one\n")
@@ -149,4 +149,4 @@ def test_a_rotated_log_is_followed(tmp_path: Path) -> None:
         log.rename(log.with_suffix(".out.1"))
         log.write_bytes(b"three\n")
 
-    assert followed(run, rotate) == ["serve[0] one", "serve[0] two", "serve[0] three"]
+    assert lines_of(run, rotate) == ["serve[0] one", "serve[0] two", "serve[0] three"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,12 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
     """``fail: message`` fails with it, ``late: message`` with another status; ``sleep S`` is answered after
-    S seconds; ``size N`` is answered with N bytes; anything else is echoed, by a stream byte for byte."""
+    S seconds, ``never`` when nobody waits for it any more; ``size N`` is answered with N bytes; anything else
+    is echoed, by a stream byte for byte."""
+
+    def __init__(self) -> None:
+        self.peers: set[str] = set()
+        """The connections that requests have come over."""
 
     def service(self, details: Any) -> Any:
         if details.method == INFER:
@@ -28,6 +34,7 @@ class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
         return None
 
     def _infer(self, request: bytes, context: Any) -> bytes:
+        self.peers.add(context.peer())
         command, _, rest = request.partition(b" ")
         if command == b"fail:":
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, rest.decode())
@@ -35,6 +42,10 @@ class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
             context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, rest.decode())
         if command == b"sleep":
             time.sleep(float(rest))
+        if command == b"never":
+            over = threading.Event()
+            context.add_callback(over.set)
+            over.wait(60)
         return bytes(int(rest)) if command == b"size" else request
 
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -46,11 +57,11 @@ class Behaviour(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 @contextmanager
-def grpc_server(port: int = 0, **options: int) -> Iterator[Endpoint]:
+def grpc_server(port: int = 0, behaviour: Behaviour | None = None, **options: int) -> Iterator[Endpoint]:
     """A server in threads of this process; ``options`` are gRPC's, without their ``grpc.``."""
     server = grpc.server(
         ThreadPoolExecutor(8),
-        [Behaviour()],
+        [behaviour or Behaviour()],
         options=[(f"grpc.{key}", value) for key, value in options.items()],
     )
     bound = server.add_insecure_port(f"127.0.0.1:{port}")

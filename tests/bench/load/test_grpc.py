@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
-from tests.bench.load.grpc_server import endpoint, grpc_server
+from tests.bench.load.grpc_server import Behaviour, endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
@@ -64,11 +64,12 @@ def test_an_error_has_its_status_and_the_servers_message() -> None:
 
 def test_a_request_that_times_out_does_not_affect_others() -> None:
     with grpc_server() as ready:
-        load = run_all(Target(ready, "m", timeout_s=0.2), b"sleep 0.6", b"fine")
-        later = run_all(Target(ready, "m", timeout_s=5), b"fine")
-    slow, fine = load.replies
-    assert slow.status == "DEADLINE_EXCEEDED" and 0.2 <= slow.ended_s - slow.sent_s < 0.5
-    assert fine.ok and later.replies[0].ok
+        # Two seconds, since those that are fine must be answered within them on any machine.
+        target = Target(ready, "m", timeout_s=2)
+        load = run_open(target, [b"never", b"fine", b"later"], [0.0, 0.0, 2.1], Clock())
+    slow, fine, later = load.replies
+    assert slow.status == "DEADLINE_EXCEEDED" and slow.ended_s - slow.sent_s >= 2
+    assert fine.ok and later.ok
 
 
 def test_the_timeout_may_be_a_year() -> None:
@@ -120,7 +121,7 @@ def test_replies_have_the_index_of_the_workload() -> None:
 def test_a_closed_loop_ends_by_time() -> None:
     with grpc_server() as ready:
         load = run_closed(Target(ready, "m"), [b"sleep 0.03"], 2, Clock(), until_s=0.2)
-    assert all(reply.ok and reply.sent_s < load.start_s + 0.2 for reply in load.replies)
+    assert all(reply.ok and reply.due_s < load.start_s + 0.2 for reply in load.replies)
     assert load.replies[-1].ended_s >= load.start_s + 0.2
 
 
@@ -132,33 +133,34 @@ def test_a_limit_of_streams_leads_to_more_connections() -> None:
 
 def test_no_request_fails_when_the_server_closes_connections_gracefully() -> None:
     """With GOAWAY, as proxies do after a number of requests, and servers after some time."""
-    with grpc_server(max_connection_age_ms=60, max_connection_age_grace_ms=5000) as ready:
-        load = run_closed(Target(ready, "m"), [b"sleep 0.005"], 4, Clock(), until_s=0.5)
-    assert Counter(reply.status for reply in load.replies).keys() == {"ok"} and len(load.replies) > 40
+    server = Behaviour()
+    with grpc_server(behaviour=server, max_connection_age_ms=60, max_connection_age_grace_ms=60_000) as ready:
+        # Half a second, or more on a slow machine.
+        load = run_closed(Target(ready, "m"), [b"sleep 0.01"], 4, Clock(), count=200)
+    assert Counter(reply.status for reply in load.replies) == {"ok": 200}
+    assert len(server.peers) > 2
 
 
 def test_only_requests_during_a_restart_of_the_server_fail() -> None:
-    with grpc_server() as ready:
-        port = ready.grpc_port
-        target = Target(ready, "m", timeout_s=5)
+    seen: Counter[str] = Counter()
+    with ExitStack() as first, ExitStack() as second:
+        ready = first.enter_context(grpc_server())
 
-    def serve() -> None:
-        for up_s in (0.4, 1.0):
-            with grpc_server(port):
-                time.sleep(up_s)
-            time.sleep(0.2)
+        def restart(ended: Ended) -> None:
+            what = "no connection" if "no connection to 127.0.0.1" in (ended.error or "") else ended.status
+            seen[what] += 1
+            if (what, seen[what]) == ("ok", 20):
+                first.close()
+            if (what, seen[what]) == ("no connection", 5):
+                second.enter_context(grpc_server(ready.grpc_port))
 
-    thread = threading.Thread(target=serve)
-    thread.start()
-    time.sleep(0.1)
-    load = run_open(target, [b"x"] * 90, [number / 100 for number in range(90)], Clock())
-    thread.join()
+        # The last request is due seconds after the one that meets no server.
+        due_s = [*(number / 100 for number in range(90)), 3.0]
+        load = run_open(Target(ready, "m", timeout_s=60), [b"x"] * 91, due_s, Clock(), progress=restart)
     statuses = [reply.status for reply in load.replies]
     # When it stops, the server cancels the requests that it has begun.
-    assert len(statuses) == 90 and set(statuses) - {"CANCELLED"} == {"ok", "UNAVAILABLE"}
-    assert statuses[-1] == "ok"
-    failed = [reply for reply in load.replies if not reply.ok]
-    assert any("no connection to 127.0.0.1" in (reply.error or "") for reply in failed)
+    assert len(statuses) == 91 and set(statuses) - {"CANCELLED"} == {"ok", "UNAVAILABLE"}
+    assert seen["ok"] > 20 and seen["no connection"] >= 5 and statuses[-1] == "ok"
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -191,8 +193,8 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
 def test_a_server_that_only_fails_ends_the_load_after_a_number_of_requests(processes: int) -> None:
     with grpc_server() as ready:
         target = Target(ready, "m", timeout_s=5)
-        due_s = [number / 500 for number in range(2000)]
-        answered = run_open(target, [b"x"] * 100, due_s[:100], Clock(), max_failures=20)
+        due_s = [number / 100 for number in range(2000)]
+        answered = run_open(target, [b"x"] * 100, [0.0] * 100, Clock(), max_failures=20)
         load = run_open(target, [b"fail: no"] * 2000, due_s, Clock(), max_failures=20, processes=processes)
     assert answered.failures is None and len(answered.replies) == 100
     assert load.failures is not None and load.failures >= 20 and not load.disconnected

@@ -96,7 +96,8 @@ def test_the_first_text_is_the_first_that_has_letters() -> None:
     reply, parsed = sent(Script(pieces), protocol="openai-chat")
     assert reply.ok and [chunk.text for chunk in parsed.chunks] == ["hm", "GR", "Ü"]
     one, two, three = (chunk.time_s for chunk in parsed.chunks)
-    assert one == two and 0.09 < one - reply.sent_s < 1 and 0.09 < three - two < 1
+    # A busy machine makes the pauses longer, never shorter.
+    assert one == two and one - reply.sent_s > 0.09 and three - two > 0.09 and three <= reply.ended_s
     assert parsed.usage is not None and (parsed.usage.input_tokens, parsed.usage.output_tokens) == (7, 4)
 
 
@@ -155,10 +156,10 @@ def test_an_error_has_its_status_and_the_servers_message(answer: bytes, words: s
 
 
 def test_a_slow_answer_times_out() -> None:
-    with openai_server(Script([event("GR"), 5.0])) as endpoint:
+    with openai_server(Script([event("GR"), 600.0])) as endpoint:
         target = Target(endpoint, "one", protocol="openai", streaming=True, timeout_s=0.2)
         [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
-    assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s < 2
+    assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s >= 0.2
 
 
 @pytest.mark.parametrize("processes", [1, 2])
