@@ -143,14 +143,19 @@ def metric(world: World, name: str, label: str) -> float:
     raise AssertionError(f"there is no {name} with {label}")
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline, f"not so within {limit_s} s"
         time.sleep(0.02)
 
 
-def wait_idle(world: World, limit_s: float = 10.0) -> None:
+def steps(world: World) -> float:
+    """The engine's steps so far: each makes a token for each request that it works on."""
+    return metric(world, "nv_trt_llm_general_metrics", "iteration_counter")
+
+
+def wait_idle(world: World, limit_s: float = 60.0) -> None:
     """Wait until the engine has no request and every block of its KV cache is free."""
     wait_until(
         lambda: (
@@ -167,16 +172,12 @@ def ends_when_left(world: World, model: str, values: Mapping[str, Any], tokens: 
     A single one would be over before the server has looked.
     """
     batches = 4
-
-    def steps() -> float:
-        return metric(world, "nv_trt_llm_general_metrics", "iteration_counter")
-
     wait_idle(world)
-    before = steps()
+    before = steps(world)
     with stream(world) as opened:
         for _ in range(batches * MAX_BATCH_SIZE):
             opened.send(model, values)
-        wait_until(lambda: steps() > before)
+        wait_until(lambda: steps(world) > before)
         opened.cancel()
     wait_idle(world)
-    return steps() - before < batches * tokens
+    return steps(world) - before < batches * tokens

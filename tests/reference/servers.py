@@ -103,7 +103,7 @@ class World:
             assert time.monotonic() < deadline, f"not ready in {START_LIMIT_S} s:\n{self.log(0)}"
             time.sleep(0.1)
 
-    def wait_ended(self, rank: int, limit_s: float) -> int:
+    def wait_ended(self, rank: int, limit_s: float = 60) -> int:
         return self.ranks[rank].wait(timeout=limit_s)
 
     def generate(self, body: Mapping[str, Any], model: str = "ensemble") -> tuple[int, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from contextlib import aclosing
 from typing import Any
 
@@ -13,11 +12,13 @@ import pytest
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.runtime.records import Endpoint
 
-from .servers import World
+from .clients import steps, wait_idle, wait_until
+from .servers import MAX_BATCH_SIZE, World
 
 pytestmark = pytest.mark.triton
 
 STREAMS = 200
+LONG = 400
 OPTIONS: dict[str, Any] = {"end_id": -1, "exclude_input": True}
 
 
@@ -28,18 +29,13 @@ def endpoint(alone: World) -> Endpoint:
     return Endpoint("1", "node", "127.0.0.1", *ports, models, 0.0)
 
 
-def active(alone: World) -> int:
-    name = r'nv_trt_llm_request_metrics\{[^}]*request_type="(?:active|waiting)"[^}]*\} (\S+)'
-    return sum(int(value) for value in re.findall(name, alone.metrics()))
-
-
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_no_stream_is_lost_and_none_that_is_left_goes_on(
     endpoint: Endpoint, alone: World, model: str
 ) -> None:
     async def read(client: AsyncClient, number: int, parts: int | None) -> str:
         """The text of a stream; one with a number of parts is left after them."""
-        count, text = (8, "") if parts is None else (100, "")
+        count, text = (8, "") if parts is None else (LONG, "")
         stream = client.stream(f"Number {number % 10} is", max_tokens=count, **OPTIONS)
         async with aclosing(stream):
             async for part in stream:
@@ -49,7 +45,7 @@ def test_no_stream_is_lost_and_none_that_is_left_goes_on(
                     break
         return text
 
-    async def many() -> tuple[list[str], list[str], float]:
+    async def many() -> tuple[list[str], list[str]]:
         async with AsyncClient(endpoint, model) as client:
             whole = await asyncio.gather(*(read(client, number, None) for number in range(STREAMS)))
             one_by_one = [
@@ -57,18 +53,18 @@ def test_no_stream_is_lost_and_none_that_is_left_goes_on(
                 for number in range(10)
             ]
             half = [read(client, number, 3 if number % 2 else None) for number in range(STREAMS)]
-            asking = [asyncio.ensure_future(each) for each in half]
-            await asyncio.wait(asking[1::2])
-            left = time.monotonic()
-            await asyncio.gather(*asking)
-            while await asyncio.to_thread(active, alone) and time.monotonic() - left < 20:
-                await asyncio.sleep(0.02)
-            assert [await each for each in asking[::2]] == whole[::2]
-            return list(whole), one_by_one, time.monotonic() - left
+            await asyncio.to_thread(wait_idle, alone)
+            before = steps(alone)
+            found = await asyncio.gather(*half)
+            await asyncio.to_thread(wait_until, lambda: steps(alone) > before)
+            await asyncio.to_thread(wait_idle, alone)
+            assert found[::2] == whole[::2]
+            # So many steps of eight requests each make all tokens that were asked for.
+            assert steps(alone) - before < STREAMS / 2 * LONG / MAX_BATCH_SIZE / 2
+            return list(whole), one_by_one
 
-    whole, one_by_one, waited_s = asyncio.run(many())
+    whole, one_by_one = asyncio.run(many())
     assert [plain(text) for text in whole] == [plain(one_by_one[number % 10]) for number in range(STREAMS)]
-    assert waited_s < 1.0
 
 
 def plain(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -297,28 +298,41 @@ def narrow(served: dict[int, Path], tmp_path: Path) -> Iterator[World]:
 
 
 @contextmanager
-def full_queue(narrow: World) -> Iterator[None]:
-    """While one long request runs and one waits for its KV cache."""
-    with stream(narrow) as first, stream(narrow) as second:
-        first.send("tensorrt_llm", token_inputs(PROMPT, LONG))
-        wait_until(lambda: metric(narrow, "nv_trt_llm_kv_cache_block_metrics", "used") > 0)
-        second.send("tensorrt_llm", token_inputs(PROMPT, LONG))
-        wait_until(lambda: metric(narrow, "nv_trt_llm_request_metrics", "waiting") == 1)
-        yield
-        assert tokens(first.next()) == tokens(second.next())
+def crowd(narrow: World) -> Iterator[list[list[int]]]:
+    """Three clients that send one long request after the other; what they were answered."""
+    values, answers, over = token_inputs(PROMPT, LONG), list[list[int]](), threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            answer = outcome(narrow, values)
+            if not isinstance(answer, str):
+                answers.append(answer)
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        try:
+            yield answers
+        finally:
+            over.set()
+        for each in asking:
+            each.result()
     wait_idle(narrow)
 
 
 def test_requests_wait_for_kv_cache_and_then_the_queue_is_full(narrow: World) -> None:
-    with full_queue(narrow):
-        assert status_of(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE"
-    with full_queue(narrow):
-        assert "Maximum queue size of 1" in narrow.generate({"text_input": "x", "max_tokens": 2})[1]["error"]
-    assert status_of(narrow, token_inputs(PROMPT, 0)) == "StatusCode.INVALID_ARGUMENT"
+    with crowd(narrow) as answers:
+        wait_until(lambda: metric(narrow, "nv_trt_llm_request_metrics", "waiting") > 0)
+        wait_until(lambda: outcome(narrow, token_inputs(PROMPT, 2)) == "StatusCode.UNAVAILABLE")
+        text = {"text_input": "x", "max_tokens": 2}
+        wait_until(lambda: "Maximum queue size of 1" in narrow.generate(text)[1].get("error", ""))
+    assert len(answers) >= 2 and all(answer == answers[0] for answer in answers)
+    assert outcome(narrow, token_inputs(PROMPT, 0)) == "StatusCode.INVALID_ARGUMENT"
 
 
-def status_of(world: World, values: dict[str, Any]) -> str:
-    """The status of a refusal by a model that is not decoupled; on a stream it is not told."""
-    with connect(world) as client, pytest.raises(InferenceServerException) as refusal:
-        client.infer("tensorrt_llm", tensors(values))
-    return str(refusal.value.status())
+def outcome(world: World, values: dict[str, Any]) -> list[int] | str:
+    """The tokens of a model that is not decoupled, or the status of its refusal: on a stream it has none."""
+    with connect(world) as client:
+        try:
+            return tokens(client.infer("tensorrt_llm", tensors(values)))
+        except InferenceServerException as refusal:
+            return str(refusal.status())

@@ -55,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         """Answer the leader's probe; ``dies`` and ``hangs`` after the first one."""
         Handler.asked += 1
         if "hangs" in BEHAVIOUR and Handler.asked > 1:
-            time.sleep(60)
+            time.sleep(3600)
         if "dies" in BEHAVIOUR and Handler.asked > 1:
             body = json.dumps({"error": "Stub process 'preprocessing_0_0' is not healthy."})
             self._answer(400, f"data: {body}\n\n".encode())

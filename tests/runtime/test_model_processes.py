@@ -93,15 +93,15 @@ def stays_well(processes: ModelProcesses, seconds: float = 1.0) -> bool:
 def test_a_process_that_dies_alone_is_noticed(server: Endpoint, processes: ModelProcesses) -> None:
     assert stays_well(processes, 3.5), "the models' own children have died"
     os.kill(stubs()[0], signal.SIGKILL)
-    assert eventually(processes.dead, 10) == "echo"
+    assert eventually(processes.dead) == "echo"
 
 
 def test_a_client_that_loads_a_model_again_is_no_fault(server: Endpoint, processes: ModelProcesses) -> None:
     assert stays_well(processes)
     ask(server, "unload")
-    assert eventually(lambda: stubs() == [], 20)
+    assert eventually(lambda: stubs() == [])
     assert stays_well(processes)
     ask(server, "load")
     assert len(stubs()) == 2 and stays_well(processes)
     os.kill(stubs()[0], signal.SIGKILL)
-    assert eventually(processes.dead, 10), "and the new ones are watched"
+    assert eventually(processes.dead), "and the new ones are watched"

@@ -285,7 +285,7 @@ def with_mpi(runtime: Runtime, engine: Path, mpi: str, task: int, **environment:
 
 
 ABORTS = "import os; os._exit(1)"
-HANGS = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(60)"
+HANGS = "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(3600)"
 
 
 def test_an_mpi_that_ends_its_process_is_reported(runtime: Runtime, engine: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_rank_whose_step_ends_meanwhile_reports_nothing(runtime: Runtime, engi
     assert eventually(aborts_seen.exists)
     assert eventually(lambda: not descendants(process.pid))
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (ExitCode.START, "")
     assert read_events(runtime.paths) == []
 

@@ -46,7 +46,7 @@ def test_each_task_knows_its_rank_and_has_its_log(runtime: Runtime) -> None:
 
 def test_the_first_failure_decides_and_ends_the_others(runtime: Runtime) -> None:
     all_there = 'until [ "$(cat "$LOGS"/*.out | wc -l)" = 3 ]; do sleep 0.02; done'
-    script = f'echo $$; [ "$TRTLLM_HPC_PROCID" = 1 ] && {{ {all_there}; exit 9; }}; sleep 60'
+    script = f'echo $$; [ "$TRTLLM_HPC_PROCID" = 1 ] && {{ {all_there}; exit 9; }}; sleep 3600'
     started = time.monotonic()
     answer = runtime(*spawn(runtime, 3, script), LOGS=str(runtime.paths.logs))
     assert answer.returncode == 9
@@ -59,16 +59,16 @@ def test_a_killed_task_has_the_exit_code_of_the_shell(runtime: Runtime) -> None:
 
 
 def test_a_signal_ends_all_tasks_and_their_children(runtime: Runtime) -> None:
-    process = runtime.start(*spawn(runtime, 2, "setsid sleep 60 & echo $! $$; wait"))
+    process = runtime.start(*spawn(runtime, 2, "setsid sleep 3600 & echo $! $$; wait"))
     started = pids(runtime, 4)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(60) == 143
     process.communicate()
     assert eventually(lambda: not any(is_alive(pid) for pid in started))
 
 
 def test_tasks_do_not_outlive_a_spawn_that_is_killed(runtime: Runtime) -> None:
-    process = runtime.start(*spawn(runtime, 2, "echo $$; exec sleep 60"))
+    process = runtime.start(*spawn(runtime, 2, "echo $$; exec sleep 3600"))
     started = pids(runtime, 2)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -76,7 +76,7 @@ def test_tasks_do_not_outlive_a_spawn_that_is_killed(runtime: Runtime) -> None:
 
 
 def test_what_a_task_leaves_in_the_background_is_ended(runtime: Runtime) -> None:
-    assert runtime(*spawn(runtime, 1, "setsid sleep 60 & echo $!")).returncode == 0
+    assert runtime(*spawn(runtime, 1, "setsid sleep 3600 & echo $!")).returncode == 0
     assert not any(is_alive(pid) for pid in pids(runtime, 1))
 
 

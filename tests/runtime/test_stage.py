@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
-from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime import stage
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
@@ -49,19 +51,25 @@ def test_a_complete_submission_begins(runtime: Runtime) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_submission_that_is_completed_meanwhile_begins(runtime: Runtime) -> None:
+def test_a_submission_that_is_completed_meanwhile_begins(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each further submission is a sign of life: the patience counts from the last."""
-    record = SubmissionRecord("slurm")
+    record, clock = SubmissionRecord("slurm"), Clock()
     record.write(runtime.paths)
-    process = runtime.start("begin", "build", **{TOKEN_VARIABLE: record.token, SUBMISSION_VARIABLE: "2"})
-    for stage in ("build", "serve", "companion"):
-        assert not eventually(lambda: process.poll() is not None, 0.8)
-        record.add(runtime.paths, stage, "1")
-    record.complete = True
-    record.write(runtime.paths)
-    assert process.wait(10) == 0
-    process.communicate()
-    assert events(runtime.paths) == ["stage_begin"]
+
+    def complete() -> None:
+        record.complete = True
+        record.write(runtime.paths)
+
+    for number, name in enumerate(("build", "serve", "companion"), start=1):
+        clock.at(80 * number, partial(record.add, runtime.paths, name, "1"))
+    clock.at(300, complete)
+    monkeypatch.setattr(stage, "time", clock)
+    monkeypatch.setenv(TOKEN_VARIABLE, record.token)
+    monkeypatch.setenv(SUBMISSION_VARIABLE, "100")
+    assert stage.begin(runtime.paths, "build") == 0
+    assert clock.now >= 1300 and events(runtime.paths) == ["stage_begin"]
 
 
 @pytest.mark.parametrize("record", ["incomplete", "another", "none", "damaged"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import time
 
 from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
@@ -37,7 +36,7 @@ def test_the_server_has_ended_when_rank_0_or_the_stage_has(runtime: Runtime) -> 
     assert server_has_ended(paths)
 
 
-def companion(runtime: Runtime, work: str = "sleep 60") -> subprocess.Popen[str]:
+def companion(runtime: Runtime, work: str = "sleep 3600") -> subprocess.Popen[str]:
     """As the companion's script: the heartbeat beside its work."""
     script = f'"$@" heartbeat --while-pid=$$ & {work}; code=$?; echo "work ended with $code"; exit "$code"'
     process = subprocess.Popen(
@@ -53,7 +52,7 @@ def companion(runtime: Runtime, work: str = "sleep 60") -> subprocess.Popen[str]
 def test_the_heartbeat_lasts_as_long_as_the_companion(runtime: Runtime) -> None:
     heartbeat = shlex.quote(str(runtime.paths.heartbeat))
     process = companion(runtime, f"until [ -e {heartbeat} ]; do sleep 0.05; done")
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "work ended with 0\n")
 
 
@@ -61,9 +60,7 @@ def test_a_companion_whose_server_has_ended_is_ended(runtime: Runtime) -> None:
     process = companion(runtime)
     assert eventually(runtime.paths.heartbeat.exists)
     ended(0).write(runtime.paths.rank_record("serve", 0))
-    started = time.monotonic()
-    output, errors = process.communicate(timeout=20)
-    assert time.monotonic() - started < 5
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 143 and "work ended with 143" in output
     assert "the server has ended before the companion was done" in errors
 
@@ -72,6 +69,6 @@ def test_a_requested_stop_does_not_end_the_companion(runtime: Runtime) -> None:
     """The companion itself asks; its last lines must still be written."""
     runtime("stop", "--by=companion", "--reason=it is done")
     ended(0).write(runtime.paths.rank_record("serve", 0))
-    process = companion(runtime, "sleep 1.5")
-    output, _ = process.communicate(timeout=20)
+    process = companion(runtime, "sleep 1.5")  # longer than the heartbeat waits between two looks
+    output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "work ended with 0\n")

@@ -142,8 +142,8 @@ def test_a_waiting_build_names_the_builder(runs: MakeRun) -> None:
     second = waiter.start(GATE=str(gate))
     assert eventually(lambda: has_waited(waiter))
     gate.touch()
-    output, _ = second.communicate(timeout=30)
-    assert (first.wait(30), second.returncode) == (0, 0)
+    output, _ = second.communicate(timeout=60)
+    assert (first.wait(60), second.returncode) == (0, 0)
     assert re.search(r"being built by job 17 on \S+, step convert, for \d s", output)
     assert builder.built() == ["convert", "build"]
 
@@ -159,8 +159,8 @@ def test_a_waiting_build_takes_over_from_one_that_fails(runs: MakeRun) -> None:
     second = good.start(GATE=str(gate), FAILS="no")
     assert eventually(lambda: has_waited(good))
     gate.touch()
-    assert first.wait(30) == ExitCode.BUILD
-    assert second.wait(30) == 0
+    assert first.wait(60) == ExitCode.BUILD
+    assert second.wait(60) == 0
     assert_clean(good)
 
 
@@ -178,7 +178,7 @@ def test_a_killed_build_is_finished_by_the_next(runs: MakeRun, victim: str) -> N
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     code, output = run.build()
     assert code == 0, output
     assert "waits" not in output, "a dead owner on the same machine is seen at once"
@@ -219,7 +219,7 @@ def test_a_suspended_builder_destroys_nothing(runs: MakeRun) -> None:
     before = {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")}
     closed.touch()
     send_to_all(process, signal.SIGCONT)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "another build has taken over" in output
     assert {path: path.stat().st_mtime_ns for path in other.entry("convert").output.rglob("*")} == before
@@ -240,18 +240,18 @@ def test_a_builder_that_resumes_during_the_others_build_waits_for_it(runs: MakeR
     send_to_all(first, signal.SIGCONT)
     assert eventually(lambda: has_waited(sleeper)) and first.poll() is None
     gate.touch()
-    assert (first.wait(30), second.wait(30)) == (0, 0)
+    assert (first.wait(60), second.wait(60)) == (0, 0)
     assert_clean(other)
     assert_clean(sleeper)
 
 
 def test_a_signal_ends_the_build_and_releases_the_lock(runs: MakeRun) -> None:
-    run = runs(script=SCRIPT.replace('case "$1" in', 'setsid sleep 60 & sleep 60 &\nwait\ncase "$1" in'))
+    run = runs(script=SCRIPT.replace('case "$1" in', 'setsid sleep 3600 & sleep 3600 &\nwait\ncase "$1" in'))
     process = run.start()
     assert eventually(lambda: len(descendants(process.pid)) >= 3)
     below = descendants(process.pid)
     process.terminate()
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 143 and "the build stops: got SIGTERM" in output
     assert not any(Path(f"/proc/{pid}").exists() for pid in below)
     assert tree(run.entry("convert").folder) == ["key.json"]
@@ -266,7 +266,7 @@ def test_a_wait_has_an_end(runs: MakeRun) -> None:
     assert code == ExitCode.BUILD
     assert "being built by job 17" in output and "as long as this job may wait" in output
     gate.touch()
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0
 
 
 def test_a_broken_output_is_built_again(runs: MakeRun) -> None:
@@ -303,7 +303,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(runs: MakeRun) -> None:
             capture_output=True,
             text=True,
             preexec_fn=set_limit,
-            timeout=30,
+            timeout=60,
         )
         assert process.returncode == ExitCode.BUILD, process.stdout + process.stderr
         assert "Traceback" not in process.stderr and "error: " in process.stderr
@@ -395,7 +395,7 @@ def test_the_installed_tensorrt_llm_must_be_of_the_planned_release(
     run = runs(tensorrt_llm=planned)
     command = [sys.executable, "-S", str(run.paths.runtime), "engine"]
     process = run.start(command, PYTHONPATH=str(tmp_path / "site"))
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == code, output
     assert said in output and bool(said) == ("the container has" in output)
     if code == ExitCode.OK:

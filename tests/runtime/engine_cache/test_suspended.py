@@ -57,7 +57,7 @@ class Encounter:
         """Resume the sleeper after the build of the other."""
         self.gate.touch()
         second = self._take_over()
-        assert second.wait(30) == 0
+        assert second.wait(60) == 0
         before = self._times()
         os.kill(self.first.pid, signal.SIGCONT)
         self._both_end_well(second)
@@ -67,7 +67,7 @@ class Encounter:
         return self.other.start(GATE=str(self.gate), TRTLLM_HPC_LOCK_DEAD_SECONDS="0.4")
 
     def _both_end_well(self, second: subprocess.Popen[str]) -> None:
-        output = [process.communicate(timeout=30)[0] for process in (self.first, second)]
+        output = [process.communicate(timeout=60)[0] for process in (self.first, second)]
         assert (self.first.returncode, second.returncode) == (0, 0), output
         assert "another build has taken over" not in output[1]
         assert len(self.other.built()) == len(set(self.other.built())), "it was disturbed, and built again"
