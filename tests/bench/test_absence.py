@@ -19,7 +19,7 @@ from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import absence
 from trtllm_hpc.bench.absence import Place
 from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.load.loops import Count
+from trtllm_hpc.bench.load.loops import Count, Ended
 from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
@@ -110,17 +110,18 @@ def measure(run: RunPaths) -> Measurement:
 
 
 def goes_in_the_second_level(monkeypatch: pytest.MonkeyPatch, relay: Relay, run: RunPaths) -> None:
-    whole_pass, has_gone = Passes.run, threading.Event()
-
-    def go() -> None:
-        run.endpoint.unlink()
-        relay.close()
+    """The server goes when ten requests of that level have been answered, once."""
+    whole_pass, answered = Passes.run, list[Ended]()
 
     def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
-        if step.level == 1 and not has_gone.is_set():
-            has_gone.set()
-            threading.Timer(0.3, go).start()
-        return whole_pass(self, level, step, on_end)
+        def count(ended: Ended) -> None:
+            on_end(ended)
+            answered.extend([ended] * (step.level == 1))
+            if len(answered) == 10:
+                run.endpoint.unlink()
+                relay.close()
+
+        return whole_pass(self, level, step, count)
 
     monkeypatch.setattr(Passes, "run", one_pass)
 
@@ -132,7 +133,7 @@ def test_the_pass_that_was_cut_is_measured_again(
     goes_in_the_second_level(monkeypatch, relay, run)
 
     def serve_again() -> None:
-        assert eventually(lambda: not run.endpoint.exists(), 30)
+        assert eventually(lambda: not run.endpoint.exists())
         replace(endpoint, job_id="2", ready_at=endpoint.ready_at + 60).write(run.endpoint)
 
     server = threading.Thread(target=serve_again)

@@ -163,7 +163,8 @@ def test_a_closed_loop_never_exceeds_its_concurrency(run: RunPaths) -> None:
         assert sum(end <= record.sent_s for end in ends) >= place + 1 - 3
     assert sum(record.measured for record in lines) >= 30
     [only] = measured(run).levels[0].passes
-    assert only.metrics["in_flight"] == pytest.approx(3, abs=0.4)
+    in_flight = only.metrics["in_flight"]  # less than 3 where the client is slow to ask again
+    assert isinstance(in_flight, float) and 1 < in_flight <= 3.001
 
 
 def test_a_timed_closed_loop_sends_every_prompt_before_it_repeats_one(run: RunPaths, tmp_path: Path) -> None:
@@ -182,11 +183,14 @@ def test_streamed_tokens_are_seen_one_by_one(run: RunPaths) -> None:
     bench(run, "--model", "decoupled", "--requests", 4, "--rate", 20, "--prompt", "slow one")
     found = measured(run)
     assert found.streaming
-    line = records(run)[-1]
-    assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
-    gaps = [after - before for before, after in pairwise(line.chunks_s)]
-    # The model waits 0.1 s before the third letter; the second one may be seen late.
-    assert max(range(7), key=gaps.__getitem__) == 1 and line.chunks_s[2] - line.sent_s >= 0.1
+    longest = []
+    for line in records(run):
+        assert line.chunk_tokens == (1,) * 8 and line.output_tokens == 8
+        gaps = [after - before for before, after in pairwise(line.chunks_s)]
+        longest.append(max(range(7), key=gaps.__getitem__))
+        # The model waits 0.1 s before the third letter.
+        assert line.chunks_s[2] - line.sent_s >= 0.1
+    assert 1 in longest  # on a busy machine some letters are seen late
     [only] = found.levels[0].passes
     assert {"ttft_ms", "tpot_ms", "itl_ms"} <= set(only.metrics)
 
@@ -372,7 +376,7 @@ def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPat
 
 
 def test_a_request_that_takes_too_long_is_given_up(run: RunPaths) -> None:
-    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 0.6: late")
+    options = ("--timeout-seconds", 0.2, "--warmup", 0, "--prompt", "sleep 1.5: late")
     assert isinstance(bench(run, "--requests", 1, *options).exception, InvalidMeasurement)
     [record] = records(run)
     assert record.status == "DEADLINE_EXCEEDED" and record.ended_s - record.sent_s >= 0.19
@@ -433,9 +437,9 @@ def test_an_interrupt_keeps_what_was_measured(run: RunPaths, end_by: signal.Sign
     # The companion's name: its progress can be read.
     options = ("--requests", "600", "--rate", "20", "--warmup", "0", "--processes", str(processes))
     process = started(run, *options, "--save-as", "benchmark")
-    assert eventually(lambda: answered(run) >= 11, 20)
+    assert eventually(lambda: answered(run) >= 11)
     os.killpg(process.pid, end_by)  # as a terminal and Slurm do: to every process
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED and "Traceback" not in errors
     kept = records(run, "benchmark")
     assert 10 < len(kept) < 600 and all(record.ok for record in kept)
@@ -447,7 +451,7 @@ def test_a_killed_measurement_keeps_the_passes_before(run: RunPaths) -> None:
     options = ("--requests", "20", "--rate", "100", "--warmup", "0", "--repeats", "100")
     process = started(run, *options, *LENIENT, "--save-as", "mine")
     files = run.measurement("mine")
-    assert eventually(files.summary.exists, 20)
+    assert eventually(files.summary.exists)
     process.kill()
     process.communicate()
     found, kept = measured(run), records(run)

@@ -50,7 +50,7 @@ def test_requests_are_written_while_their_pass_runs(tmp_path: Path, monkeypatch:
     with PassFile(file, level=0, repeat=1) as writer:
         for index in range(200):
             writer.add(ended(index))
-        assert eventually(lambda: len(read_records(file)) == 201, 10)
+        assert eventually(lambda: len(read_records(file)) == 201)
         assert file.stat().st_mode & 0o777 == 0o600
         running = read_records(file)[1:]
         assert [record.index for record in running] == list(range(200))
@@ -92,7 +92,7 @@ def test_kill_9_after_fifteen_requests_keeps_fifteen(tmp_path: Path) -> None:
     with grpc_server() as ready:
         process = subprocess.Popen([sys.executable, "-c", _KILLED, str(ready.grpc_port), str(file)])
         try:
-            assert eventually(lambda: file.exists() and len(read_records(file)) == 15, 20)
+            assert eventually(lambda: file.exists() and len(read_records(file)) == 15)
         finally:
             process.kill()
         assert process.wait() == -signal.SIGKILL

@@ -35,7 +35,7 @@ class Terminal:
 
     def sees(self, text: str) -> None:
         """Wait until a text is shown, after what was seen before."""
-        assert eventually(lambda: text in self._read()[self.seen :], 20), self.shown
+        assert eventually(lambda: text in self._read()[self.seen :]), self.shown
         self.seen = self.shown.index(text, self.seen) + len(text)
 
     def _read(self) -> str:
@@ -88,7 +88,7 @@ def test_each_question_goes_with_all_that_was_said(url: str, script: Script) -> 
         terminal.types("\n  \nAnd when?\n")
         terminal.sees("Another.\r\n")
         terminal.types(CTRL_D)
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     first, second = script.bodies
     begin = [said("system", "Be brief."), said("user", "Who wrote it?")]
     assert first["messages"] == begin
@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_answer_and_the_talk_goes_on(url: str, script: Script) -
         terminal.types("Again\n")
         terminal.sees("Short.\r\n")
         terminal.types(CTRL_D)
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(60) == 0
     assert script.bodies[1]["messages"] == [
         said("user", "Question"),
         said("assistant", "A long"),
@@ -142,7 +142,7 @@ def test_a_chat_of_one_question_has_the_length_that_was_asked_for(url: str, scri
 def test_what_is_for_one_prompt_needs_one(url: str) -> None:
     with talking(url, "--request-id", "mine") as terminal:
         terminal.sees("ask a prompt")
-        assert terminal.process.wait(20) == ExitCode.USAGE
+        assert terminal.process.wait(60) == ExitCode.USAGE
 
 
 def test_without_a_terminal_a_prompt_is_needed(url: str) -> None:

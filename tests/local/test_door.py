@@ -344,13 +344,13 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     every_way_answers_the_same(run)
     [gateway] = gateways(run)
     os.kill(gateway, signal.SIGKILL)
-    assert eventually(lambda: gateways(run) == [], 5)
+    assert eventually(lambda: gateways(run) == [])
     assert told["text"] == "a cat" + ask().choices[0].text and gateways(run) != [gateway]
     with pytest.raises(openai.APIStatusError, match="ended each time it was started") as caught:
         for _ in range(3):
             for process in gateways(run):
                 os.kill(process, signal.SIGKILL)
-            assert eventually(lambda: gateways(run) == [], 5)
+            assert eventually(lambda: gateways(run) == [])
             ask()
     assert caught.value.status_code == 503 and "logs/gateway.out" in caught.value.message
     assert run.batch_log("gateway") == run.logs / "gateway.out"

@@ -214,7 +214,7 @@ def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
     )
     assert eventually(lambda: list(tmp_path.glob("runs/*/events/serve.jsonl")), 30)
     os.killpg(watcher.pid, signal.SIGINT)
-    output, errors = watcher.communicate(timeout=20)
+    output, errors = watcher.communicate(timeout=60)
     assert watcher.returncode == ExitCode.INTERRUPTED, output + errors
     assert "the run goes on" in errors
     run = RunPaths(next((tmp_path / "runs").iterdir()))

@@ -87,11 +87,11 @@ def started(folder: Path, *options: str | Path) -> Iterator[Gateway]:
         process = subprocess.Popen(command, stdout=said, stderr=said)
     url = f"http://127.0.0.1:{port}"
     try:
-        assert eventually(lambda: curl(url + "/health")[0] == 200, 20), log.read_text()
+        assert eventually(lambda: curl(url + "/health")[0] == 200), log.read_text()
         yield Gateway(url, path, process)
     finally:
         process.terminate()
-        code = process.wait(20)
+        code = process.wait(60)
     assert code == 0 and not path.exists()
     assert log.read_text() == ""  # whatever clients did
 
@@ -382,7 +382,7 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
         assert status == 503 and "cannot be reached" in json.loads(text)["error"]["message"]
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         listening.close()
 
 

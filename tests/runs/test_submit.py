@@ -186,7 +186,7 @@ def test_an_interruption_cancels_the_submitted_jobs(
     assert eventually(lambda: len(fake_slurm.calls("sbatch")) == 2)
     process.send_signal(number)
     gate.touch()
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "Traceback" not in errors and "Interrupted" in errors
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
@@ -198,7 +198,7 @@ def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_p
     process = start_submit(tmp_path, "--wait")
     assert eventually(lambda: fake_slurm.calls("squeue"))
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == ExitCode.INTERRUPTED
     assert "the run goes on" in errors and "Traceback" not in errors
     assert "serve: job 102" in output
@@ -213,7 +213,7 @@ def before_each(fake_slurm: FakeSlurm, command: str, line: str) -> None:
 
 def test_a_removed_run_folder_is_no_success_and_ends_the_jobs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     before_each(fake_slurm, "squeue", f"rm -rf '{tmp_path}'/runs/*")
-    output, errors = start_submit(tmp_path, "--wait").communicate(timeout=40)
+    output, errors = start_submit(tmp_path, "--wait").communicate(timeout=60)
     assert "serve: job 102" in output
     assert "lost: nothing is known about its jobs" in errors and "its jobs were cancelled" in errors, errors
     assert "next: trtllm-hpc submit the job file again" in errors
@@ -225,14 +225,14 @@ def test_a_question_that_slurm_refuses_is_no_reason_to_submit_again(
 ) -> None:
     fake_slurm.trouble("squeue", "squeue: error: Access/permission denied")
     process = start_submit(tmp_path, "--wait")
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == ExitCode.SUBMISSION
     assert "do not submit again: trtllm-hpc watch demo-" in errors, errors
 
 
 def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     process = start_submit(tmp_path, "--json")
-    output, errors = process.communicate(timeout=20)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert documented("submit", output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
     assert [call[0] for call in fake_slurm.calls()] == ["scontrol", "sbatch", "sbatch", "sbatch"]
@@ -259,7 +259,7 @@ def test_what_would_wait_for_ever_is_not_submitted(
     fake_slurm.limit("batch", **limits)
     more = ("--set", setting, "--set", "engine.tensor_parallel=2", "--set", "cluster.gpus_per_node=2")
     process = start_submit(tmp_path, *more)
-    _, errors = process.communicate(timeout=40)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == ExitCode.CONFIG and words in errors, errors
     assert "--ignore partition-limits" in errors
     assert fake_slurm.calls("sbatch") == []
@@ -267,14 +267,14 @@ def test_what_would_wait_for_ever_is_not_submitted(
 
 def test_the_webhook_is_a_secret_of_the_run(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     process = start_submit(tmp_path, "--notify", "https://hooks.example.org/T0/s3cret")
-    output, errors = process.communicate(timeout=40)
+    output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     [run] = (tmp_path / "runs").iterdir()
     assert stat.S_IMODE((run / "notify").stat().st_mode) == 0o600
     known = [file for file in run.rglob("*") if file.is_file() and b"s3cret" in file.read_bytes()]
     assert known == [run / "notify"] and "s3cret" not in output
     wrong = start_submit(tmp_path, "--notify", "hooks.example.org")
-    assert "is no URL" in wrong.communicate(timeout=40)[1]
+    assert "is no URL" in wrong.communicate(timeout=60)[1]
     assert wrong.returncode == ExitCode.SUBMISSION and len(list((tmp_path / "runs").iterdir())) == 1
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import eventually
 from trtllm_hpc.sandbox.files import rendered
 from trtllm_hpc.sandbox.layout import JOB_IDS, POOLS, Folder, Layout, Shape, interface_name
 
@@ -106,19 +106,16 @@ def test_shell_scripts_pass_shellcheck(name: str, layout: Layout, tmp_path: Path
 def test_orphans_become_children_of_slurmstepd(tmp_path: Path) -> None:
     """The reaper must hold through exec: proctrack/linuxproc finds only descendants."""
     stepd = tmp_path / "slurmstepd"
-    stepd.write_text('#!/bin/sh\n(setsid sleep 30 & echo $!) & wait\nsleep "$1"\n')
+    stepd.write_text('#!/bin/sh\n(setsid sleep 3600 & echo $!) & wait\nsleep "$1"\n')
     stepd.chmod(0o755)
     reaper = tmp_path / "reaper"
     reaper.write_text(rendered("slurmstepd.py", values(slurmstepd=str(stepd))))
     reaper.chmod(0o755)
-    with subprocess.Popen([str(reaper), "30"], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([str(reaper), "3600"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         orphan = int(parent.stdout.readline())
         try:
-            deadline = time.monotonic() + 10
-            while parent_of(orphan) != parent.pid and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert parent_of(orphan) == parent.pid
+            assert eventually(lambda: parent_of(orphan) == parent.pid)
         finally:
             subprocess.run([shutil.which("kill") or "kill", "-9", str(orphan)], check=True)
             parent.kill()

@@ -113,7 +113,7 @@ def test_a_command_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_command_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_slurm(tmp_path, monkeypatch, "exec sleep 60", "true")
+    fake_slurm(tmp_path, monkeypatch, "exec sleep 3600", "true")
     monkeypatch.setattr("trtllm_hpc.scheduler.discovery.TIMEOUT_S", 0.2)
     with pytest.raises(SubmissionError, match="did not answer"):
         query_cluster()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -127,12 +126,10 @@ def test_an_unreachable_controller_is_a_transient_error(fake_slurm: FakeSlurm) -
 def test_a_command_that_hangs_is_given_up(fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.4)
     job = fake_slurm.add("RUNNING")
-    fake_slurm.trouble("squeue", None, after_s=30)
-    started = time.monotonic()
+    fake_slurm.trouble("squeue", None, after_s=3600)
     with pytest.raises(SubmissionError) as caught:
         Slurm().query([job])
     assert caught.value.transient and "squeue did not answer" in caught.value.message
-    assert time.monotonic() - started < 10
 
 
 def test_a_machine_without_slurm_is_an_error_with_a_remedy(

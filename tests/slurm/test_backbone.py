@@ -272,7 +272,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
     _, run = person.submit(person.job("killed", **sections), wait=False)
     assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
     if victim == "rank 1":
-        assert eventually(lambda: run.benchmark_progress.exists(), 30)
+        assert eventually(lambda: run.benchmark_progress.exists())
     records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     hosts = {record.rank: record.host for record in records if record}
     nodes = {node.name: node for node in person.sandbox.nodes}

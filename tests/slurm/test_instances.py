@@ -155,11 +155,11 @@ def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, serve
 def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served: RunPaths) -> None:
     words = ("trtllm-hpc", "bench", "run", served.folder, "--save-as", "killed", "--concurrency", "8")
     # Long enough that some surely stream when it dies: those of which nothing has come yet go elsewhere.
-    load = ("--duration", "20", "--max-tokens", "150", "--warmup", "0", "--streaming")
-    killed, began, before = server_of(person, served, 1), time.monotonic(), answered(served)
+    load = ("--requests", "60", "--max-tokens", "150", "--warmup", "0", "--streaming")
+    killed, before = server_of(person, served, 1), answered(served)
     bench = person.command(*words, *load, *LENIENT)
     loaded = [count + 3 for count in before]
-    assert eventually(lambda: all(map(int.__gt__, answered(served), loaded)), 20)
+    assert eventually(lambda: all(map(int.__gt__, answered(served), loaded)))
     assert bench.poll() is None, "its load was over before a server could be killed"
     # Stopped for a moment first: so it surely has requests when it dies.
     os.kill(killed, signal.SIGSTOP)
@@ -168,12 +168,11 @@ def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served
     killed_at = time.time()
     output, errors = bench.communicate(timeout=120)
     assert bench.returncode == 0, output + errors
-    assert time.monotonic() - began < 90
     records = read_records(served.measurement("killed").requests)
     failed = [record for record in records if record.status != "ok"]
     # Those of which nothing had come yet were sent to the other instance; on a busy machine it may be all.
     assert len(failed) <= 8, [record.error for record in failed]
-    assert len(records) > 50
+    assert len(records) == 60
     # All of them had been begun by the instance that died, and say what to do.
     sent_s = [record.sent_s for record in failed]
     assert not sent_s or max(sent_s) - min(sent_s) < NOTICED_S

@@ -331,7 +331,7 @@ def test_an_up_that_is_ended_halfway_leaves_no_process(
             if stage in line:
                 break
         starting.send_signal(signum)
-        said.append(starting.communicate(timeout=30)[1])
+        said.append(starting.communicate(timeout=60)[1])
     if signum is signal.SIGKILL:
         assert eventually(lambda: other.status().state == "down", 5)
         other.down()

@@ -73,7 +73,7 @@ class Sender:
         return self.is_gone
 
     def next(self) -> tuple[Response, int]:
-        return self.sent.get(timeout=5)
+        return self.sent.get(timeout=60)
 
     def next_error(self) -> tuple[Error, int]:
         response, flags = self.next()
@@ -90,7 +90,7 @@ class Slow(Sender):
 
     def send(self, response: Response, flags: int) -> None:
         self.is_sending.set()
-        assert self.may_end.wait(5)
+        assert self.may_end.wait(60)
         super().send(response, flags)
 
 
@@ -169,7 +169,7 @@ def test_tokens_that_wait_for_triton_come_together_in_order(setup: Setup) -> Non
     sender = Slow()
     setup.delivery.accept(sender, "", [part()], WANTED)
     setup.hear(0, token(0))
-    assert sender.is_sending.wait(5)
+    assert sender.is_sending.wait(60)
     setup.hear(0, *(token(value, is_final=value == 49) for value in range(1, 50)))
     sender.may_end.set()
     assert sender.next()[0].tensors["output_ids"] == [[[0]]]
@@ -215,14 +215,14 @@ def test_an_error_ends_the_whole_request_once(setup: Setup) -> None:
     setup.delivery.hear([(0, QueueFull("Later.")), (1, QueueFull("Later."))])
     error, flags = sender.next_error()
     assert (error.code, flags) == ("UNAVAILABLE", FINAL)
-    assert setup.engine.cancelled.get(timeout=5) == (0, False)
+    assert setup.engine.cancelled.get(timeout=60) == (0, False)
     assert sender.sent.empty()
 
 
 def test_client_that_goes_away_cancels_every_part_without_keeping_anything(setup: Setup) -> None:
     sender = setup.accept(part(0), part(1))
     sender.is_gone = True
-    assert [setup.engine.cancelled.get(timeout=5) for _ in range(2)] == [(0, False), (1, False)]
+    assert [setup.engine.cancelled.get(timeout=60) for _ in range(2)] == [(0, False), (1, False)]
 
 
 def test_client_that_triton_knows_nothing_of_keeps_no_other_from_being_looked_at(setup: Setup) -> None:
@@ -234,9 +234,9 @@ def test_client_that_triton_knows_nothing_of_keeps_no_other_from_being_looked_at
             raise RuntimeError("Triton has forgotten the request")
 
     setup.delivery.accept(Lost(), "", [part()], WANTED)
-    assert asked.wait(5)
+    assert asked.wait(60)
     setup.accept(part()).is_gone = True
-    assert setup.engine.cancelled.get(timeout=5) == (1, False)
+    assert setup.engine.cancelled.get(timeout=60) == (1, False)
 
 
 def test_stop_cancels_what_has_the_id_and_keeps_the_tokens(setup: Setup) -> None:
@@ -246,7 +246,7 @@ def test_stop_cancels_what_has_the_id_and_keeps_the_tokens(setup: Setup) -> None
     setup.delivery.stop(sender, "b")
     response, flags = sender.next()
     assert (response.tensors, response.error, flags) == ({}, None, FINAL)
-    assert setup.engine.cancelled.get(timeout=5) == (1, True)
+    assert setup.engine.cancelled.get(timeout=60) == (1, True)
     assert setup.engine.cancelled.empty()
 
 

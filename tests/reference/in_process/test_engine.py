@@ -174,7 +174,7 @@ def test_a_full_queue_refuses_and_serves_the_others(folder: Path) -> None:
 def test_cancelling_frees_the_place_and_says_what_became_of_it(leader: Leader) -> None:
     request = GenerationRequest((5,) * 10, 150, streaming=True)
     kept, dropped = ask(leader, request, request)
-    assert kept.has_begun.wait(10)
+    assert kept.has_begun.wait(60)
     leader.cancel(kept.ticket, keep=True)
     leader.cancel(dropped.ticket, keep=False)
     assert 0 < len(kept.wait().tokens) < 150

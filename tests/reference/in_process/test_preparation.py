@@ -31,20 +31,20 @@ def test_a_request_waits_for_one_preparation_only(folder: Path, monkeypatch: pyt
     def watched(self: Executor, step: Step) -> Outcome:
         prepared.append(step.prepares)
         if step.prepares:
-            assert may_go_on.wait(20)
+            assert may_go_on.wait(60)
         return run(self, step)
 
     monkeypatch.setattr(Executor, "is_prepared", property(lambda _: prepared.count(True) >= 3))
     monkeypatch.setattr(Executor, "run", watched)
     with running(folder) as leader:
-        assert eventually(lambda: prepared == [True], 20)
+        assert eventually(lambda: prepared == [True])
         (heard,) = ask(leader, GenerationRequest((1, 5, 6), 4))
         may_go_on.set()
         assert len(heard.wait().tokens) == 4
-        assert eventually(lambda: prepared == [True, *[False] * 4, True, True], 20), prepared
+        assert eventually(lambda: prepared == [True, *[False] * 4, True, True]), prepared
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_on_a_gpu_the_usual_graphs_are_there_soon(folder: Path) -> None:
     with running(folder) as leader:
-        assert eventually(lambda: leader._engine.is_prepared, 60)
+        assert eventually(lambda: leader._engine.is_prepared)
