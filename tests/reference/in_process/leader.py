@@ -34,16 +34,22 @@ class Heard:
     ticket: int = -1
     is_done: threading.Event = field(default_factory=threading.Event)
     has_begun: threading.Event = field(default_factory=threading.Event)
+    place: int = -1
+    """Among all requests, in the order of their ends."""
 
     def __call__(self, outcome: Progress | RequestFailed) -> None:
         if isinstance(outcome, RequestFailed):
             self.error = outcome
-            self.is_done.set()
+            self._end()
             return
         self.parts.append(outcome)
         self.has_begun.set()
         if outcome.is_final:
-            self.is_done.set()
+            self._end()
+
+    def _end(self) -> None:
+        self.place = next(_places)
+        self.is_done.set()
 
     def wait(self) -> Heard:
         assert self.is_done.wait(ANSWER_LIMIT_S), "no answer"
@@ -92,7 +98,7 @@ def running(folder: Path, **settings: Any) -> Iterator[Leader]:
             running.result()
 
 
-_tickets = itertools.count()
+_tickets, _places = itertools.count(), itertools.count()
 
 
 def ask(leader: Leader, *requests: GenerationRequest) -> list[Heard]:

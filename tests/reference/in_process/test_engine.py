@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import torch
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.generation import NO_END, Cancelled, GenerationRequest, QueueFull, Sampling
+from trtllm_hpc.reference.generation import (
+    NO_END,
+    Cancelled,
+    GenerationRequest,
+    Progress,
+    QueueFull,
+    Sampling,
+)
 from trtllm_hpc.reference.leader import Leader
 
 from ..conftest import build_engine
@@ -134,12 +142,9 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_company(leader: Leader) -> No
 
 
 def test_a_short_request_does_not_wait_for_a_long_one(leader: Leader) -> None:
-    long = ask(leader, GenerationRequest((5,) * 4, 150))[0]
-    assert not long.is_done.is_set()
-    short = ask(leader, GenerationRequest((6,) * 4, 2))[0].wait()
-    assert len(short.tokens) == 2
-    assert not long.is_done.is_set()
-    assert len(long.wait().tokens) == 150
+    long, short = ask(leader, GenerationRequest((5,) * 4, 150), GenerationRequest((6,) * 4, 2))
+    assert (len(long.wait().tokens), len(short.wait().tokens)) == (150, 2)
+    assert short.place < long.place
 
 
 def test_a_full_kv_cache_makes_requests_wait_and_loses_none(folder: Path, model: Any) -> None:
@@ -157,30 +162,32 @@ def test_a_full_kv_cache_makes_requests_wait_and_loses_none(folder: Path, model:
 
 def test_a_full_queue_refuses_and_serves_the_others(folder: Path) -> None:
     with running(folder, max_queue_size=3) as leader:
-        running_ones = ask(leader, *[GenerationRequest((5,), 150)] * 8)
-        for item in running_ones[:8]:
-            assert not item.is_done.is_set()
-        waiting: list[Heard] = []
-        for _ in range(9):
-            waiting += ask(leader, GenerationRequest((6,), 1))
+        long, short = GenerationRequest((5,), 150), GenerationRequest((6,), 1)
+        heard = ask(leader, *[long] * 8, *[short] * 9)
+        running_ones, waiting = heard[:8], heard[8:]
         with pytest.raises(QueueFull, match="Maximum queue size of 3 has been reached"):
             for item in waiting:
                 item.wait()
         assert len([item for item in waiting if item.is_done.wait(60) and item.error is None]) >= 3
         for item in running_ones:
-            item.wait()
+            assert len(item.wait().tokens) == 150
 
 
 def test_cancelling_frees_the_place_and_says_what_became_of_it(leader: Leader) -> None:
     request = GenerationRequest((5,) * 10, 150, streaming=True)
-    kept, dropped = ask(leader, request, request)
-    assert kept.has_begun.wait(60)
-    leader.cancel(kept.ticket, keep=True)
-    leader.cancel(dropped.ticket, keep=False)
+    kept, dropped = Heard(), Heard()
+
+    def cancels(heard: Heard, keep: bool, outcome: Progress | RequestFailed) -> None:
+        """Cancel a request at its first token."""
+        heard(outcome)
+        leader.cancel(id(heard), keep=keep)
+
+    for heard, keep in ((kept, True), (dropped, False)):
+        leader.submit([request], [partial(cancels, heard, keep)], [id(heard)])
     assert 0 < len(kept.wait().tokens) < 150
     with pytest.raises(Cancelled):
         dropped.wait()
-    leader.cancel(kept.ticket, keep=True)
+    leader.cancel(id(kept), keep=True)
     assert ask(leader, GenerationRequest((5,), 1))[0].wait().tokens
     assert idle(leader).blocks_used == 0
 
