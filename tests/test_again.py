@@ -53,7 +53,7 @@ def command(tmp_path: Path) -> Iterator[Run]:
             subprocess.Popen(
                 words,
                 cwd=tmp_path,
-                env=env | {"PYTHONPATH": str(ROOT)},
+                env=env | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
