@@ -18,6 +18,26 @@ import threading
 import time
 from pathlib import Path
 
+_OPTIONS = (
+    *("model-repository", "http-port", "grpc-port", "metrics-port", "http-address", "grpc-address"),
+    *(
+        "metrics-address",
+        "backend-config",
+        "backend-directory",
+        "model-control-mode",
+        "load-model",
+        "allow-http",
+    ),
+    *(
+        "allow-grpc",
+        "allow-metrics",
+        "allow-gpu-metrics",
+        "disable-auto-complete-config",
+        "exit-timeout-secs",
+    ),
+)
+"""Some of tritonserver's (``src/command_line_parser.cc``); others are refused, as it refuses what it does not
+know."""
 BEHAVIOUR = os.environ.get("FAKE", "").split()
 LOADING_S = 0.5
 
@@ -75,6 +95,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until SIGTERM, or as ``FAKE`` says."""
+    for word in sys.argv[1:]:
+        if word.startswith("--") and word[2:].split("=")[0] not in _OPTIONS:
+            sys.exit(f"{sys.argv[0]}: unrecognized option '{word}'")
     children = []
     if "children" in BEHAVIOUR:
         # One in a session of its own: no signal to a group reaches it.

@@ -1,4 +1,7 @@
-"""The stand-ins themselves: ``programs.py RELEASE FAMILY CALLS PROGRAM WORDS...``."""
+"""The stand-ins themselves: ``programs.py RELEASE FAMILY CALLS PROGRAM WORDS...``.
+
+Like upstream's (``tensorrt_llm/_utils.py``, 1.3.0rc3) they initialise MPI.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,9 @@ def main() -> None:
         sys.exit(f"{program}: TensorRT-LLM {version} has no such program for {family}")
     with Path(calls).open("a", encoding="utf-8") as file:
         file.write(json.dumps([program, *words]) + "\n")
+    # Each imports tensorrt_llm, and that MPI, before it reads its words.
+    import mpi4py.MPI  # noqa: F401
+
     options = vars(_parser(command).parse_args(words))
     time.sleep(float(os.environ.get("FAKE_UPSTREAM_SECONDS", "0")))
     write = {"trtllm-build": _build, "build.py": _build_py, "hf_lora_convert.py": _lora}

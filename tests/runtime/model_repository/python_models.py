@@ -117,6 +117,7 @@ SOURCES = {
 LLM_API = """
 import os
 
+import mpi4py.MPI  # as upstream's does
 import numpy as np
 import triton_python_backend_utils as pb_utils
 

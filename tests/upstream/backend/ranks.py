@@ -21,7 +21,8 @@ def check_engine(engine: str, rank: int, ranks: int) -> None:
     """
     mapping = json.loads((Path(engine) / "config.json").read_text())["pretrained_config"]["mapping"]
     if mapping["world_size"] != ranks:
-        raise RuntimeError(f"MPI size {ranks} does not match the engine's world size {mapping['world_size']}")
+        tp, pp, cp = (mapping.get(f"{kind}_size", 1) for kind in ("tp", "pp", "cp"))
+        raise RuntimeError(f"MPI size {ranks} != TP size {tp} * PP size {pp} * CP Size {cp}")
     file = Path(engine) / f"rank{rank}.engine"
     if not file.is_file():
         raise RuntimeError(f"Error opening engine file: {file}")

@@ -6,7 +6,8 @@ as the model is split into. Behind it computes a real server, ``transformers ser
 names its URL and ``FAKE_SERVE_MODEL`` its model; otherwise each answer is the prompt's words again.
 
 ``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says on to a
-generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models.
+generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models, and answers nothing
+before all servers are healthy.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import os
 import socket
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,11 @@ refuses what it does not know."""
 AUTH_KEY, _AUTH_HEADER = "internal_request_auth_key", "X-Internal-Auth"
 """Newer images sign a phase's requests with this key (TensorRT-LLM 16002); here the key itself is sent."""
 BEHAVIOUR = os.environ.get("FAKE_SERVE", "").split()
+
+
+# Importing the library has FlashInfer make this folder; the program ends if it cannot be made (1.3.0rc3).
+_FLASHINFER = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", Path.home()), ".cache", "flashinfer")
+_FLASHINFER.mkdir(parents=True, exist_ok=True)
 
 
 def options() -> list[click.Parameter]:
@@ -260,6 +267,7 @@ class _Front:
         made = web.Application()
         made.cleanup_ctx.append(self._session)
         made.router.add_get("/health", self._health)
+        made.router.add_get("/version", self._version)
         made.router.add_post("/v1/completions", self._complete)
         made.router.add_post("/v1/chat/completions", self._complete)
         return made
@@ -270,6 +278,9 @@ class _Front:
 
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "1.2.0"})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -287,16 +298,40 @@ class _Front:
             return answer
 
 
-def disaggregated(config_file: str, **_given: Any) -> None:
+def disaggregated(config_file: str, server_start_timeout: int, **_given: Any) -> None:
     """Serve in front of the servers of both phases."""
     config = yaml.safe_load(Path(config_file).read_text())
     for role in ("context_servers", "generation_servers"):
-        assert len(config[role]["urls"]) == config[role]["num_instances"], config
+        found, wanted = len(config[role]["urls"]), config[role]["num_instances"]
+        if found != wanted:
+            raise ValueError(
+                f"Number of hostnames ({found}) should be equal to the number of instances ({wanted})"
+            )
     with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((config["hostname"], config["port"]))
+        try:
+            listener.bind((config["hostname"], config["port"]))
+        except OSError as error:
+            place = f"{config['hostname']}:{config['port']}"
+            raise RuntimeError(f"Failed to bind socket to {place}: {error}") from error
+        _wait_for(
+            config["context_servers"]["urls"] + config["generation_servers"]["urls"], server_start_timeout
+        )
         listener.listen()
         web.run_app(_Front(config).app(), sock=listener, print=None, handle_signals=True)
+
+
+def _wait_for(urls: list[str], timeout_s: int) -> None:
+    """Wait until every server says that it is healthy."""
+    deadline = time.monotonic() + timeout_s
+    for url in urls:
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{url}/health", timeout=5).close()
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise TimeoutError("Timeout waiting for all servers to be ready") from error
+                time.sleep(0.2)
 
 
 def front_options() -> list[click.Parameter]:
