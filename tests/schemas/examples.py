@@ -43,7 +43,7 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.engine_cache.cache import Manifest
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.sandbox.cluster import NodeStatus, Status
-from trtllm_hpc.scheduler.slurm import JobTimes
+from trtllm_hpc.scheduler.job_info import JobTimes
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel

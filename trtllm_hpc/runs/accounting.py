@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runtime.records import Event, read_events
-from trtllm_hpc.scheduler.slurm import JobTimes
+from trtllm_hpc.scheduler.job_info import JobTimes
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 _HOUR_S = 3600.0

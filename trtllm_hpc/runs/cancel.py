@@ -10,6 +10,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.stages import planned, watcher_of
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
@@ -26,8 +27,9 @@ def cancel_run(paths: RunPaths) -> RunStatus:
     """
     status = run_status(paths)
     # The run's own state does not matter: a failed run may still have a stage in the queue.
-    jobs = ((stage.job_id, stage.next_job_id) for stage in status.stages if not stage.final)
-    left = [job for pair in jobs for job in pair if job]
+    busy = [stage for stage in status.stages if not stage.final]
+    left = list(RunJob.of(paths, {stage.stage: stage.job_id for stage in busy}).values())
+    left += RunJob.of(paths, {stage.stage: stage.next_job_id for stage in busy}).values()
     if not left:
         return status
     with suppress(OSError):  # even on a full disk the jobs must be cancelled
@@ -52,12 +54,13 @@ def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
     if record.scheduler == "local":
         cancel_local(paths, record)
     else:
-        Slurm(record.slurm_conf).cancel(job.job_id for job in record.stages.values())
+        jobs = RunJob.of(paths, {stage: job.job_id for stage, job in record.stages.items()})
+        Slurm(record.slurm_conf).cancel(jobs.values())
 
 
-def _cancel_jobs(paths: RunPaths, job_ids: list[str]) -> RunStatus:
+def _cancel_jobs(paths: RunPaths, jobs: list[RunJob]) -> RunStatus:
     watcher = watcher_of(paths)
-    watcher.slurm.cancel(job_ids)
+    watcher.slurm.cancel(jobs)
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
         late = time.monotonic() > deadline

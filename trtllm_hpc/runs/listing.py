@@ -176,13 +176,12 @@ def _query(slurm: Slurm, runs: Iterable[_Found]) -> tuple[JobWatcher, dict[Path,
     """Ask for the jobs of all runs at once, and for the scripts of those that nobody has submitted yet."""
     from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
 
-    watcher, jobs, scripts = JobWatcher(slurm), [], []
-    for run in runs:
-        jobs += watched_jobs(run.paths, run.record)
+    watcher, scripts, known = JobWatcher(slurm), [], list(runs)
+    for run in known:
         if run.record is None:
             scripts += [run.paths.sbatch(stage["name"]) for stage in read_plan(run.paths).get("stages", [])]
     queued = slurm.find_scripts(scripts)
-    watcher.job_infos({*jobs, *queued.values()}, "force")
+    watcher.job_infos({job for run in known for job in watched_jobs(run.paths, run.record, queued)}, "force")
     return watcher, queued
 
 

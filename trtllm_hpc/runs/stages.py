@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +16,11 @@ from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
+from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes
+from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
-from trtllm_hpc.scheduler.slurm import JobInfo, JobTimes, Slurm
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import (
     INTERRUPTED,
     LOST,
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _NO_EVENT = Event(0.0, "", "")
+_NEXT = "next"
+"""Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
 
 
 @dataclass(frozen=True)
@@ -113,30 +117,53 @@ def stages_of(
     elif record is None and planned(paths, "scheduler") == "local":
         stages = [_stage_run_by_hand(name, events) for name in jobs]
     else:
-        if record is None:
-            jobs |= _queued_by_hand(paths, jobs, queued)
         following = Renewal.read(paths.renewal)
-        if following is not None and int(following.job_id) > int(jobs.get("serve") or 0):
-            jobs["serve"] = following.job_id  # it has begun, and not said so yet
-        watched = _watched(jobs, following)
+        jobs = _slurm_jobs(paths, record, events, following, queued)
+        watched = _watched(paths, jobs, following)
         watcher = watcher or watcher_of(paths)
-        infos = watcher.job_infos(watched, mode) if watched else {}
+        known = watcher.job_infos(watched.values(), mode) if watched else {}
+        infos = {key: known.get(job) for key, job in watched.items()}
         waiting = watcher.waiting() if places and watched else {}
-        stages = [_slurm_stage(name, job, infos, events, interrupted) for name, job in jobs.items()]
+        stages = [_slurm_stage(name, job, infos.get(name), events, interrupted) for name, job in jobs.items()]
         if following is not None:
-            stages = [_renewed(stage, following, infos, events) for stage in stages]
+            stages = [_renewed(stage, following, infos.get(_NEXT), events) for stage in stages]
     gpus = planned_gpus(paths)
     stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
     return [_timed(stage, record, events, gpus.get(stage.stage)) for stage in stages]
 
 
-def watched_jobs(paths: RunPaths, record: SubmissionRecord | None) -> list[str]:
-    """Return the ids of the jobs that decide a run's status."""
-    return _watched(_job_ids(paths, record, read_events(paths)), Renewal.read(paths.renewal))
+def watched_jobs(
+    paths: RunPaths, record: SubmissionRecord | None, queued: Mapping[Path, str]
+) -> Collection[RunJob]:
+    """Return the jobs that decide a run's status; ``queued`` as for :func:`stages_of`."""
+    following = Renewal.read(paths.renewal)
+    return _watched(
+        paths, _slurm_jobs(paths, record, read_events(paths), following, queued), following
+    ).values()
 
 
-def _watched(jobs: Mapping[str, str | None], following: Renewal | None) -> list[str]:
-    return [job for job in (*jobs.values(), following and following.next_job_id) if job]
+def _watched(paths: RunPaths, jobs: Mapping[str, str | None], following: Renewal | None) -> dict[str, RunJob]:
+    """Return the jobs by stage, and under ``_NEXT`` the one that waits to serve."""
+    watched = RunJob.of(paths, jobs)
+    if following is not None and following.next_job_id is not None:
+        watched[_NEXT] = RunJob.of(paths, {"serve": following.next_job_id})["serve"]
+    return watched
+
+
+def _slurm_jobs(
+    paths: RunPaths,
+    record: SubmissionRecord | None,
+    events: list[Event],
+    following: Renewal | None,
+    queued: Mapping[Path, str] | None,
+) -> dict[str, str | None]:
+    """Return the job id of each stage, also of jobs that have not written anything yet."""
+    jobs = _job_ids(paths, record, events)
+    if record is None:
+        jobs |= _queued_by_hand(paths, jobs, queued)
+    if following is not None and int(following.job_id) > int(jobs.get("serve") or 0):
+        jobs["serve"] = following.job_id  # it has begun, and not said so yet
+    return jobs
 
 
 def unanswered_stages(paths: RunPaths, record: SubmissionRecord | None) -> list[StageStatus]:
@@ -193,15 +220,15 @@ def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Even
 
 
 def _slurm_stage(
-    name: str, job_id: str | None, infos: dict[str, JobInfo], events: list[Event], interrupted: bool
+    name: str, job_id: str | None, info: JobInfo | None, events: list[Event], interrupted: bool
 ) -> StageStatus:
     if job_id is None:
         return _in_state(name, INTERRUPTED if interrupted else NOT_SUBMITTED)
     last = last_mark(events, name) or _NO_EVENT
-    info = infos.get(job_id)
-    if info is None:
+    if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event decides.
-        return _ended(name, job_id, last) if last.name == "stage_end" else _in_state(name, LOST, job_id)
+        state = LOST if info is None else info.state
+        return _ended(name, job_id, last) if last.name == "stage_end" else _in_state(name, state, job_id)
     code = info.exit_code
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
@@ -247,15 +274,17 @@ def _timed(
     return replace(stage, times=times, gpus=gpus, waited_s=waited_s, gpu_hours=gpu_hours)
 
 
-def _renewed(
-    stage: StageStatus, renewal: Renewal, infos: dict[str, JobInfo], events: list[Event]
-) -> StageStatus:
-    """Return the status of a serve stage that another job follows: that job's, once this one has ended."""
+def _renewed(stage: StageStatus, renewal: Renewal, info: JobInfo | None, events: list[Event]) -> StageStatus:
+    """Return the status of a serve stage that another job follows: that job's, once this one has ended.
+
+    Args:
+        info: what Slurm knows of the other job.
+    """
     waiting = renewal.next_job_id
     if stage.stage != "serve" or waiting is None or stage.job_id != renewal.job_id:
         return stage
-    if stage.final and waiting in infos and not infos[waiting].state.final:
-        stage = _slurm_stage("serve", waiting, infos, events, interrupted=False)
+    if stage.final and info is not None and not info.state.final:
+        stage = _slurm_stage("serve", waiting, info, events, interrupted=False)
         return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
     if stage.final:
         return stage

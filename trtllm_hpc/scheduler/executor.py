@@ -19,8 +19,10 @@ from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.scheduler.job_info import JobInfo
+from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import StageScript
-from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST
 from trtllm_hpc.scheduler.waiting import Queue, Waiting
 
@@ -38,13 +40,13 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
     def __init__(self, slurm: Slurm) -> None:
         super().__init__(delay_s=_LONGEST_PAUSE_S)
         self.slurm = slurm
-        self._known: dict[str, JobInfo] = {}
-        self._queried: set[str] = set()
+        self._known: dict[RunJob, JobInfo] = {}
+        self._queried: set[RunJob] = set()
         self._queue = Queue(slurm.conf)
         self._waiting: dict[str, Waiting] = {}
         self._looked_after = 0
 
-    def job_infos(self, job_ids: Collection[str], mode: str = "standard") -> dict[str, JobInfo]:
+    def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
 
         Args:
@@ -54,12 +56,17 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
         Raises:
             SubmissionError: Slurm did not answer.
         """
-        for job_id in job_ids:
-            if job_id not in self._registered:
-                self.register_job(job_id)
-        if job_ids:
+        for job in jobs:
+            if job not in self._registered:
+                self.register_job(job)
+        if jobs:
             self.update_if_long_enough(mode)
-        return {job_id: self._known[job_id] for job_id in job_ids if job_id in self._known}
+        return {job: self._known[job] for job in jobs if job in self._known}
+
+    def register_job(self, job: RunJob) -> None:
+        """Query this job from now on; at once, and then at short pauses again."""
+        self._registered.add(job)
+        self._start_time, self._last_status_check = time.time(), float("-inf")
 
     def waiting(self) -> dict[str, Waiting]:
         """Return where the pending jobs stand in the queue, by id; asked once after each query at most."""
@@ -70,8 +77,8 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
 
     def restart_pauses(self) -> None:
         """Query at once and then at short pauses again: something has happened."""
-        for job_id in self._registered:
-            self.register_job(job_id)
+        for job in self._registered:
+            self.register_job(job)
 
     def update(self) -> None:
         """Query all jobs that have not ended. If Slurm does not answer, what was known before stays known."""
@@ -80,23 +87,44 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
         queried = self._registered - self._finished
         answers = self.slurm.query(queried)
         self._queried |= queried
-        for job_id in queried:
-            self._known.pop(job_id, None)
+        for job in queried:
+            self._known.pop(job, None)
         self._known.update(answers)
         self._finished |= {
-            job_id for job_id, info in answers.items() if info.state.final and info.exit_code is not None
+            job for job, info in answers.items() if info.state.final and info.exit_code is not None
         }
 
+    def is_queried(self, job: RunJob) -> bool:
+        """Return whether Slurm has answered a query for this job."""
+        return job in self._queried
+
+
+@lru_cache(maxsize=8)
+def _shared_watcher(conf: str | None) -> JobWatcher:
+    return JobWatcher(Slurm(conf))
+
+
+class SingleJobWatcher:
+    """What submitit's :class:`~submitit.core.core.Job` asks about itself; jobs share their queries."""
+
+    def __init__(self, job: RunJob, shared: JobWatcher) -> None:
+        self.job = job
+        self._shared = shared
+
+    def register_job(self, job_id: str) -> None:
+        """Query this job from now on."""
+        self._shared.register_job(self.job)
+
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
-        """Return a job's state as submitit's :class:`~submitit.core.core.Job` reads it."""
+        """Return the job's state as submitit reads it."""
         try:
-            self.job_infos([job_id], mode)
+            self._shared.job_infos([self.job], mode)
         except SubmissionError as error:
             if not error.transient:  # else what was known stays valid until the next query
                 raise
-        if job_id not in self._queried:
+        if not self._shared.is_queried(self.job):
             return {}
-        info = self._known.get(job_id)
+        info = self._shared.job_infos([self.job], "cache").get(self.job)
         state = info.state if info else LOST
         return {
             "State": state.name,
@@ -112,11 +140,6 @@ class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Return whether the job has ended, by the table of states and not by submitit's list."""
         return bool(self.get_info(job_id, mode=mode).get("Final"))
-
-
-@lru_cache(maxsize=8)
-def _shared_watcher(conf: str | None) -> JobWatcher:
-    return JobWatcher(Slurm(conf))
 
 
 class ScriptPaths(utils.JobPaths):  # type: ignore[misc]
@@ -148,13 +171,15 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
     def __init__(self, script: StageScript, job_id: str, conf: str | None) -> None:
         self._script = script
         self._conf = conf
+        self.run_job = RunJob.of(RunPaths(script.run_folder), {script.stage: job_id})[script.stage]
+        """What Slurm must have recorded about this job."""
         super().__init__(folder=script.run_folder, job_id=job_id)
         self._paths = ScriptPaths(script, job_id)
 
     @property
-    def watcher(self) -> JobWatcher:
-        """The watcher that all jobs of this cluster share in this process."""
-        return _shared_watcher(self._conf)
+    def watcher(self) -> SingleJobWatcher:
+        """This job as the watcher sees it that all jobs of this cluster share in this process."""
+        return SingleJobWatcher(self.run_job, _shared_watcher(self._conf))
 
     @property
     def stage(self) -> str:
@@ -168,7 +193,7 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
             check: raise if Slurm refuses; without it another error is already on its way.
         """
         try:
-            Slurm(self._conf).cancel([self.job_id])
+            Slurm(self._conf).cancel([self.run_job])
         except SubmissionError:
             if check:
                 raise

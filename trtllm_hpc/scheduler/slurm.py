@@ -6,13 +6,16 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, accounted, by_id, together, whole_job
+from trtllm_hpc.scheduler.job_origin import UNKNOWN_ORIGIN, Origin, RunJob
 from trtllm_hpc.scheduler.reasons import names_no_nodes
-from trtllm_hpc.scheduler.states import JobState, parse_state
+from trtllm_hpc.scheduler.states import JobState, parse_state, replaced_by
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -20,6 +23,15 @@ TIMEOUT_S = 60.0
 _OPTION_VARIABLES = ("SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_")
 """Prefixes of the variables that Slurm's commands take as options. SBATCH_PARTITION would silently override
 a script, and SQUEUE_USERS would make a running job look lost."""
+
+_SEPARATOR = "\x1f"
+"""Between columns: names of jobs and paths may contain every character that can be typed."""
+_COLUMNS = ("%i", "%T", "%r", "%N", "%P", "%V", "%S", "%e", "%a", "%q", "%Q", "%U", "%u", "%j", "%Z", "%o")
+_ACCOUNTED = (
+    "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
+    "UID,User,JobName,WorkDir,SubmitLine"
+)
+_USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
 """Has squeue and sacct print moments as seconds since the epoch, whatever the site's format and time zone."""
@@ -38,45 +50,6 @@ _NO_CONFIGURATION = ("Could not establish a configuration source", "DNS SRV look
 
 _CONTROLLER_HINT = "sinfo (is the controller up?), then the same command again"
 _LOGIN_NODE_HINT = "run this on a login node of the cluster; for the sandbox, trtllm-hpc sandbox up first"
-
-
-@dataclass(frozen=True)
-class JobTimes:
-    """When a job did or will do what, in seconds since the epoch; ``None`` where that is not known."""
-
-    submitted_at: float | None = None
-    started_at: float | None = None
-    """``None`` before its start."""
-    ended_at: float | None = None
-    """``None`` before its end."""
-    ends_by: float | None = None
-    """When its time limit ends it; ``None`` unless it runs."""
-    expected_at: float | None = None
-    """When Slurm expects a pending job to start."""
-
-
-@dataclass(frozen=True)
-class JobInfo:
-    """What Slurm reports about one job."""
-
-    job_id: str
-    state: JobState
-    reason: str = ""
-    """Why it pends; empty otherwise."""
-    unavailable: str = ""
-    """The nodes that it waits for, if they are down or drained: ``n2 is drained (new disk)``."""
-    nodes: str = ""
-    exit_code: int | None = None
-    exit_signal: int | None = None
-    times: JobTimes = JobTimes()
-    gpus: int | None = None
-    """GPUs that it was given; ``None`` if accounting does not say."""
-    energy_j: float | None = None
-    """``None`` where Slurm does not measure it."""
-    priority: int | None = None
-    """Of a pending job, as are the next two."""
-    account: str = ""
-    qos: str = ""
 
 
 @dataclass
@@ -121,25 +94,30 @@ class Slurm:
             raise SubmissionError(f"sbatch answered {answer.stdout!r}, which is no job id.")
         return match[1]
 
-    def query(self, job_ids: Iterable[str]) -> dict[str, JobInfo]:
+    def query(self, jobs: Iterable[RunJob]) -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
 
-        One squeue for all. sacct is called only for jobs that have left the
-        queue or ended (squeue has no exit codes), and scontrol where there is
-        no accounting.
+        A job is LOST if Slurm knows only another job by its id. One squeue for all. sacct is called only for
+        jobs that have left the queue or ended (squeue has no exit codes), and scontrol where there is no
+        accounting, or squeue does not print enough to know the job.
         """
-        wanted = sorted(set(job_ids))
+        wanted = sorted(set(jobs), key=lambda job: job.job_id)
         if not wanted:
             return {}
-        known = self._squeue(wanted)
+        rows = self._squeue(wanted)
+        known = self._queued(wanted, rows)
         ended = [job for job in wanted if job not in known or known[job].state.final]
-        if ended:
-            known.update(self._sacct(ended))
-        missing_codes = [job for job in ended if job in known and known[job].exit_code is None]
-        for job in missing_codes:
-            info = self._scontrol(job)
+        history = self._sacct(ended) if ended else {}
+        for job in ended:
+            queued, before = known.get(job), history.get(job.job_id, [])
+            info = accounted(job, before, queued)
+            if info is None and queued is not None:
+                info = together([row for row in self._scontrol(job.job_id) if job.is_of(row.origin)])
             if info is not None:
                 known[job] = info
+            others = [row.origin for row in rows.get(job.job_id, before) if not job.is_of(row.origin)]
+            if others and job not in known:
+                known[job] = JobInfo(job.job_id, replaced_by(job.job_id, others[-1]))
         return known
 
     def find_scripts(self, scripts: Iterable[Path]) -> dict[Path, str]:
@@ -158,43 +136,63 @@ class Slurm:
         chosen = [] if partition is None else [f"--partition={partition}"]
         return self._run(["sinfo", "--noheader", "--Node", *chosen, "--format=%N|%n|%t"]).stdout.splitlines()
 
-    def cancel(self, job_ids: Iterable[str]) -> None:
-        """Cancel jobs; those that have ended are ignored.
+    def cancel(self, jobs: Iterable[RunJob]) -> None:
+        """Cancel jobs; those that have ended, or whose ids other jobs have, are ignored.
 
         Raises:
-            SubmissionError: scancel failed for another reason.
+            SubmissionError: Slurm does not answer, or scancel failed for another reason.
         """
-        wanted = sorted(set(job_ids))
+        wanted = sorted(set(jobs), key=lambda job: job.job_id)
         if not wanted:
             return
-        answer = self._run(["scancel", *wanted])
-        if answer.returncode and "Invalid job id" not in answer.stderr and "already" not in answer.stderr:
-            raise _refused(answer, "scancel failed")
+        groups: dict[tuple[int | None, str], list[str]] = {}
+        for job, info in self._queued(wanted, self._squeue(wanted)).items():
+            if not info.state.final:
+                groups.setdefault((info.origin.uid, info.origin.name), []).append(job.job_id)
+        for (uid, name), job_ids in groups.items():
+            # Should another job have got an id since squeue has answered, scancel leaves it alone.
+            answer = self._run(["scancel", f"--user={uid}", f"--name={name}", *job_ids])
+            if answer.returncode and "Invalid job id" not in answer.stderr and "already" not in answer.stderr:
+                raise _refused(answer, "scancel failed")
 
     # The commands ---------------------------------------------------------------------
 
-    def _squeue(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
-        columns = "--format=%i|%T|%r|%N|%P|%V|%S|%e|%a|%q|%Q"
-        command = ["squeue", "--noheader", "--states=all", columns, f"--jobs={','.join(job_ids)}"]
-        answer = self._run(command, _SECONDS)
+    def _queued(self, jobs: Sequence[RunJob], rows: Mapping[str, list[JobInfo]]) -> dict[RunJob, JobInfo]:
+        """Return which of squeue's rows are these jobs."""
+        found = {}
+        shown = cache(self._scontrol)
+        for job in jobs:
+            its = rows.get(job.job_id, [])
+            ours = [row for row in its if job.is_of(row.origin)]
+            if not ours and any(job.has_name_of(row.origin) for row in its):
+                # squeue does not print the path of a job's log.
+                ours = its if any(job.is_of(row.origin) for row in shown(job.job_id)) else []
+            if (info := together(ours)) is not None:
+                found[job] = info
+        return found
+
+    def _squeue(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
+        """Return what is in the queue by these ids: a row for each component."""
+        command = ["squeue", "--noheader", "--states=all", f"--format={_SEPARATOR.join(_COLUMNS)}"]
+        answer = self._run([*command, f"--jobs={_ids(jobs)}"], _SECONDS)
         if answer.returncode:
             if "Invalid job id" in answer.stderr:
                 return {}  # all of them have left the queue
             raise _refused(answer, "squeue failed")
         found = []
-        for line in answer.stdout.splitlines():
-            row = [*line.split("|"), *[""] * 10][:11]
+        for row in _rows(answer.stdout, len(_COLUMNS)):
             job_id, state, reason, nodes, partition = row[:5]
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
             unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
             times = _times(parsed, *map(_moment, row[5:8]))
+            account, qos, priority, uid, *origin = row[8:]
             info = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
-            account, qos, priority = row[8:]
+            info = replace(info, origin=Origin(_uid(uid), *origin))
             number = int(priority) if priority.isdecimal() else None
             waits = parsed.name == "PENDING"
             found.append(replace(info, account=account, qos=qos, priority=number) if waits else info)
-        return _by_job(found)
+        return by_id(found)
 
     def _unavailable_nodes(self, partition: str) -> str:
         """Return which nodes of a partition are down or drained, and why, in the administrator's words."""
@@ -203,46 +201,47 @@ class Slurm:
         rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
         return ", ".join(f"{nodes} is {state.rstrip('*')} ({why.strip()})" for nodes, state, why in rows)
 
-    def _sacct(self, job_ids: Sequence[str]) -> dict[str, JobInfo]:
+    def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
+        """Return all that accounting has by these ids: also earlier jobs, and each time a job was queued."""
         if self._no_accounting:
             return {}
-        answer = self._run(
-            [
-                "sacct",
-                "--noheader",
-                "--parsable2",
-                "--allocations",
-                "--format=JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw",
-                f"--jobs={','.join(job_ids)}",
-            ],
-            _SECONDS,
-        )
+        command = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"]
+        command += ["--duplicates", f"--format={_ACCOUNTED}", f"--jobs={_ids(jobs)}"]
+        answer = self._run(command, _SECONDS)
         if answer.returncode:
             # Some sites have no accounting or hide it from users; scontrol and the run's own
             # events have to suffice.
             self._no_accounting = True
             return {}
         found = []
-        for line in answer.stdout.splitlines():
-            job_id, state, code, nodes, *moments, given, energy = [*line.split("|"), *[""] * 8][:9]
+        for row in _rows(answer.stdout, 1 + _ACCOUNTED.count(",")):
+            job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
             times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
             info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
+            origin = Origin(_uid(uid), user, name, folder, submit_line=line)
             # Energy is 0 or empty where it is not measured.
-            found.append(replace(info, gpus=int(gpus[1]) if gpus else None, energy_j=_moment(energy)))
-        # The database may not know yet that a job has ended; then the controller says it.
-        return {job_id: info for job_id, info in _by_job(found).items() if info.state.final}
+            energy_j, count = _moment(energy), int(gpus[1]) if gpus else None
+            found.append(replace(info, gpus=count, energy_j=energy_j, origin=origin))
+        return by_id(found)
 
-    def _scontrol(self, job_id: str) -> JobInfo | None:
-        answer = self._run(["scontrol", "--oneliner", "show", "job", job_id])
+    def _scontrol(self, job_id: str) -> list[JobInfo]:
+        """Return what scontrol shows by an id: a row for each component."""
+        answer = self._run(["scontrol", "show", "job", job_id])
         if answer.returncode:
-            return None  # the controller forgets a job after MinJobAge
+            return []  # the controller forgets a job after MinJobAge
         found = []
-        for line in answer.stdout.splitlines():  # one for each component
-            fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        for component in answer.stdout.split("\n\n"):
+            # The first field of each line, and the last of the first line: a path may look like a field.
+            lines = re.findall(r"^(?:JobId=.* )?\s*(\w+)=(.*)$", component, re.MULTILINE)
+            fields = dict(reversed(lines))
             if "JobState" in fields:
+                user, code = (re.search(pattern, component) for pattern in (_USER, r" ExitCode=(\S+)"))
+                texts = [fields.get(key, "") for key in ("JobName", "WorkDir", "Command", "StdOut")]
+                origin = Origin(int(user[2]), user[1], *texts) if user else UNKNOWN_ORIGIN
                 state, nodes = parse_state(fields["JobState"]), _nodes(fields.get("NodeList", ""))
-                found.append(JobInfo(job_id, state, "", "", nodes, *_exit(fields.get("ExitCode", ""))))
-        return _by_job(found).get(job_id)
+                info = JobInfo(job_id, state, "", "", nodes, *_exit(code[1] if code else ""))
+                found.append(replace(info, origin=origin))
+        return found
 
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
@@ -311,43 +310,18 @@ def is_installed() -> bool:
     return shutil.which("sbatch") is not None
 
 
-def whole_job(job_id: str) -> str:
-    """Return the id of a job from that of a component of a heterogeneous one, as ``123`` from ``123+1``."""
-    return job_id.partition("+")[0]
+def _ids(jobs: Iterable[RunJob]) -> str:
+    return ",".join(dict.fromkeys(job.job_id for job in jobs))
 
 
-def _by_job(components: Iterable[JobInfo]) -> dict[str, JobInfo]:
-    """Return jobs by id; the components of a heterogeneous one are told together."""
-    jobs: dict[str, list[JobInfo]] = {}
-    for component in sorted(components, key=lambda one: one.job_id):  # squeue has an order of its own
-        jobs.setdefault(whole_job(component.job_id), []).append(component)
-    return {job_id: replace(_together(some), job_id=job_id) for job_id, some in jobs.items()}
+def _rows(text: str, count: int) -> Iterator[list[str]]:
+    """Return the columns of each line, without what follows a line break within a column."""
+    rows = (line.split(_SEPARATOR) for line in text.split("\n"))
+    return (row for row in rows if len(row) == count)
 
 
-def _together(components: Sequence[JobInfo]) -> JobInfo:
-    """Return one component, with the nodes of all: one that lives, else the one that tells why they ended."""
-
-    def order(one: JobInfo) -> tuple[bool, bool, bool, bool]:
-        name = one.state.name
-        return (
-            one.state.final,
-            name == "COMPLETED",
-            name == "CANCELLED",
-            name != "NODE_FAIL",  # after it the script fails too, in the first component
-        )
-
-    if len(components) == 1:
-        return components[0]
-    gpus = [one.gpus for one in components if one.gpus is not None]
-    energies = [one.energy_j for one in components if one.energy_j is not None]
-    return replace(
-        min(components, key=order),
-        reason=next((one.reason for one in components if one.reason not in ("", "None")), ""),
-        unavailable=next((one.unavailable for one in components if one.unavailable), ""),
-        nodes=",".join(one.nodes for one in components if one.nodes),
-        gpus=sum(gpus) if gpus else None,
-        energy_j=sum(energies) if energies else None,
-    )
+def _uid(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 def _nodes(text: str) -> str:

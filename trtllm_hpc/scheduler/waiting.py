@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.reasons import Limit, limit_of
-from trtllm_hpc.scheduler.slurm import JobInfo, run_command
+from trtllm_hpc.scheduler.slurm import run_command
 
 _TIMEOUT_S = 10.0
 """Bound on each command: these only inform."""

@@ -1,0 +1,188 @@
+"""Job ids that Slurm gives to jobs a second time, on a real Slurm and with two users."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sharing import sandbox_name
+from tests.slurm.conftest import Person
+from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.sandbox import Sandbox, network, processes
+from trtllm_hpc.sandbox.cluster import Cluster
+from trtllm_hpc.sandbox.layout import Folder
+from trtllm_hpc.sandbox.processes import Process
+
+pytestmark = pytest.mark.slurm
+
+NODES, GPUS = 1, 4
+SERVER: dict[str, Any] = {
+    "repository": {"bls_instances": 1},
+    "serve": {"keep_running": True, "ready_timeout_seconds": 120},
+    "companion": {"enabled": False},
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    """A cluster of these tests' own, which they start anew."""
+    made = Sandbox(sandbox_name("identity"))
+    made.up(NODES, GPUS)
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def people(sandbox: Sandbox, installed: Path, home: Path) -> Iterator[tuple[Person, Person]]:
+    """Two ordinary users of it, each with a folder of their own; none of their jobs is left."""
+    found = []
+    for user in (pwd.getpwnam("nobody"), pwd.getpwnam("daemon")):
+        folder = home.parent / f"identity of {user.pw_name}"
+        folder.mkdir(exist_ok=True)
+        shutil.chown(folder, user.pw_uid, user.pw_gid)
+        profile = folder / "cluster.yaml"
+        settings = {
+            "name": "identity",
+            "slurm_conf": str(sandbox.slurm_conf),
+            "partition": "batch",
+            "gpus_per_node": GPUS,
+            "triton": {"server": "pytriton"},
+            "runs_folder": str(folder / "runs"),
+        }
+        profile.write_text(json.dumps(settings), encoding="utf-8")
+        found.append(Person(sandbox, installed, folder, profile, user=user))
+    yield (found[0], found[1])
+    for person in found:
+        person.slurm("scancel", f"--user={person.user.pw_name}")
+        assert person.has_no_jobs()
+
+
+def started(person: Person, engine: Path) -> tuple[RunPaths, str]:
+    """A server of theirs that is ready, and its job."""
+    job = person.job("demo", engine={"directory": str(engine)}, **SERVER)
+    _, run = person.submit(job, wait=False)
+    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    return run, serve_of(person, run)["job_id"]
+
+
+def serve_of(person: Person, run: RunPaths) -> dict[str, Any]:
+    [stage] = person.status(run)["stages"]
+    return dict(stage)
+
+
+def states(person: Person) -> dict[str, str]:
+    """What ``runs`` says of each run."""
+    listed = person.types("runs", "--runs", person.folder / "runs", "--json")
+    assert listed.returncode == 0, listed.stderr
+    return {row["run_id"]: row["state"] for row in json.loads(listed.stdout)}
+
+
+def runs_on(person: Person, job: str) -> bool:
+    return job in person.jobs_in_queue("--states=RUNNING")
+
+
+def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
+    sandbox: Sandbox, people: tuple[Person, Person], engine_alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ana, bob = people
+    (first, first_job), (second, second_job) = started(ana, engine_alone), started(ana, engine_alone)
+    start_anew(sandbox, monkeypatch)
+    mine, my_job = started(ana, engine_alone)
+    theirs, their_job = started(bob, engine_alone)
+    assert [my_job, their_job] == [first_job, second_job], "ids begin again"
+
+    for run, job, owner in ((first, my_job, "nobody"), (second, their_job, "daemon")):
+        stage = serve_of(ana, run)
+        assert stage["state"] == "LOST" and stage["gpu_hours"] is None, stage
+        assert f"job {job} is another job now: demo-serve of {owner}" in stage["sentence"]
+    assert states(ana) == {first.run_id: "lost", second.run_id: "lost", mine.run_id: "serving"}
+
+    root = replace(ana, user=pwd.getpwnam("root"))  # may cancel everybody's jobs
+    for person, run in ((ana, first), (ana, first), (root, first), (root, second)):
+        cancelled = person.types("cancel", run.folder)
+        assert "is another job now" in cancelled.stdout, cancelled.stdout + cancelled.stderr
+    assert runs_on(ana, my_job) and runs_on(bob, their_job)
+
+    again = ana.types("resume", first.folder)
+    assert again.returncode == 0, again.stderr
+    new_job = serve_of(ana, first)["job_id"]
+    assert new_job not in (my_job, their_job)
+    assert ana.types("cancel", first.folder).returncode == 0
+    assert eventually(lambda: new_job not in ana.jobs_in_queue(), 60)
+    assert runs_on(ana, my_job) and runs_on(bob, their_job)
+    assert bob.types("cancel", theirs.folder).returncode == 0
+    assert eventually(bob.has_no_jobs, 60) and runs_on(ana, my_job)
+
+
+def test_accounting_remembers_the_job_whose_id_another_job_has(
+    sandbox: Sandbox, people: tuple[Person, Person], engine_alone: Path
+) -> None:
+    """The controller has lost its state, and the database has not."""
+    ana, bob = people
+    run, job = started(ana, engine_alone)
+    ana.slurm("scancel", job)
+    accounted = ("sacct", "--noheader", "--allocations", "--format=State,End", f"--jobs={job}")
+    assert eventually(lambda: ana.slurm(*accounted).strip().startswith("CANCELLED"), 60), ana.slurm(
+        *accounted
+    )
+    before = serve_of(ana, run)
+    assert before["state"] == "CANCELLED"
+    forget_every_job(sandbox)
+    theirs, their_job = started(bob, engine_alone)
+    assert int(their_job) <= int(job)
+    while int(their_job) < int(job):
+        assert bob.types("cancel", theirs.folder).returncode == 0
+        theirs, their_job = started(bob, engine_alone)
+    assert serve_of(ana, run) == before
+    assert ana.types("cancel", run.folder).returncode == 0
+    assert runs_on(bob, their_job)
+
+
+def forget_every_job(sandbox: Sandbox) -> None:
+    """Start Slurm again without what it has saved, but with its database."""
+    assert sandbox.layout is not None
+    cluster = Cluster(sandbox.layout)
+    found = [(node, one) for node in (cluster.head, *cluster.nodes) for one in node.processes()]
+    daemons = [(node, one) for node, one in found if is_slurms(one)]
+    assert len(daemons) == 1 + NODES
+    for _, daemon in daemons:
+        os.kill(daemon.pid, signal.SIGKILL)
+    for node in cluster.nodes:
+        node.run(["bash", "-c", f"rm -rf {sandbox.folder.private}/spool/*"])
+    shutil.rmtree(sandbox.folder.controller)
+    sandbox.folder.controller.mkdir(mode=0o700)
+    for node, daemon in daemons:
+        output = cluster.folder.output(f"{Path(daemon.arguments[0]).name}-{node.name}-again")
+        node.start_daemon(daemon.arguments, output, cluster.environment)
+    assert processes.wait_until(cluster.controller_answers, 60)
+    assert eventually(lambda: set(cluster.node_states().values()) == {"idle"}, 60), cluster.node_states()
+
+
+def is_slurms(process: Process) -> bool:
+    """Whether a process is the controller, or the daemon of a node."""
+    return Path(process.arguments[0]).name in ("slurmctld", "slurmd") and "-D" in process.arguments
+
+
+def start_anew(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``sandbox down`` and ``up``; no other sandbox takes its network meanwhile, which decides the ids."""
+    assert sandbox.layout is not None
+    subnet = sandbox.layout.subnet
+    claim = Folder(f"{sandbox.name}-kept").state
+    claim.parent.mkdir()
+    try:
+        claim.write_text(json.dumps({"subnet": subnet}), encoding="utf-8")
+        sandbox.down()
+        monkeypatch.setattr(network, "free_subnet", lambda taken: subnet)
+        sandbox.up(NODES, GPUS)
+    finally:
+        shutil.rmtree(claim.parent)
