@@ -23,6 +23,7 @@ from tests.runs.made import run_with
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.records import add_event
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 ENDED, LIVE = 980, 20
 BOUND_S = 1.0
@@ -38,8 +39,13 @@ def make_runs(folder: Path, slurm: FakeSlurm) -> None:
         for number in range(1, count):
             copy = RunPaths(folder / f"{name}-{number}")
             shutil.copytree(paths.events, copy.events)
-            for file in (paths.plan, paths.jobs):
-                shutil.copy2(file, copy.folder)
+            shutil.copy2(paths.plan, copy.folder)
+            record = SubmissionRecord("slurm")
+            for stage, state in zip(STAGES, states, strict=True):
+                record.add(copy, stage, slurm.add(state, exit="0:0", nodes="n1"))
+            record.complete = True
+            record.write(copy)
+            slurm.assign(copy, {stage: job.job_id for stage, job in record.stages.items()})
 
 
 def seconds(*words: str, environment: dict[str, str]) -> float:

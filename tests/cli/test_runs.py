@@ -110,6 +110,7 @@ def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
 def test_a_thousand_runs_take_a_moment(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     jobs = {stage: fake_slurm.add("COMPLETED") for stage in STAGES}
     first = submitted(home / "runs" / "demo-0", jobs)
+    fake_slurm.assign(first, jobs)
     assert listed(types)[0]["state"] == "completed"
     for number in range(1, 1000):
         shutil.copytree(first.folder, home / "runs" / f"demo-{number}", copy_function=os.link)
@@ -127,8 +128,11 @@ def test_a_resumed_run_and_one_run_again_by_hand_are_asked_for_again(
     assert {row["state"] for row in listed(types)} == {"failed", "completed"}
     record = SubmissionRecord("slurm", complete=True)
     for stage in STAGES:
-        record.add(resumed, stage, fake_slurm.add("RUNNING"))
-    add_event(by_hand, "serve", "stage_begin", job_id=fake_slurm.add("RUNNING"))
+        record.add(resumed, stage, job := fake_slurm.add("RUNNING"))
+        fake_slurm.assign(resumed, {stage: job})
+    again = fake_slurm.add("RUNNING")
+    fake_slurm.assign(by_hand, {"serve": again})
+    add_event(by_hand, "serve", "stage_begin", job_id=again)
     assert {row["state"] for row in listed(types)} == {"running"}
 
 

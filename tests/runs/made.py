@@ -39,4 +39,6 @@ def run_with(fake_slurm: FakeSlurm, folder: Path, *stages: str) -> RunPaths:
         state, _, code = stage.partition("=")
         nodes = "" if state == "PENDING" else "n1"
         jobs[name] = fake_slurm.add(state, exit=code or "0:0", nodes=nodes, reason="Dependency")
-    return submitted(folder, jobs)
+    paths = submitted(folder, jobs)
+    fake_slurm.assign(paths, jobs)
+    return paths

@@ -57,7 +57,7 @@ def test_accounting_tells_gpu_hours_waiting_and_energy(
         ),
         "companion": fake_slurm.add("COMPLETED", nodes="n1", submitted=1002, started=4000, ends=4100),
     }  # fmt: skip
-    submitted(home / "runs" / "demo-1", jobs)
+    fake_slurm.assign(submitted(home / "runs" / "demo-1", jobs), jobs)
     stages, run = uses(types)
     assert (stages["serve"]["gpu_hours"], stages["serve"]["energy_j"]) == (16.0, 7_200_000.0)
     assert run == {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0}
@@ -83,6 +83,7 @@ def test_earlier_attempts_and_servers_before_a_renewal_count(
     now = int(time.time())
     serve = fake_slurm.add("COMPLETED", nodes="n1", submitted=now, started=now, ends=now + 3600)
     paths = with_gpus(submitted(home / "runs" / "demo-1", {"serve": serve}), serve=2)
+    fake_slurm.assign(paths, {"serve": serve})
     add(paths, "serve", (now - 7200, "stage_begin"), (now - 3600, "ready"), job_id="7")
     add(paths, "serve", (now + 1, "stage_begin"), (now + 3600, "stage_end"), job_id=serve)
     killed, ended = (RunPaths(paths.attempts / number) for number in "12")

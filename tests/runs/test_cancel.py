@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ def test_every_job_that_has_not_ended_is_cancelled(fake_slurm: FakeSlurm, tmp_pa
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
     status = cancel_run(paths)
     assert status.state is RunState.CANCELLED
-    assert fake_slurm.calls("scancel") == [["scancel", "102", "103"]]
+    user = f"--user={os.getuid()}"
+    assert fake_slurm.calls("scancel") == [
+        ["scancel", user, "--name=demo-serve", "102"],
+        ["scancel", user, "--name=demo-companion", "103"],
+    ]
     assert fake_slurm.state("101") == "COMPLETED"
     stop = StopRequest.read(paths.stop_request)
     assert stop is not None and stop.by == "cancel"
@@ -32,7 +37,7 @@ def test_a_second_cancel_changes_nothing(fake_slurm: FakeSlurm, tmp_path: Path) 
     before = {file: file.stat().st_mtime_ns for file in paths.folder.rglob("*")}
     assert cancel_run(paths) == first
     assert {file: file.stat().st_mtime_ns for file in paths.folder.rglob("*")} == before
-    assert len(fake_slurm.calls("scancel")) == 1
+    assert len(fake_slurm.calls("scancel")) == 3
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
@@ -58,7 +63,9 @@ def test_the_remaining_jobs_of_a_failed_run_are_cancelled(fake_slurm: FakeSlurm,
 
 
 def test_a_half_submitted_run_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = submitted(tmp_path / "run", {"build": fake_slurm.add("PENDING")}, complete=False)
+    job = fake_slurm.add("PENDING")
+    paths = submitted(tmp_path / "run", {"build": job}, complete=False)
+    fake_slurm.assign(paths, {"build": job})
     assert cancel_run(paths).state is RunState.CANCELLED
     assert cancel_run(paths).state is RunState.CANCELLED
 
@@ -85,7 +92,7 @@ def test_a_busy_controller_is_queried_again_after_the_cancellation(
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
     fake_slurm.trouble("squeue", CONTROLLER_GONE, once="scancel")
     assert cancel_run(paths).state is RunState.CANCELLED
-    assert len(fake_slurm.calls("squeue")) == 3
+    assert len(fake_slurm.calls("squeue")) == 4
 
 
 def test_a_refusal_reaches_the_user(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -106,7 +113,9 @@ def test_a_run_submitted_by_hand_is_cancelled_in_its_own_cluster(
         script = fake_slurm.bin / command
         words = script.read_text().replace("exec", f'echo "[$SLURM_CONF]" >> {tmp_path}/confs\nexec')
         script.write_text(words)
-    add_event(paths, "build", "stage_begin", job_id=fake_slurm.add("RUNNING"))
+    job = fake_slurm.add("RUNNING")
+    fake_slurm.assign(paths, {"build": job})
+    add_event(paths, "build", "stage_begin", job_id=job)
     assert cancel_run(paths).state is RunState.CANCELLED
     assert set((tmp_path / "confs").read_text().split()) == {f"[{conf}]"}
 

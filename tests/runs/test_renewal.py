@@ -22,6 +22,7 @@ def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:  # noqa: F811
     """Job 102 serves, and job 104 waits for its end."""
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
     waiting = fake_slurm.add("PENDING", reason="Dependency")
+    fake_slurm.assign(paths, {"serve": waiting})
     Renewal("102", waiting).write(paths.renewal)
     assert waiting == "104"
     return paths

@@ -224,6 +224,7 @@ def test_a_job_that_vanished_without_an_event_is_lost_and_never_completed(
 def test_a_submit_that_was_killed_is_interrupted(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     build = fake_slurm.add("FAILED", exit="5:0", nodes="n1")
     paths = submitted(tmp_path / "run", {"build": build}, complete=False)
+    fake_slurm.assign(paths, {"build": build})
     add_event(paths, "build", "submission_interrupted")
     status = run_status(paths)
     assert (status.state, status.exit_code) == (RunState.FAILED, ExitCode.SUBMISSION)
@@ -236,6 +237,7 @@ def test_scripts_submitted_by_hand_are_followed_by_their_events(
 ) -> None:
     _, paths = written(tmp_path / "run")
     job = fake_slurm.add("RUNNING", nodes="n1")
+    fake_slurm.assign(paths, {"build": job})
     add_event(paths, "build", "stage_begin", job_id=job)
     status = run_status(paths)
     assert [stage.state for stage in status.stages] == ["RUNNING", "NOT SUBMITTED", "NOT SUBMITTED"]
@@ -245,6 +247,7 @@ def test_scripts_submitted_by_hand_are_followed_by_their_events(
 def test_a_stage_that_was_run_again_counts_under_its_newest_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "COMPLETED")
     again = fake_slurm.add("COMPLETED", exit="0:0", nodes="n1")
+    fake_slurm.assign(paths, {"serve": again})
     add_event(paths, "serve", "stage_begin", job_id="102")
     add_event(paths, "serve", "stage_begin", job_id=again)
     assert run_status(paths).state is RunState.COMPLETED
@@ -269,7 +272,7 @@ def test_a_local_run_started_by_hand_does_not_query_slurm(
 def test_a_damaged_submission_record_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
     paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
     paths.jobs.write_text(content)
-    assert run_status(paths).state is RunState.RENDERED
+    assert run_status(paths).state is RunState.RUNNING, "Slurm knows which scripts its jobs run"
 
 
 def test_a_submission_record_of_a_newer_version_is_read(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -326,6 +329,7 @@ def test_a_script_that_recorded_no_end_was_killed(fake_slurm: FakeSlurm, tmp_pat
         "companion": fake_slurm.add("FAILED", exit="9:0", nodes="n1"),
     }
     paths = submitted(tmp_path / "demo-1", jobs)
+    fake_slurm.assign(paths, jobs)
     add_event(paths, "companion", "stage_begin", job_id=jobs["companion"])
     assert "companion has failed (its script was killed by signal 9, SIGKILL)" in run_status(paths).sentence
     add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=9)

@@ -22,7 +22,10 @@ from trtllm_hpc.runs.status import run_status
 def waits(fake_slurm: FakeSlurm, folder: Path, reason: str, **facts: Any) -> RunPaths:
     """A run whose server waits in the queue for this reason, with its companion behind it."""
     serve = fake_slurm.add("PENDING", reason=reason, **facts)
-    return submitted(folder, {"serve": serve, "companion": fake_slurm.add("PENDING", reason="Dependency")})
+    jobs = {"serve": serve, "companion": fake_slurm.add("PENDING", reason="Dependency")}
+    paths = submitted(folder, jobs)
+    fake_slurm.assign(paths, jobs)
+    return paths
 
 
 def waiting(types: Types) -> dict[str, Any]:

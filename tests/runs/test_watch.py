@@ -105,7 +105,8 @@ def test_a_companion_in_the_servers_job_is_followed_by_its_events(
     _, run = written(tmp_path / "overlap", companion="overlap")
     record = SubmissionRecord(scheduler="slurm", complete=True)
     for stage, state in (("build", "COMPLETED"), ("serve", "RUNNING")):
-        record.add(run, stage, fake_slurm.add(state, nodes="n1"))
+        record.add(run, stage, job := fake_slurm.add(state, nodes="n1"))
+        fake_slurm.assign(run, {stage: job})
     add_event(run, "companion", "stage_begin")
     publish(run)
     clock.at(30, lambda: add_event(run, "companion", "stage_end", exit_code=0))

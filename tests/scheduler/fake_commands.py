@@ -26,7 +26,13 @@ DIRECTIVES = (
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok")
-ACCOUNTED = "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw"
+ACCOUNTED = (
+    "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
+    "UID,User,JobName,WorkDir,SubmitLine"
+)
+SEPARATOR = "\x1f"
+SOMEBODY = {"user": "ana", "name": "job", "folder": "/home/ana", "script": "(null)", "output": "/dev/null"}
+"""Of a job of which a test says nothing else: it was submitted by ``sbatch --wrap``."""
 
 
 def read(file: str) -> dict[str, Any]:
@@ -115,6 +121,10 @@ def sbatch(cluster: Cluster, arguments: list[str]) -> int:
         "state": "PENDING",
         "reason": "Dependency" if "--dependency" in given else "Priority",
         "script": given[""],
+        "name": _directive(text, "job-name"),
+        "folder": os.getcwd(),  # noqa: PTH109
+        "output": _directive(text, "output"),
+        "submit_line": "sbatch " + " ".join(arguments),
         "content": content,
         "dependency": given.get("--dependency"),
         "exclude": given.get("--exclude"),
@@ -123,6 +133,12 @@ def sbatch(cluster: Cluster, arguments: list[str]) -> int:
     }
     print(job)
     return 0
+
+
+def _directive(text: str, name: str) -> str:
+    """The value of an option in a script; a quoted one is without its quotes."""
+    lines = [line for line in text.split("\n") if line.startswith(f"#SBATCH --{name}=")]
+    return lines[0].partition("=")[2].strip('"') if lines else ""
 
 
 def _bad_directive(cluster: Cluster, text: str) -> str | None:
@@ -162,7 +178,8 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
     fields |= {"%V": "submitted", "%S": "started", "%e": "ends"}
     fields |= {"%a": "account", "%q": "qos", "%Q": "priority"}
-    columns = given["--format"].split("|")
+    fields |= {"%U": "uid", "%u": "user", "%j": "name", "%Z": "folder", "%o": "script"}
+    columns = given["--format"].split(SEPARATOR)
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
         cluster.violation("squeue", " ".join(arguments))
     if os.environ.get("SLURM_TIME_FORMAT") != "%s":
@@ -174,11 +191,11 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         return 1
     for job in wanted:
         for name, info in cluster.components(job) if cluster.visible(job) else ():
-            row = {"reason": "None", "nodes": "", "partition": "batch", **info, "id": name}
+            row = {"reason": "None", "nodes": "", "partition": "batch", **described(info), "id": name}
             row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
             row = {"account": "mine", "qos": "normal", "priority": 1, **row}
             row["state"] = row["state"].split(" ")[0]
-            print("|".join(str(row[fields[column]]) for column in columns))
+            print(SEPARATOR.join(str(row[fields[column]]) for column in columns))
     return 0
 
 
@@ -222,25 +239,46 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
     known = {
         "--noheader": False,
         "--parsable2": False,
+        "--delimiter": True,
         "--allocations": False,
+        "--duplicates": False,
         "--format": True,
         "--jobs": True,
     }
     given = options(cluster, "sacct", arguments, known)
-    if set(given) != {*known, ""} or given["--format"] != ACCOUNTED:
+    if set(given) != {*known, ""} or (given["--format"], given["--delimiter"]) != (ACCOUNTED, SEPARATOR):
         cluster.violation("sacct", " ".join(arguments))
     if not cluster.record["accounting"]:
         print("Slurm accounting storage is disabled", file=sys.stderr)
         return 1
     for job in given["--jobs"].split(","):
-        for name, info in cluster.components(job) if job in cluster.jobs else ():
+        rows = cluster.components(job) if job in cluster.jobs else []
+        for name, info in [*((job, one) for _, its in rows[:1] for one in its.get("before", ())), *rows]:
             if info.get("unaccounted"):
                 continue
-            nodes = info.get("nodes") or "None assigned"
-            times = "|".join(str(info.get(name, "Unknown")) for name in ("submitted", "started", "ends"))
-            used = f"{info.get('given', '')}|{info.get('energy', '')}"
-            print(f"{name}|{info['state']}|{info.get('exit', '0:0')}|{nodes}|{times}|{used}")
+            row = [name, info["state"], info.get("exit", "0:0"), info.get("nodes") or "None assigned"]
+            row += [info.get(name, "Unknown") for name in ("submitted", "started", "ends")]
+            row += [info.get("given", ""), info.get("energy", "")]
+            # For seconds the database has the job's times, and nothing else.
+            who: dict[str, Any] = {
+                "uid": 0,
+                "user": "root",
+                "name": "allocation",
+                "folder": "",
+                "submit_line": "",
+            }
+            who = who if info.get("unnamed") else described(info)
+            row += [who[name] for name in ("uid", "user", "name")]
+            # slurmdbd keeps another character in the place of quotes.
+            row += [who["folder"].replace('"', "`"), who["submit_line"]]
+            print(SEPARATOR.join(map(str, row)))
     return 0
+
+
+def described(info: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a job, also of what a test has not said."""
+    found = {"uid": os.getuid(), **SOMEBODY, **info}
+    return {"submit_line": f"sbatch --parsable {found['script']}", **found}
 
 
 def scontrol(cluster: Cluster, arguments: list[str]) -> int:
@@ -254,9 +292,9 @@ def scontrol(cluster: Cluster, arguments: list[str]) -> int:
                 + " ".join(f"{key}={value}" for key, value in fields.items())
             )
         return 0
-    if arguments[:3] != ["--oneliner", "show", "job"] or len(arguments) != 4:
+    if arguments[:2] != ["show", "job"] or len(arguments) != 3:
         cluster.violation("scontrol", " ".join(arguments))
-    job = arguments[3]
+    job = arguments[2]
     if not cluster.visible(job):
         print("slurm_load_jobs error: Invalid job id specified", file=sys.stderr)
         return 1
@@ -266,30 +304,33 @@ def scontrol(cluster: Cluster, arguments: list[str]) -> int:
 
 
 def _show_job(job: str, info: dict[str, Any]) -> None:
+    """Part of the lines that Slurm 22.05 prints, in its order."""
+    who = described(info)
     print(
-        f"JobId={job} JobName=demo-serve UserId=ana(1000) GroupId=ana(1000) "
-        f"JobState={info['state'].split(' ')[0]} Reason=None Dependency=(null) Requeue=0 Restarts=0 "
-        f"ExitCode={info.get('exit', '0:0')} Partition=batch ReqNodeList=(null) ExcNodeList=(null) "
-        f"NodeList={info.get('nodes') or '(null)'} NumNodes=1 Command={info.get('script')}"
+        f"JobId={job} JobName={who['name']}\n"
+        f"   UserId={who['user']}({who['uid']}) GroupId=users(100) MCS_label=N/A\n"
+        f"   JobState={info['state'].split(' ')[0]} Reason=None Dependency=(null)\n"
+        f"   Requeue=0 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={info.get('exit', '0:0')}\n"
+        "   ReqNodeList=(null) ExcNodeList=(null)\n"
+        f"   NodeList={info.get('nodes') or '(null)'}\n"
+        f"   Command={who['script']}\n   WorkDir={who['folder']}\n"
+        f"   StdErr={who['output']}\n   StdIn=/dev/null\n   StdOut={who['output']}\n   Power=\n   \n"
     )
 
 
 def scancel(cluster: Cluster, arguments: list[str]) -> int:
-    given = options(cluster, "scancel", arguments, {})
+    given = options(cluster, "scancel", arguments, {"--user": True, "--name": True})
     code = 0
     for job in given[""].split("\0"):
-        if not cluster.visible(job):
+        if not cluster.visible(job) or cluster.jobs[job]["state"].split(" ")[0] in FINAL:
+            # With --user or --name, Slurm says the same of jobs that have ended.
             print(
                 f"scancel: error: Kill job error on job id {job}: Invalid job id specified", file=sys.stderr
             )
             code = 1
-        elif cluster.jobs[job]["state"].split(" ")[0] in FINAL:
-            print(
-                f"scancel: error: Kill job error on job id {job}: Job/step already completing or completed",
-                file=sys.stderr,
-            )
-            code = 1
-        else:
+            continue
+        who = described(cluster.jobs[job])
+        if (given.get("--user"), given.get("--name")) == (str(who["uid"]), who["name"]):
             cluster.jobs[job].update(state="CANCELLED by 1000", reason="None", exit="0:15")
     return code
 

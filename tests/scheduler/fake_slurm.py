@@ -7,12 +7,14 @@ import py_compile
 import shlex
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.scheduler import fake_commands
 from tests.scheduler.fake_commands import COMMANDS
+from trtllm_hpc.paths import RunPaths
 
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
@@ -76,6 +78,12 @@ class FakeSlurm:
         record["jobs"][job] = {"state": state, **facts}
         self._write(record)
         return job
+
+    def assign(self, paths: RunPaths, jobs: Mapping[str, str]) -> None:
+        """Have the user submitted these jobs as the stages of a run."""
+        for stage, job in jobs.items():
+            facts = {"name": f"demo-{stage}", "script": str(paths.sbatch(stage)), "user": "ana"}
+            self.set(job, self.state(job), **facts, output=str(paths.batch_log(stage)), folder="/home/ana")
 
     def set(self, job: str, state: str, **facts: Any) -> None:
         """Move a job to another state."""

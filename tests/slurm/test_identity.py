@@ -132,9 +132,8 @@ def test_accounting_remembers_the_job_whose_id_another_job_has(
     run, job = started(ana, engine_alone)
     ana.slurm("scancel", job)
     accounted = ("sacct", "--noheader", "--allocations", "--format=State,End", f"--jobs={job}")
-    assert eventually(lambda: ana.slurm(*accounted).strip().startswith("CANCELLED"), 60), ana.slurm(
-        *accounted
-    )
+    assert eventually(lambda: ana.slurm(*accounted).strip().startswith("CANCELLED"), 60)
+    assert eventually(lambda: serve_of(ana, run)["final"], 60)
     before = serve_of(ana, run)
     assert before["state"] == "CANCELLED"
     forget_every_job(sandbox)
