@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from pathlib import Path
@@ -14,8 +15,9 @@ from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.runs.made import run_with, written
 from tests.runs.test_find import make
-from tests.scheduler.fake_slurm import FakeSlurm
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.schemas.check import documented
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
@@ -82,6 +84,67 @@ def test_cancel_shows_the_final_state(fake_slurm: FakeSlurm, home: Path, types: 
         0,
         "new-1 was never submitted: there is nothing to cancel\n",
     )
+
+
+def test_cancel_without_a_name_takes_the_only_run_that_lives(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    nothing = types("cancel")
+    assert nothing.code == ExitCode.RUN and "there is nothing to cancel" in nothing.errors
+    run_with(fake_slurm, home / "runs" / "live-1", "COMPLETED", "RUNNING", "PENDING")
+    run_with(fake_slurm, home / "runs" / "done-1", "COMPLETED", "COMPLETED", "COMPLETED")
+    written(home / "runs" / "new-1")
+    assert types("cancel").output.startswith("live-1: cancelled")
+    assert types("cancel").code == ExitCode.RUN
+
+
+def test_cancel_without_a_name_asks_where_several_live(
+    fake_slurm: FakeSlurm, home: Path, types: Types, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, state in ((1, "RUNNING"), (2, "PENDING"), (3, "FAILED")):
+        run_with(fake_slurm, home / "runs" / f"demo-{number}", "COMPLETED", state, "PENDING")
+    refused = types("cancel")
+    assert refused.code == ExitCode.USAGE
+    # Of demo-3 the companion waits still.
+    assert "3 runs live: demo-3 (failed), demo-2 (running), demo-1 (running)." in refused.errors
+    assert "trtllm-hpc cancel demo-3" in refused.errors and "--yes" in refused.errors
+    for answer, code in (("n\n", ExitCode.INTERRUPTED), ("y\n", ExitCode.OK)):
+        assert fake_slurm.calls("scancel") == []
+        terminal = io.StringIO(answer)
+        monkeypatch.setattr(terminal, "isatty", lambda: True)
+        monkeypatch.setattr("sys.stdin", terminal)
+        asked = types("cancel")
+        assert asked.code == code and "Cancel demo-3? [y/N]" in asked.errors
+    assert fake_slurm.state("109").startswith("CANCELLED") and fake_slurm.state("102") == "RUNNING"
+
+
+def test_cancel_without_a_name_and_with_yes_takes_the_latest_that_lives(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    for number in (1, 2):
+        run_with(fake_slurm, home / "runs" / f"demo-{number}", "COMPLETED", "RUNNING", "RUNNING")
+    run_with(fake_slurm, home / "runs" / "demo-3", "COMPLETED", "COMPLETED", "COMPLETED")
+    assert types("cancel", "--yes").output.startswith("demo-2: cancelled")
+    assert fake_slurm.state("102") == "RUNNING"
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    unknown = types("cancel")
+    assert unknown.code == ExitCode.USAGE and "demo-1 (unknown)" in unknown.errors
+    assert fake_slurm.state("102") == "RUNNING"
+
+
+def test_a_refused_submission_does_not_take_over_latest(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
+    (home / "job.yaml").write_text("name: demo\n")
+    (home / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
+    assert types("submit", "job.yaml", "--cluster", "./here.yaml").code == ExitCode.SUBMISSION
+    assert types("render", "job.yaml", "--cluster", "./here.yaml").code == 0
+    assert len(list((home / "runs").iterdir())) == 3
+    for words in (("status",), ("status", "latest"), ("status", "demo")):
+        assert types(*words).output.startswith("run demo-1"), types(*words)
+    assert types("cancel").output.startswith("demo-1: cancelled")
+    assert Run.find().id == "demo-1"
 
 
 def test_the_same_job_twice_is_two_runs(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
@@ -227,7 +290,7 @@ def test_a_job_called_latest_is_refused(home: Path, types: Types) -> None:
     (home / "job.yaml").write_text("name: latest\n")
     refused = types("render", "job.yaml", "--cluster", "local")
     assert refused.code == ExitCode.CONFIG
-    assert "job.yaml:1: name: 'latest' names the newest run of all jobs" in refused.errors
+    assert "job.yaml:1: name: 'latest' names the run that was submitted last" in refused.errors
     assert "fix it and type: trtllm-hpc render job.yaml --cluster local" in refused.errors
 
 

@@ -126,7 +126,7 @@ def test_the_exit_code_is_that_of_what_failed(fake_slurm: FakeSlurm, home: Path,
 
 def test_a_run_that_was_never_submitted_is_refused(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     written(home / "runs" / "new-1")
-    refused = types("watch")
+    refused = types("watch", "new-1")
     assert refused.code == ExitCode.SUBMISSION
     assert "Run new-1 was never submitted: there is nothing to watch." in refused.errors
     assert "next: trtllm-hpc resume new-1 --wait" in refused.errors

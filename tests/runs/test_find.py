@@ -13,14 +13,24 @@ import pytest
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, write_json
 from trtllm_hpc.runs.find import find_run, list_runs
+from trtllm_hpc.runtime.records import add_event
+from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
 
-def make(folder: Path, name: str, age_s: int) -> RunPaths:
+def make(folder: Path, name: str, age_s: int, *, submitted: bool = True) -> RunPaths:
+    """A run that was made so long ago, and submitted at once."""
     paths = RunPaths(folder)
     paths.make_folders()
     write_json(paths.plan, {"name": name})
     os.utime(paths.plan, (1_700_000_000 - age_s, 1_700_000_000 - age_s))
+    if submitted:
+        submit(paths, age_s)
     return paths
+
+
+def submit(paths: RunPaths, age_s: int, *, complete: bool = True) -> None:
+    job = StageJob("7", 1_700_000_000.0 - age_s)
+    SubmissionRecord("local", complete=complete, stages={"serve": job}).write(paths)
 
 
 @pytest.fixture
@@ -45,6 +55,38 @@ def runs(tmp_path: Path) -> Path:
 )
 def test_runs_are_found_by_id_job_name_and_latest(runs: Path, name: str, expected: str) -> None:
     assert find_run(name, runs).run_id == expected
+
+
+def test_what_was_not_submitted_is_not_the_latest(runs: Path) -> None:
+    rendered = make(runs / "falcon-2", "falcon", 50, submitted=False)
+    refused = make(runs / "falcon-3", "falcon", 40, submitted=False)
+    SubmissionRecord("slurm").write(refused)
+    interrupted = make(runs / "falcon-4", "falcon", 30, submitted=False)
+    submit(interrupted, 30, complete=False)
+    for name in ("latest", "falcon"):
+        assert find_run(name, runs).run_id == "falcon-1"
+    for paths in (rendered, refused, interrupted):
+        assert find_run(paths.run_id, runs) is not None
+    submit(interrupted, 20)
+    assert find_run("latest", runs).run_id == find_run("falcon", runs).run_id == "falcon-4"
+    submit(RunPaths(runs / "llama-1"), 10)  # it was resumed
+    assert find_run("latest", runs).run_id == find_run("llama", runs).run_id == "llama-1"
+
+
+def test_scripts_submitted_by_hand_make_a_run_the_latest_when_they_begin(runs: Path) -> None:
+    by_hand = make(runs / "other-1", "other", 500, submitted=False)
+    assert find_run("latest", runs).run_id == "falcon-1"
+    add_event(by_hand, "build", "stage_begin", job_id="9")
+    assert find_run("latest", runs).run_id == "other-1"
+
+
+def test_where_nothing_was_submitted_there_is_no_latest_run(tmp_path: Path) -> None:
+    make(tmp_path / "demo-1", "demo", 20, submitted=False)
+    make(tmp_path / "demo-2", "demo", 10, submitted=False)
+    with pytest.raises(RunNotFound, match=r"No run in .* was submitted.*: demo-2\.") as caught:
+        find_run("latest", tmp_path)
+    assert caught.value.hint == f"trtllm-hpc status {tmp_path / 'demo-2'}"
+    assert find_run("demo", tmp_path).run_id == "demo-2"
 
 
 def test_runs_are_found_by_folder_from_anywhere(

@@ -62,6 +62,9 @@ class Run:
     def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Run:
         """Return a run by its folder, its id or the beginning of it, its job's name, or ``latest``.
 
+        ``latest`` is the run that was submitted last. A run that is only rendered, or whose submission was
+        refused, is never the latest; its job's name finds it if no run of that job was submitted.
+
         Args:
             runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else ``./runs``.
 

@@ -135,7 +135,7 @@ def command() -> None:
     Without a GPU or a Slurm, to see how it works:
       trtllm-hpc submit tiny-llama --cluster local --wait
 
-    A RUN is named by its folder, its id, its job name, or 'latest'.
+    A RUN is named by its folder, its id, its job name, or 'latest': the run submitted last.
     """
 
 

@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.options import RunType, json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths
 
 
 @click.command("cancel")
-@run_argument
+@runs_option
+@click.argument("run", type=RunType(), required=False, metavar="[RUN]")
+@click.option("--yes", is_flag=True, help="Without RUN: cancel the latest run that lives, and do not ask.")
 @json_option
-def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context, run: RunPaths | None, runs: Path | None, yes: bool, as_json: bool
+) -> None:
     """Cancel every job of RUN and wait until they have ended.
 
-    A run that has already ended is left unchanged.
+    Without RUN the only run that lives is cancelled: a run with a job that is in the
+    queue or runs. If several live, the command asks whether you mean the latest. A run
+    that has already ended is left unchanged.
 
     \b
-    Example:
+    Examples:
+      trtllm-hpc cancel
       trtllm-hpc cancel latest
     """
     from trtllm_hpc.api.run import Run
     from trtllm_hpc.runs.status import RunState
 
-    before = Run(run).status
-    status = before if before.settled else Run(run).cancel()
+    found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
+    before = found.status
+    status = before if before.settled else found.cancel()
     if as_json:
         print_json(status)
-        return
-    if before.state is RunState.RENDERED:
-        click.echo(f"{run.run_id} was never submitted: there is nothing to cancel")
+    elif before.state is RunState.RENDERED:
+        click.echo(f"{found.id} was never submitted: there is nothing to cancel")
     elif before.settled:
-        click.echo(f"{run.run_id} had already ended: {status.state.value}, {status.sentence}")
+        click.echo(f"{found.id} had already ended: {status.state.value}, {status.sentence}")
     else:
-        click.echo(f"{run.run_id}: {status.state.value}, {status.sentence}")
+        click.echo(f"{found.id}: {status.state.value}, {status.sentence}")
+
+
+def _living(runs: Path, *, yes: bool) -> RunPaths:
+    """Return the run that somebody means who names none.
+
+    Raises:
+        RunNotFound: no run lives.
+        click.UsageError: several live, and there is no terminal to ask at.
+        click.Abort: it is not the latest of them.
+    """
+    from trtllm_hpc.api.run import Run
+    from trtllm_hpc.runs.find import submitted_at
+
+    # Where Slurm does not answer, each run may live.
+    rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]
+    if not rows:
+        message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
+        raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")
+    rows.sort(key=lambda row: submitted_at(RunPaths(row.folder)) or row.created_at, reverse=True)
+    latest = rows[0]
+    if len(rows) > 1 and not yes:
+        states = ", ".join(f"{row.run_id} ({row.state.value if row.state else 'unknown'})" for row in rows)
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"{len(rows)} runs live: {states}. Name the run: trtllm-hpc cancel {latest.run_id}, "
+                "or write --yes to cancel this latest one."
+            )
+        click.confirm(f"{len(rows)} runs live: {states}.\nCancel {latest.run_id}?", abort=True, err=True)
+    return RunPaths(latest.folder)

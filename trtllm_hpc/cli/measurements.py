@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtllm_hpc.api.measurement import Measurement, measured_folder
 from trtllm_hpc.cli.options import RunType, runs_folder
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
     _FoundParameter = click.ParamType[Measurement]
@@ -40,7 +42,8 @@ class MeasurementType(_FoundParameter):
         """Offer the measurements of known runs."""
         from click.shell_completion import CompletionItem
 
-        runs = {"latest": list_runs(runs_folder(ctx))[:1]}
-        runs |= {run.run_id: [run] for run in list_runs(runs_folder(ctx))}
-        names = [f"{call}:{name}" for call, its in runs.items() for run in its for name in run.measurements()]
+        runs = {run.run_id: run for run in list_runs(runs_folder(ctx))}
+        with suppress(RunNotFound):
+            runs = {"latest": find_run("latest", runs_folder(ctx)), **runs}
+        names = [f"{call}:{name}" for call, run in runs.items() for name in run.measurements()]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]

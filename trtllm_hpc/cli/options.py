@@ -29,7 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class RunType(_RunParameter):
-    """A run named by its folder, its id, its job name, or ``latest``."""
+    """A run named by its folder, its id, its job name, or ``latest``: the run submitted last."""
 
     name = "run"
 

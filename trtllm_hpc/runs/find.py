@@ -1,13 +1,16 @@
-"""Finding a run by its folder, id, job name or ``latest``."""
+"""Finding a run by its folder, id, job name or ``latest``: the run that was submitted last."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name, read_plan
+from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 REMOVED = ".removed-"
 """How the name of a folder begins that is being removed."""
@@ -47,23 +50,26 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     """Return the run that ``name`` stands for.
 
     Args:
-        name: a run folder, the id of a run in ``runs_folder``, a job name (its
-            newest run), the beginning of one id, or ``latest``.
+        name: a run folder, the id of a run in ``runs_folder``, a job name (the run of that job that was
+            submitted last, else the newest), the beginning of one id, or ``latest``.
         runs_folder: folder of the runs.
 
     Raises:
-        RunNotFound: there is no such run, or it may not be read or is damaged.
+        RunNotFound: there is no such run, or it may not be read or is damaged; for ``latest``, none was
+            submitted.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
-        return next((run for run in runs if read_plan(run)), None) or _readable(runs[0])
+        return _latest(runs) or _damaged_or_refused(runs)
     if name != "latest" and is_run(Path(name)):
         return _readable(RunPaths(Path(name)))
     for run in runs:
         if run.run_id == name:
             return _readable(run)
+    if (latest := _latest(runs, name)) is not None:
+        return latest
     for run in runs:
         if read_plan(run).get("name") == name:
             return run
@@ -72,6 +78,41 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
         return _readable(matching[0])
     raise _forbidden(name, runs_folder) or _not_found(
         name, runs_folder, matching or runs, several=bool(matching)
+    )
+
+
+def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None:
+    """Return the run (of a job) that was submitted or resumed last; ``None`` if none was submitted."""
+    times = {run: at for run in runs if (at := submitted_at(run)) is not None}
+    for run in sorted(times, key=lambda it: times[it], reverse=True):
+        if (plan := read_plan(run)) and job in (None, plan.get("name")):
+            return run
+    return None
+
+
+def submitted_at(paths: RunPaths) -> float | None:
+    """Return when a run was last submitted, in seconds since the epoch.
+
+    A submission that was refused or interrupted does not count. A run whose scripts are submitted by hand
+    counts from the moment at which the first of them begins.
+    """
+    record = read_submission(paths)
+    if record is None:
+        times = [event.time for event in read_events(paths) if event.name == "stage_begin"][:1]
+    else:
+        times = [job.submitted_at for job in record.stages.values() if record.complete]
+    return max(times, default=None)
+
+
+def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
+    """Raise RunNotFound: there are runs, but none that was submitted can be read."""
+    newest = next((run for run in runs if read_plan(run)), None)
+    if newest is None:
+        return _readable(runs[0])
+    raise RunNotFound(
+        f"No run in {newest.folder.parent} was submitted. The newest was only rendered, or Slurm refused it: "
+        f"{newest.run_id}.",
+        hint=f"trtllm-hpc status {call_name(newest)}",
     )
 
 

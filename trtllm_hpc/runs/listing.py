@@ -52,6 +52,8 @@ class ListedRun:
     """Of all its jobs, as far as it is known."""
     settled: bool = False
     """Whether every job has ended, and the run stays as it is."""
+    live: bool = False
+    """Whether a job of the run is in the queue or runs."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,7 @@ def _listed(
         use.waited_s,
         use.gpu_hours,
         settled,
+        any(stage.job_id is not None and not stage.final for stage in stages),
     )
 
 

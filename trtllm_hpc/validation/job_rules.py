@@ -13,9 +13,9 @@ LONGEST_WORD = 120_000
 
 
 def name_is_free(job: JobFile) -> Diagnostics:
-    """A job cannot be called ``latest``, which names the newest run of all jobs."""
+    """A job cannot be called ``latest``, which names the run that was submitted last."""
     if job.name == "latest":
-        message = "'latest' names the newest run of all jobs"
+        message = "'latest' names the run that was submitted last"
         yield in_job("bad-value", "name", message, "choose another name", job.name)
 
 
