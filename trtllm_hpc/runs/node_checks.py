@@ -26,7 +26,9 @@ from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Found, Wanted, read_found
-from trtllm_hpc.scheduler.slurm import JobInfo, Slurm
+from trtllm_hpc.scheduler.job_info import JobInfo
+from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
@@ -155,10 +157,11 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     with _beating(paths.heartbeat):
         job_id = watcher.slurm.submit(paths.sbatch("doctor"))
+        job = RunJob.of(paths, {"doctor": job_id})["doctor"]
         try:
-            return _wait(watcher, job_id, paths, wait_s, show)
+            return _wait(watcher, job, paths, wait_s, show)
         finally:
-            _end(watcher, job_id)
+            _end(watcher, job)
 
 
 @contextmanager
@@ -180,12 +183,12 @@ def _beating(file: Path) -> Iterator[None]:
         thread.join()
 
 
-def _wait(watcher: JobWatcher, job_id: str, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
+def _wait(watcher: JobWatcher, job: RunJob, paths: RunPaths, wait_s: float, show: Show) -> JobInfo | None:
     """Return once the job has looked at everything (``None``), or has ended before, with its last state."""
-    began, said, info = time.monotonic(), "", JobInfo(job_id, parse_state("PENDING"))
+    began, said, info = time.monotonic(), "", JobInfo(job.job_id, parse_state("PENDING"))
     while not paths.node_checks_over.exists():
         try:
-            info = watcher.job_infos([job_id]).get(job_id, JobInfo(job_id, LOST))
+            info = watcher.job_infos([job]).get(job, JobInfo(job.job_id, LOST))
         except SubmissionError as error:
             if not error.transient:
                 raise
@@ -193,12 +196,12 @@ def _wait(watcher: JobWatcher, job_id: str, paths: RunPaths, wait_s: float, show
             return info
         if info.state.name != "PENDING":
             found = len(list(paths.node_findings.glob("*.json")))
-            sentence = f"job {job_id} runs on {info.nodes}: {found} results so far"
+            sentence = f"job {job.job_id} runs on {info.nodes}: {found} results so far"
         elif time.monotonic() - began < wait_s:
-            sentence = f"job {job_id} waits in the queue ({info.reason})"
+            sentence = f"job {job.job_id} waits in the queue ({info.reason})"
         else:
             raise SubmissionError(
-                f"Job {job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
+                f"Job {job.job_id} had not started after {wait_s / 60:.0f} minutes ({info.reason}).",
                 hint="squeue --me, then the same command with --wait-minutes longer",
             )
         if sentence != said:
@@ -208,12 +211,15 @@ def _wait(watcher: JobWatcher, job_id: str, paths: RunPaths, wait_s: float, show
     return None
 
 
-def _end(watcher: JobWatcher, job_id: str) -> None:
+def _end(watcher: JobWatcher, job: RunJob) -> None:
     """Cancel the job and wait until it has ended: it writes into the folder until then."""
     with suppress(SubmissionError):
-        watcher.slurm.cancel([job_id])
+        watcher.slurm.cancel([job])
         until = time.monotonic() + _END_S
-        while not watcher.is_done(job_id, mode="force") and time.monotonic() < until:
+        while time.monotonic() < until:
+            info = watcher.job_infos([job], mode="force").get(job)
+            if info is None or info.state.final:
+                return
             time.sleep(_LOOK_S)
 
 
