@@ -83,7 +83,6 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "batch_sizes that fit max_batch_size": _graphs(
         batch_sizes=[1, 2, 4, 8], max_batch_size=8, enable_padding=True
     ),
-    "max_batch_size: -1": _graphs(max_batch_size=-1),
     "moe_config.backend: cutlass": {"moe_config": {"backend": "cutlass"}},
     "moe_config.backend: TRITON": {"moe_config": {"backend": "TRITON"}},
     "capacity_scheduler_policy: max_utilization": {
@@ -101,8 +100,12 @@ CONFIGURATIONS: Mapping[str, Mapping[str, Any]] = {
     "load_format: safetensors": {"load_format": "safetensors"},
     "stream_interval: 0": {"stream_interval": 0},
     "batch_wait_max_tokens_ratio: 2": {"batch_wait_max_tokens_ratio": 2},
-    "allowed_backends: []": {"nvfp4_gemm_config": {"allowed_backends": []}},
-    "lora_prefetch_dir": {"peft_cache_config": {"lora_prefetch_dir": "/models/lora"}},
     "kv_connector_config of one key": {"kv_connector_config": {"connector_module": "a"}},
 }
 """By name, as ``engine.llm_api`` or trtllm-serve's YAML has them."""
+
+STRICTER = (
+    "batch_sizes that fit max_batch_size",  # upstream's own message advises against both
+    "algorithm: DSA",  # lower case is what every release takes
+)
+"""Those that the rules refuse on purpose, whatever upstream does."""

@@ -32,7 +32,11 @@ PLAIN = merged(
         "engine": {
             "tensor_parallel": 2,
             "llm_api": {
-                "speculative_config": {"decoding_type": "DraftTarget", "speculative_model_dir": "/d"}
+                "speculative_config": {
+                    "decoding_type": "DraftTarget",
+                    "max_draft_len": 3,
+                    "speculative_model_dir": "/d",
+                }
             },
         },
         "repository": {

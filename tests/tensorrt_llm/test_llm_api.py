@@ -255,6 +255,30 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("moe_config.backend", {"moe_config": {"backend": "TENSORRT"}}),
     ("cache_transceiver_config.backend", {"cache_transceiver_config": {"backend": "TCP"}}),
     ("stream_interval", {"stream_interval": 0}),
+    ("batch_wait_max_tokens_ratio", {"batch_wait_max_tokens_ratio": 2}),
+    ("guided_decoding_backend", {"guided_decoding_backend": "outlines"}),
+    ("allreduce_strategy", {"allreduce_strategy": "RING"}),
+    ("load_format", {"load_format": "safetensors"}),
+    ("kv_cache_config.mamba_ssm_cache_dtype", {"kv_cache_config": {"mamba_ssm_cache_dtype": "fp8"}}),
+    (
+        "scheduler_config.capacity_scheduler_policy",
+        {"scheduler_config": {"capacity_scheduler_policy": "max_utilization"}},
+    ),
+    (
+        "scheduler_config.dynamic_batch_config.dynamic_batch_moving_average_window",
+        {
+            "scheduler_config": {
+                "dynamic_batch_config": {
+                    "enable_batch_size_tuning": True,
+                    "enable_max_num_tokens_tuning": True,
+                }
+            }
+        },
+    ),
+    (
+        "kv_connector_config.connector_worker_class",
+        {"kv_connector_config": {"connector_module": "m", "connector_scheduler_class": "S"}},
+    ),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"cuda_graph_config": None},
@@ -269,6 +293,8 @@ TAKEN: list[dict[str, Any]] = [
     {"cuda_graph_config": {"max_batch_size": 161, "enable_padding": True}},
     {"cuda_graph_config": {"batch_sizes": [1, 2, 384]}},
     {"moe_config": {"backend": "AUTO"}},
+    {"guided_decoding_backend": None, "load_format": "DUMMY", "batch_wait_max_tokens_ratio": 1},
+    {"scheduler_config": {"capacity_scheduler_policy": "STATIC_BATCH", "dynamic_batch_config": None}},
     {"sparse_attention_config": {"algorithm": "skip_softmax", "threshold_scale_factor": 1000}},
 ]
 

@@ -272,18 +272,27 @@ def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) 
             yield key, "must be between 0 and 1", "write a fraction, such as 0.9"
     if values and "by" in section:
         yield from _wrong_variant(section, values, version)
+    yield from _missing("the section", section, section, values, version)
     for one, other in section.get("either", {}).items():
         if values.get(one) and values.get(other):
             yield one, f"does not fit together with {other}", "set only one of the two"
 
 
 def _wrong_variant(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
-    by, there, same = section["by"], _variants(section, version), section.get("same", {})
+    by, there = section["by"], _variants(section, version)
     chosen = values.get(by)
     if not isinstance(chosen, str) or chosen not in there:
         yield by, "must be a value of this key on PyTorch here", f"take {', '.join(there)}"
         return
+    yield from _missing(chosen, there[chosen], section, values, version)
+
+
+def _missing(
+    who: str, table: Mapping[str, Any], section: Mapping[str, Any], values: Mapping[str, Any], version: str
+) -> WrongValues:
+    """Yield what a section, or ``table`` of its variant, must have and has not."""
+    same = section.get("same", {})
     given = {same.get(key, key) for key, value in values.items() if value is not None}
-    for key, first in there[chosen].get("required", {}).items():
+    for key, first in table.get("required", {}).items():
         if parsed(first) <= parsed(version) and same.get(key, key) not in given:
-            yield key, f"is missing, and {chosen} needs it", "set it"
+            yield key, f"is missing, and {who} needs it", "set it"

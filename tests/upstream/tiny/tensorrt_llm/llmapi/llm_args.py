@@ -39,6 +39,7 @@ class CacheTransceiverConfig(_Strict):
 
     backend: str | None = None
     max_tokens_in_buffer: int | None = None
+    transceiver_runtime: str | None = None
 
 
 class DecodingBaseConfig(_Strict):
