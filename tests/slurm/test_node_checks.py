@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,13 +44,19 @@ def serves(site: Site, **serve: Any) -> Path:
     return site.job("checked", engine=engine, repository={}, serve={**FRONTEND, **serve})
 
 
+def folders(site: Site) -> set[Path]:
+    """Runs, also those of other tests, and whatever else lies beside them."""
+    return set((site.person.folder / "runs").glob("*"))
+
+
 def rows(site: Site, job: Path, *words: str) -> dict[str, dict[str, Any]]:
+    others = folders(site)
     answer = site.person.types("doctor", job, "--cluster", site.profile, "--on-nodes", "--json", *words)
     assert answer.returncode in (0, ExitCode.CONFIG), answer.stderr
     assert answer.stdout, answer.stderr
     found = {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
     assert answer.returncode == (ExitCode.CONFIG if "fail" in outcomes(found) else 0)
-    assert not list((site.person.folder / "runs").glob("*")), "its folder is gone"
+    assert folders(site) == others, "its folder is gone"
     assert site.person.has_no_jobs()
     return found
 
@@ -228,13 +233,13 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
 def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
     site.person.environment[UNATTENDED_VARIABLE] = "12"  # sbatch hands it on
     words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes")
-    runs = site.person.folder / "runs"
+    others = folders(site)
     with site.person.command("trtllm-hpc", *words) as process:
         assert eventually(lambda: site.person.jobs_in_queue("--states=RUNNING"), 60)
         process.send_signal(number)
         process.communicate(timeout=60)
     assert site.person.has_no_jobs() if number == signal.SIGINT else eventually(site.person.has_no_jobs, 120)
-    assert eventually(lambda: not list(runs.glob("*")), 30), list(runs.glob("*"))
+    assert eventually(lambda: folders(site) == others, 30), folders(site) - others
 
 
 def test_the_model_makes_a_token(site: Site, person: Person) -> None:
@@ -254,4 +259,3 @@ def test_what_it_cannot_do_is_refused(person: Person) -> None:
     assert local.returncode == ExitCode.SUBMISSION and "runs jobs on this machine" in local.stderr
     assert person.types("doctor", "--on-nodes").returncode == ExitCode.USAGE
     assert person.types("doctor", job, "--keep").returncode == ExitCode.USAGE
-    shutil.rmtree(person.folder / "runs", ignore_errors=True)
