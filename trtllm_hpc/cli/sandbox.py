@@ -1,8 +1,11 @@
-"""``trtllm-hpc sandbox up|down|status``."""
+"""``trtllm-hpc sandbox up|down|status|root|enter``."""
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +16,9 @@ from trtllm_hpc.errors import ExitCode
 if TYPE_CHECKING:
     from trtllm_hpc.sandbox import NodeStatus, Status
 
+install_option = click.option(
+    "--install", is_flag=True, help="Install missing Debian packages, without starting a service."
+)
 name_option = click.option(
     "--name", default="default", show_default=True, help="Name of the sandbox; several may be up at once."
 )
@@ -52,15 +58,25 @@ def command() -> None:
     show_default=True,
     help="claimed: nodes only claim to have GPUs. real: they share out the GPUs of this machine.",
 )
-@click.option("--install", is_flag=True, help="Install missing Debian packages, without starting a service.")
+@click.option("--root", metavar="FOLDER", help="Run it from this root file system, made by `sandbox root`.")
+@install_option
 @json_option
-def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: bool, as_json: bool) -> None:
+def up(
+    name: str,
+    nodes: int,
+    gpus_per_node: int | None,
+    kind: str,
+    root: str | None,
+    install: bool,
+    as_json: bool,
+) -> None:
     """Start a sandbox and wait until its nodes are idle.
 
     \b
     Examples:
       trtllm-hpc sandbox up --nodes 2 --gpus-per-node 4
       trtllm-hpc sandbox up --nodes 2 --gpus real
+      trtllm-hpc sandbox up --name trixie --root /var/tmp/trixie
     """
     from trtllm_hpc.sandbox import Sandbox
 
@@ -71,7 +87,7 @@ def up(name: str, nodes: int, gpus_per_node: int | None, kind: str, install: boo
             from trtllm_hpc.sandbox.requirements import install_missing
 
             install_missing(tell=_print_step)
-        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", tell=_print_step)
+        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", root=root, tell=_print_step)
     if fresh:
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
@@ -109,6 +125,54 @@ def status(name: str, as_json: bool) -> int:
     return ExitCode.OK if found.state == "up" else ExitCode.SANDBOX
 
 
+@command.command("root")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--suite", default="trixie", show_default=True, help="Debian's name of the release.")
+@click.option("--mirror", metavar="URL", help="Where its packages are.  [default: as in apt's configuration]")
+@install_option
+def make_root(folder: Path, suite: str, mirror: str | None, install: bool) -> None:
+    """Make a root file system with another Debian, for a sandbox with its Slurm, Open MPI and Python.
+
+    \b
+    A cluster with the Slurm of Debian 13, beside one with this machine's:
+      trtllm-hpc sandbox root /var/tmp/trixie --suite trixie
+      trtllm-hpc sandbox up --name trixie --root /var/tmp/trixie
+      trtllm-hpc sandbox enter /var/tmp/trixie
+
+    It takes a minute or two and 1.5 GB. FOLDER appears when it is complete. Remove it with rm -r.
+    """
+    from trtllm_hpc.sandbox import bootstrap, requirements
+
+    with terminating_as_interrupt():
+        if install and not bootstrap.is_installed():
+            requirements.install_missing(["debootstrap"], tell=_print_step)
+        fresh = bootstrap.make(folder, suite, mirror, tell=_print_step)
+    outcome = f"{suite} is there" if fresh else "is already there: nothing to do"
+    click.echo(f"root file system {folder}: {outcome}", err=True)
+
+
+@command.command(context_settings={"ignore_unknown_options": True})
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
+def enter(folder: Path, words: tuple[str, ...]) -> None:
+    """Run a command, or a shell, in a root file system that `sandbox root` has made.
+
+    /usr, /etc and /var are the root file system's. All else is the machine's: homes, /tmp, /var/tmp,
+    and the machine's users. Here Slurm's commands fit a sandbox that runs from it.
+
+    \b
+    Examples:
+      trtllm-hpc sandbox enter /var/tmp/trixie
+      trtllm-hpc sandbox enter /var/tmp/trixie python3 -m venv /opt/trixie-venv
+    """
+    from trtllm_hpc.sandbox import requirements, root
+
+    requirements.check_root("enter a root file system")
+    requirements.check_packages(str(folder.absolute()))
+    line = root.entering(str(folder.absolute()), words or ("bash",))
+    os.execvp(line[0], line)
+
+
 def _print_step(step: str) -> None:
     click.echo(f"  {step} ...", err=True)
 
@@ -141,7 +205,10 @@ def _show(status: Status, as_json: bool) -> None:
         click.echo(f"  {node.name:<24} {node.address:<15} {_gpus(status, node)}  {node.state}")
     click.echo(f"  partitions   {', '.join(status.partitions)}")
     click.echo(f"  logs         {status.logs}")
-    click.echo(f"  to use it    export SLURM_CONF={status.slurm_conf}")
+    if status.root:
+        click.echo(f"  its root     {status.root}")
+        click.echo(f"  to use it    trtllm-hpc sandbox enter {shlex.quote(status.root)}, and there")
+    click.echo(f"  {'' if status.root else 'to use it':<12} export SLURM_CONF={status.slurm_conf}")
     if status.real_gpus:
         # The shipped profile is for four claimed GPUs on each node.
         click.echo(f"  to submit    --cluster sandbox --set cluster.slurm_conf={status.slurm_conf}")

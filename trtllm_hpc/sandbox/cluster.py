@@ -11,6 +11,7 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Layout, interface_name
 from trtllm_hpc.sandbox.nodes import Node
+from trtllm_hpc.sandbox.root import PATH
 
 PARTITIONS = ("batch", "debug")
 """Partitions of every sandbox, the default one first."""
@@ -45,6 +46,8 @@ class Status:
     gpus_per_node: int = 0
     real_gpus: bool = False
     """Whether they are GPUs of this machine; else nodes only claim to have them."""
+    root: str = ""
+    """Folder of the root file system that it runs from; empty for the machine's own."""
     slurm_conf: str = ""
     """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
     subnet: str = ""
@@ -84,7 +87,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """The whole environment of the daemons: that of the caller of `up` must not leak into jobs."""
         return {
-            "PATH": processes.search_path(),
+            "PATH": PATH if self.layout.root else processes.search_path(),
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self.folder.slurm_conf),
@@ -93,7 +96,12 @@ class Cluster:
         }
 
     def slurm(self, *arguments: str) -> str:
-        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would."""
+        """Run one of Slurm's commands on the machine, outside the sandbox, as any user would.
+
+        Those of another root file system run on the head.
+        """
+        if self.layout.root and os.geteuid() == 0:
+            arguments = tuple(self.head.entering(arguments))
         return processes.run(arguments, timeout_s=20, environment=self.environment)
 
     def munge_answers(self) -> bool:
@@ -116,8 +124,13 @@ class Cluster:
         """Whether a node's slurmd accepts connections."""
         return self._accepts(node, 6818)
 
-    def controller_answers(self) -> bool:
-        """Whether slurmctld is up; scontrol alone would go on trying for most of a minute."""
+    def controller_answers(self) -> bool | None:
+        """Whether slurmctld is up; scontrol alone would go on trying for most of a minute.
+
+        ``None`` if only root can find out, with the commands of another root file system.
+        """
+        if self.layout.root and os.geteuid() != 0:
+            return None
         reachable = self._accepts(self.head, 6817) and self.munge_answers()
         return reachable and self._answer("scontrol", "ping") is not None
 
@@ -147,13 +160,15 @@ class Cluster:
         )
         problems = [f"{daemon} does not answer" for daemon, answers in daemons.items() if answers is False]
         problems += [f"slurmd on {node.name} does not answer" for node in nodes if not node.answers]
-        problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
+        if daemons["slurmctld"] is not None:
+            problems += [f"{node.name} is {node.state}" for node in nodes if node.state not in HEALTHY]
         return Status(
             name=self.layout.name,
             state="degraded" if problems else "up",
             nodes_wanted=self.layout.shape.nodes,
             gpus_per_node=self.layout.shape.gpus_per_node,
             real_gpus=self.layout.shape.real_gpus,
+            root=self.layout.root,
             slurm_conf=str(self.folder.slurm_conf),
             subnet=f"{self.layout.subnet}.0/24",
             partitions=PARTITIONS,

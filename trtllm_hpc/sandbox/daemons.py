@@ -23,7 +23,7 @@ Progress = Callable[[str], None]
 
 
 def check_pmix(cluster: Cluster) -> None:
-    """Check that this machine's Slurm was built with PMIx; Ubuntu 22.04's was not.
+    """Check that Slurm was built with PMIx; Ubuntu 22.04's was not.
 
     srun reads that from the configuration, before any daemon runs.
 
@@ -49,6 +49,9 @@ def start(cluster: Cluster, tell: Progress) -> None:
     head.start_daemon(_munged(folder), folder.output("munged"), environment)
     tell("MariaDB (a new database)")
     head.run(_new_database(folder), timeout_s=START_TIMEOUT_S, environment=environment)
+    # slurmdbd would make its database itself, but after the connection that fails without the database, the
+    # client library of MariaDB 11.8.9 (Connector/C 3.4.10) refuses every result. A folder is a database.
+    head.run(["mkdir", str(folder.private / "mysql/slurm")])
     mariadbd = ["mariadbd", f"--defaults-file={folder.database_conf}"]
     head.start_daemon(mariadbd, folder.output("mariadbd"), environment)
     _await(head, "munged", cluster.munge_answers, folder.log("munged"))
@@ -59,7 +62,7 @@ def start(cluster: Cluster, tell: Progress) -> None:
     tell("slurmctld")
     slurmctld = ["slurmctld", "-D", "-f", str(folder.slurm_conf)]
     head.start_daemon(slurmctld, folder.output("slurmctld"), environment)
-    _await(head, "slurmctld", cluster.controller_answers, folder.log("slurmctld"))
+    _await(head, "slurmctld", lambda: bool(cluster.controller_answers()), folder.log("slurmctld"))
     tell(f"slurmd on {', '.join(node.name for node in cluster.nodes)}")
     for node in cluster.nodes:
         slurmd = ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import gpus, processes
 from trtllm_hpc.sandbox.layout import Folder, Layout
+from trtllm_hpc.sandbox.root import entering, which
 
 CPUS_PER_NODE = 16
 """Processors that each node claims to have: enough for several jobs at once. In fact all nodes
@@ -66,13 +66,13 @@ def umask(mask: int) -> Iterator[None]:
         os.umask(previous)
 
 
-def slurm_version() -> tuple[int, int]:
+def slurm_version(root: str) -> tuple[int, int]:
     """Slurm's release as ``(year, month)``, e.g. (22, 5).
 
     Raises:
         SandboxError: slurmd does not print it.
     """
-    output = processes.run(["slurmd", "-V"])
+    output = processes.run(entering(root, ["slurmd", "-V"]))
     found = re.search(r"(\d+)\.(\d+)", output)
     if found is None:
         raise SandboxError(f"`slurmd -V` prints no version: {output.strip()!r}.")
@@ -88,10 +88,10 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
         "shm_size": SHM_SIZE,
         "machine_devices": gpus.DEVICES,
         "machine_hosts": _machine_hosts(),
-        "version": slurm_version(),
+        "version": slurm_version(layout.root),
         # The interpreter itself: a virtual environment may be removed while the sandbox is up.
-        "python": os.path.realpath(sys.executable),
-        "slurmstepd": shutil.which("slurmstepd", path=processes.search_path()),
+        "python": which(layout.root, "python3") if layout.root else os.path.realpath(sys.executable),
+        "slurmstepd": which(layout.root, "slurmstepd"),
     }
 
 

@@ -93,6 +93,8 @@ class Layout:
     """The first three numbers of a /24, such as ``10.97.0``."""
     machine_gpus: tuple[str, ...] = ()
     """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
+    root: str = ""
+    """Folder of the root file system; empty for the machine's own."""
 
     @property
     def head(self) -> Host:

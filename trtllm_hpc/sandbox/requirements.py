@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.files import rendered
 from trtllm_hpc.sandbox.nodes import NAMESPACES
+from trtllm_hpc.sandbox.root import which
 
 COMMANDS = {
     "srun": "slurm-client",
@@ -64,22 +66,23 @@ def check_platform() -> None:
         )
 
 
-def check_root() -> None:
+def check_root(do: str = "start or stop a sandbox") -> None:
     """Raise ``SandboxImpossible`` unless this is root."""
     if os.geteuid() != 0:
         raise SandboxImpossible(
-            "Only root can start or stop a sandbox, because it makes network namespaces and mounts. "
-            "Once it is up, every user can submit to it.",
+            f"Only root can {do}, because that makes namespaces and mounts. "
+            "Once a sandbox is up, every user can submit to it.",
             hint="run the same command as root, or trtllm-hpc submit JOB --cluster local without a sandbox",
         )
 
 
-def missing_packages(*, optional: bool = False) -> list[str]:
-    """The Debian packages with the commands and libraries that this machine lacks, sorted."""
-    path = processes.search_path()
-    commands = {**COMMANDS, **OPTIONAL} if optional else COMMANDS
-    lacking = {package for command, package in commands.items() if shutil.which(command, path=path) is None}
-    lacking |= {package for file, package in LIBRARIES.items() if not any(Path("/").glob(file.lstrip("/")))}
+def missing_packages(root: str = "", *, optional: bool = False) -> list[str]:
+    """The Debian packages with the commands and libraries that this machine or this root lacks, sorted."""
+    commands = COMMANDS | (OPTIONAL if optional else {}) | ({"python3": "python3"} if root else {})
+    lacking = {package for command, package in commands.items() if which(root, command) is None}
+    lacking |= {
+        package for file, package in LIBRARIES.items() if not any(Path(root or "/").glob(file.lstrip("/")))
+    }
     return sorted(lacking)
 
 
@@ -88,9 +91,15 @@ def install_command(packages: list[str]) -> str:
     return f"apt-get install --no-install-recommends -y {' '.join(packages)}"
 
 
-def check_packages() -> None:
+def check_packages(root: str = "") -> None:
     """Raise ``SandboxImpossible`` if a command or library is missing."""
-    packages = missing_packages()
+    packages = missing_packages(root)
+    if packages and root:
+        raise SandboxImpossible(
+            f"{root} is not a root file system with everything that a sandbox needs. "
+            f"These packages are missing: {', '.join(packages)}.",
+            hint="trtllm-hpc sandbox root FOLDER, which makes one in a new folder",
+        )
     if packages:
         raise SandboxImpossible(
             f"A sandbox needs Debian packages that are not installed: {', '.join(packages)}.",
@@ -112,8 +121,8 @@ def check_kernel() -> None:
             ) from error
 
 
-def install_missing(*, tell: Callable[[str], None]) -> list[str]:
-    """Install the Debian packages that are missing, and start no service.
+def install_missing(packages: list[str] | None = None, *, tell: Callable[[str], None]) -> list[str]:
+    """Install Debian packages, by default those that a sandbox lacks, and start no service.
 
     Returns:
         The packages that were installed.
@@ -123,7 +132,7 @@ def install_missing(*, tell: Callable[[str], None]) -> list[str]:
     """
     check_platform()
     check_root()
-    packages = missing_packages(optional=True)
+    packages = missing_packages(optional=True) if packages is None else packages
     if not packages:
         return []
     if shutil.which("apt-get") is None:
@@ -162,15 +171,26 @@ def services_held_back() -> Iterator[None]:
 
 
 def _apt_get(*arguments: str) -> None:
-    """Run apt-get with its output on standard error, since standard output may be JSON."""
+    run_shown(["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments])
+
+
+def run_shown(command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+    """Run an installer with its output on standard error, since standard output may be JSON.
+
+    Raises:
+        SandboxImpossible: it failed or took too long.
+    """
     environment = {
         **os.environ,
+        **(variables or {}),
         "PATH": processes.search_path(),
         "DEBIAN_FRONTEND": "noninteractive",
         # Ubuntu's needrestart would restart services that use a new library.
         "NEEDRESTART_SUSPEND": "1",
     }
-    command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
+    # The command itself, after what it runs in.
+    name = next(word for word in command if word in ("apt-get", "debootstrap"))
+    shown = shlex.join(command[command.index(name) :])
     try:
         done = subprocess.run(
             command,
@@ -181,9 +201,8 @@ def _apt_get(*arguments: str) -> None:
             timeout=INSTALL_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise SandboxImpossible(f"apt-get did not finish within {INSTALL_TIMEOUT_S:g} s.") from error
+        raise SandboxImpossible(f"{name} did not finish within {INSTALL_TIMEOUT_S:g} s.") from error
     if done.returncode != 0:
         raise SandboxImpossible(
-            f"apt-get failed with exit code {done.returncode}; see its output above.",
-            hint=" ".join(["apt-get", *arguments]),
+            f"{name} failed with exit code {done.returncode}; see its output above.", hint=shown
         )
