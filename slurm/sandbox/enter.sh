@@ -1,12 +1,11 @@
 #!/bin/bash
-# Run a command in another root file system: enter.sh FOLDER FILES COMMAND [ARGUMENT...], in a mount namespace
-# that nobody else uses. The folder has the operating system (/usr, /etc, /var); all else is the machine's, so
-# that run folders, homes and virtual environments keep their paths. FILES, separated by spaces, are those of
-# the machine in the place of the folder's.
+# Run a command in another root file system: enter.sh FOLDER COUNT FILE... COMMAND [ARGUMENT...], in a mount
+# namespace that nobody else uses. The folder has the operating system (/usr, /etc, /var); all else is the
+# machine's, so that run folders, homes and virtual environments keep their paths, and so are COUNT files.
 set -eu
 root=$1
-files=$2
-shift 2
+files=("${@:3:$2}")
+shift $(($2 + 2))
 mask=$(umask)
 umask 022
 mount --bind "$root" "$root"
@@ -20,7 +19,7 @@ for folder in /*; do
     fi
 done
 mount --rbind /var/tmp "$root/var/tmp"
-for file in $files; do
+for file in "${files[@]}"; do
     if [ -d "$file" ]; then
         mkdir -p "$root$file"
     elif [ -e "$file" ]; then

@@ -46,7 +46,8 @@ def test_slurm_refuses_to_spawn_and_mpirun_does_it(person: Person, engine_alone:
         *(script, person.bin / "python"),
     )
     said = (run.logs / "preflight_0.out").read_text()
-    assert "srun does not offer MPI_Comm_spawn (" in said and "MPI_ERR_SPAWN" in said
+    # MPI_ERR_SPAWN of Open MPI 4.1, MPI_ERR_UNKNOWN of 5.0.
+    assert "srun does not offer MPI_Comm_spawn (" in said and "MPI_ERR_" in said
     assert "processes can be spawned (MPI_Comm_spawn) under mpirun" in said
     assert "started by mpirun" in output.read_text()
     tried = [event.data for event in read_events(run, "serve") if event.name == "spawn"]

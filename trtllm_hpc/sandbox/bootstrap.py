@@ -88,7 +88,7 @@ def _bootstrap(folder: Path, suite: str, mirror: str, tell: Progress) -> None:
     tell(f"apt-get install {' '.join(packages)}")
     for words in (["update"], requirements.install_command(packages).split()[1:]):
         # Without the machine's users: packages add their own.
-        install = root.pivoting(str(folder), ["apt-get", "-q", *words], shared=root.NETWORK)
+        install = root.pivoting(str(folder), ["apt-get", "-q", *words])
         requirements.run_shown([*_ALONE, *install], environment)
 
 

@@ -46,8 +46,6 @@ class Status:
     gpus_per_node: int = 0
     real_gpus: bool = False
     """Whether they are GPUs of this machine; else nodes only claim to have them."""
-    root: str = ""
-    """Folder of the root file system that it runs from; empty for the machine's own."""
     slurm_conf: str = ""
     """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
     subnet: str = ""
@@ -60,6 +58,8 @@ class Status:
     nodes: tuple[NodeStatus, ...] = ()
     problems: tuple[str, ...] = ()
     """What is wrong, a few words each."""
+    root: str = ""
+    """Folder of the root file system that it runs from; empty for the machine's own."""
 
 
 @dataclass(frozen=True)
