@@ -25,6 +25,9 @@ class Commands:
             path.write_text(f'#!/bin/sh\necho "{name} $*" >>{self._journal}\n{script}\n')
             path.chmod(0o755)
 
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink()
+
     @property
     def called(self) -> list[str]:
         return self._journal.read_text().splitlines() if self._journal.exists() else []

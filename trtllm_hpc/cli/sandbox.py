@@ -128,9 +128,11 @@ def status(name: str, as_json: bool) -> int:
 @command.command("root")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--suite", default="trixie", show_default=True, help="Debian's name of the release.")
-@click.option("--mirror", metavar="URL", help="Where its packages are.  [default: as in apt's configuration]")
+@click.option(
+    "--mirror", default="", metavar="URL", help="Its packages.  [default: as in apt's configuration]"
+)
 @install_option
-def make_root(folder: Path, suite: str, mirror: str | None, install: bool) -> None:
+def make_root(folder: Path, suite: str, mirror: str, install: bool) -> None:
     """Make a root file system with another Debian, for a sandbox with its Slurm, Open MPI and Python.
 
     \b
@@ -141,12 +143,10 @@ def make_root(folder: Path, suite: str, mirror: str | None, install: bool) -> No
 
     It takes a minute or two and 1.5 GB. FOLDER appears when it is complete. Remove it with rm -r.
     """
-    from trtllm_hpc.sandbox import bootstrap, requirements
+    from trtllm_hpc.sandbox import bootstrap
 
     with terminating_as_interrupt():
-        if install and not bootstrap.is_installed():
-            requirements.install_missing(["debootstrap"], tell=_print_step)
-        fresh = bootstrap.make(folder, suite, mirror, tell=_print_step)
+        fresh = bootstrap.make(folder, suite, mirror, install=install, tell=_print_step)
     outcome = f"{suite} is there" if fresh else "is already there: nothing to do"
     click.echo(f"root file system {folder}: {outcome}", err=True)
 
@@ -155,15 +155,9 @@ def make_root(folder: Path, suite: str, mirror: str | None, install: bool) -> No
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 def enter(folder: Path, words: tuple[str, ...]) -> None:
-    """Run a command, or a shell, in a root file system that `sandbox root` has made.
+    """Run a command, or a shell, where Slurm's commands fit a sandbox with this root file system.
 
-    /usr, /etc and /var are the root file system's. All else is the machine's: homes, /tmp, /var/tmp,
-    and the machine's users. Here Slurm's commands fit a sandbox that runs from it.
-
-    \b
-    Examples:
-      trtllm-hpc sandbox enter /var/tmp/trixie
-      trtllm-hpc sandbox enter /var/tmp/trixie python3 -m venv /opt/trixie-venv
+    /usr, /etc and /var are FOLDER's. All else is the machine's, so are its users and its Python.
     """
     from trtllm_hpc.sandbox import requirements, root
 

@@ -87,7 +87,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """The whole environment of the daemons: that of the caller of `up` must not leak into jobs."""
         return {
-            "PATH": PATH if self.layout.root else processes.search_path(),
+            "PATH": PATH if self.layout.shape.root else processes.search_path(),
             "HOME": "/root",
             "LANG": "C.UTF-8",
             "SLURM_CONF": str(self.folder.slurm_conf),
@@ -100,7 +100,7 @@ class Cluster:
 
         Those of another root file system run on the head.
         """
-        if self.layout.root and os.geteuid() == 0:
+        if self.layout.shape.root and os.geteuid() == 0:
             arguments = tuple(self.head.entering(arguments))
         return processes.run(arguments, timeout_s=20, environment=self.environment)
 
@@ -124,13 +124,8 @@ class Cluster:
         """Whether a node's slurmd accepts connections."""
         return self._accepts(node, 6818)
 
-    def controller_answers(self) -> bool | None:
-        """Whether slurmctld is up; scontrol alone would go on trying for most of a minute.
-
-        ``None`` if only root can find out, with the commands of another root file system.
-        """
-        if self.layout.root and os.geteuid() != 0:
-            return None
+    def controller_answers(self) -> bool:
+        """Whether slurmctld is up; scontrol alone would go on trying for most of a minute."""
         reachable = self._accepts(self.head, 6817) and self.munge_answers()
         return reachable and self._answer("scontrol", "ping") is not None
 
@@ -145,7 +140,8 @@ class Cluster:
             "munged": self.munge_answers(),
             "mariadbd": self.database_answers(),
             "slurmdbd": self.accounting_answers(),
-            "slurmctld": self.controller_answers(),
+            # Only root can run the commands of another root file system.
+            "slurmctld": None if self.layout.shape.root and os.geteuid() != 0 else self.controller_answers(),
         }
         states = self.node_states() if daemons["slurmctld"] else {}
         nodes = tuple(
@@ -168,7 +164,7 @@ class Cluster:
             nodes_wanted=self.layout.shape.nodes,
             gpus_per_node=self.layout.shape.gpus_per_node,
             real_gpus=self.layout.shape.real_gpus,
-            root=self.layout.root,
+            root=self.layout.shape.root,
             slurm_conf=str(self.folder.slurm_conf),
             subnet=f"{self.layout.subnet}.0/24",
             partitions=PARTITIONS,

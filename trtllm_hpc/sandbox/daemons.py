@@ -62,7 +62,7 @@ def start(cluster: Cluster, tell: Progress) -> None:
     tell("slurmctld")
     slurmctld = ["slurmctld", "-D", "-f", str(folder.slurm_conf)]
     head.start_daemon(slurmctld, folder.output("slurmctld"), environment)
-    _await(head, "slurmctld", lambda: bool(cluster.controller_answers()), folder.log("slurmctld"))
+    _await(head, "slurmctld", cluster.controller_answers, folder.log("slurmctld"))
     tell(f"slurmd on {', '.join(node.name for node in cluster.nodes)}")
     for node in cluster.nodes:
         slurmd = ["slurmd", "-D", "-N", node.name, "-f", str(folder.slurm_conf), "-d", str(folder.stepd)]

@@ -88,10 +88,12 @@ def _values(folder: Folder, layout: Layout) -> dict[str, object]:
         "shm_size": SHM_SIZE,
         "machine_devices": gpus.DEVICES,
         "machine_hosts": _machine_hosts(),
-        "version": slurm_version(layout.root),
+        "version": slurm_version(layout.shape.root),
         # The interpreter itself: a virtual environment may be removed while the sandbox is up.
-        "python": which(layout.root, "python3") if layout.root else os.path.realpath(sys.executable),
-        "slurmstepd": which(layout.root, "slurmstepd"),
+        "python": which(layout.shape.root, "python3")
+        if layout.shape.root
+        else os.path.realpath(sys.executable),
+        "slurmstepd": which(layout.shape.root, "slurmstepd"),
     }
 
 

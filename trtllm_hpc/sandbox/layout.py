@@ -44,12 +44,14 @@ def check_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a sandbox is."""
+    """How large a sandbox is, and what it runs from."""
 
     nodes: int
     gpus_per_node: int
     real_gpus: bool = False
     """Whether the GPUs are the machine's own; otherwise nodes only claim to have them."""
+    root: str = ""
+    """Folder of the root file system; empty for the machine's own."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes <= MAX_NODES:
@@ -61,7 +63,7 @@ class Shape:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
         kind = "real GPU" if self.real_gpus else "GPU"
         gpus = f"1 {kind}" if self.gpus_per_node == 1 else f"{self.gpus_per_node} {kind}s"
-        return f"{nodes} with {gpus} each"
+        return f"{nodes} with {gpus} each" + f" and the root {self.root}" * bool(self.root)
 
     @property
     def gpus(self) -> int:
@@ -93,8 +95,6 @@ class Layout:
     """The first three numbers of a /24, such as ``10.97.0``."""
     machine_gpus: tuple[str, ...] = ()
     """Device files of all GPUs that the machine has, such as ``nvidia0``; only of a shape with real GPUs."""
-    root: str = ""
-    """Folder of the root file system; empty for the machine's own."""
 
     @property
     def head(self) -> Host:

@@ -15,7 +15,7 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.layout import Folder, Host
 from trtllm_hpc.sandbox.processes import Process
-from trtllm_hpc.sandbox.root import pivoting, shared_files
+from trtllm_hpc.sandbox.root import pivoting
 
 NAMESPACES = ("--mount", "--uts", "--net", "--pid")
 
@@ -119,7 +119,7 @@ def start(node: Node, environment: Mapping[str, str], root: str) -> subprocess.P
         *("unshare", *NAMESPACES, "--fork", "--kill-child", "--mount-proc"),
         # Later mounts of the machine are visible inside, never the other way round.
         *("--propagation", "slave"),
-        *pivoting(root, ["bash", str(node.folder.init), node.name], shared=shared_files()),
+        *pivoting(root, ["bash", str(node.folder.init), node.name]),
     ]
     pipe = subprocess.PIPE
     with node.folder.output(node.name).open("wb") as errors:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,9 +79,8 @@ def missing_packages(root: str = "", *, optional: bool = False) -> list[str]:
     """The Debian packages with the commands and libraries that this machine or this root lacks, sorted."""
     commands = COMMANDS | (OPTIONAL if optional else {}) | ({"python3": "python3"} if root else {})
     lacking = {package for command, package in commands.items() if which(root, command) is None}
-    lacking |= {
-        package for file, package in LIBRARIES.items() if not any(Path(root or "/").glob(file.lstrip("/")))
-    }
+    top = Path(root or "/")
+    lacking |= {package for file, package in LIBRARIES.items() if not any(top.glob(file.lstrip("/")))}
     return sorted(lacking)
 
 
@@ -96,9 +94,8 @@ def check_packages(root: str = "") -> None:
     packages = missing_packages(root)
     if packages and root:
         raise SandboxImpossible(
-            f"{root} is not a root file system with everything that a sandbox needs. "
-            f"These packages are missing: {', '.join(packages)}.",
-            hint="trtllm-hpc sandbox root FOLDER, which makes one in a new folder",
+            f"{root} is not a root file system with {', '.join(packages)}, which a sandbox needs.",
+            hint="trtllm-hpc sandbox root FOLDER, which makes such a root file system in a new folder",
         )
     if packages:
         raise SandboxImpossible(
@@ -171,10 +168,11 @@ def services_held_back() -> Iterator[None]:
 
 
 def _apt_get(*arguments: str) -> None:
-    run_shown(["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments])
+    command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
+    run_shown("apt-get", command, hint=" ".join(["apt-get", *arguments]))
 
 
-def run_shown(command: Sequence[str], variables: Mapping[str, str] | None = None) -> None:
+def run_shown(name: str, command: Sequence[str], *, hint: str | None = None) -> None:
     """Run an installer with its output on standard error, since standard output may be JSON.
 
     Raises:
@@ -182,15 +180,11 @@ def run_shown(command: Sequence[str], variables: Mapping[str, str] | None = None
     """
     environment = {
         **os.environ,
-        **(variables or {}),
         "PATH": processes.search_path(),
         "DEBIAN_FRONTEND": "noninteractive",
         # Ubuntu's needrestart would restart services that use a new library.
         "NEEDRESTART_SUSPEND": "1",
     }
-    # The command itself, after what it runs in.
-    name = next(word for word in command if word in ("apt-get", "debootstrap"))
-    shown = shlex.join(command[command.index(name) :])
     try:
         done = subprocess.run(
             command,
@@ -204,5 +198,5 @@ def run_shown(command: Sequence[str], variables: Mapping[str, str] | None = None
         raise SandboxImpossible(f"{name} did not finish within {INSTALL_TIMEOUT_S:g} s.") from error
     if done.returncode != 0:
         raise SandboxImpossible(
-            f"{name} failed with exit code {done.returncode}; see its output above.", hint=shown
+            f"{name} failed with exit code {done.returncode}; see its output above.", hint=hint
         )

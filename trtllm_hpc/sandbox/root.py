@@ -18,36 +18,32 @@ from trtllm_hpc.sandbox import processes
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """PATH in a folder, as ``enter.sh`` sets it."""
 
-NETWORK = ("/etc/hosts", "/etc/resolv.conf", "/etc/ssl/certs")
-"""Files of the machine that every command in a folder sees in place of the folder's."""
+SHARED = ("hosts", "resolv.conf", "ssl/certs", "group", "passwd", "shadow", "pip.conf", "xdg/pip")
+"""What everybody in a folder sees of the machine's /etc."""
 
-USERS = ("/etc/group", "/etc/passwd", "/etc/shadow", "/etc/pip.conf", "/etc/xdg/pip")
-"""The same, but not while packages are installed, which add users."""
+
+def script(name: str) -> str:
+    """The path of a script in ``slurm/sandbox``."""
+    return str(resources.files("trtllm_hpc.slurm").joinpath(f"sandbox/{name}"))
 
 
 def entering(root: str, arguments: Sequence[str]) -> list[str]:
     """The command line that runs ``arguments`` in a root; only root can run it."""
-    if not root:
-        return list(arguments)
-    return ["unshare", "--mount", "--propagation", "slave", *pivoting(root, arguments, shared=shared_files())]
+    unshare = ["unshare", "--mount", "--propagation", "slave"] if root else []
+    return [*unshare, *pivoting(root, arguments)]
 
 
-def pivoting(root: str, arguments: Sequence[str], *, shared: Sequence[str] = NETWORK) -> list[str]:
-    """The same for a process in a mount namespace of its own, with these files of the machine."""
-    if not root:
-        return list(arguments)
-    script = resources.files("trtllm_hpc.slurm").joinpath("sandbox/enter.sh")
-    return ["bash", str(script), root, str(len(shared)), *shared, *arguments]
+def pivoting(root: str, arguments: Sequence[str]) -> list[str]:
+    """The same for a process in a mount namespace of its own.
 
-
-def shared_files() -> list[str]:
-    """The files of the machine for everybody in a folder, with the Python that runs this.
-
-    So this Python's virtual environments work there too, beside the folder's own Python.
+    The Python that runs this is there beside the folder's own, so that its environments work.
     """
+    if not root:
+        return list(arguments)
     library = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib", sysconfig.get_config_var("INSTSONAME"))
     python = (os.path.realpath(sys.executable), sysconfig.get_path("stdlib"), str(library))
-    return [*NETWORK, *USERS, *python]
+    shared = [*(f"/etc/{name}" for name in SHARED), *python]
+    return ["bash", script("enter.sh"), root, str(len(shared)), *shared, *arguments]
 
 
 def which(root: str, command: str) -> str | None:

@@ -10,7 +10,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,8 @@ class Sandbox:
         raw = self._state()
         if raw is None:
             return None
-        shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False))
-        machine_gpus = tuple(raw.get("machine_gpus", ()))
-        return Layout(self.name, shape, raw["subnet"], machine_gpus, raw.get("root", ""))
+        shape = Shape(raw["nodes"], raw["gpus_per_node"], raw.get("real_gpus", False), raw.get("root", ""))
+        return Layout(self.name, shape, raw["subnet"], tuple(raw.get("machine_gpus", ())))
 
     @property
     def nodes(self) -> list[Node]:
@@ -129,15 +128,16 @@ class Sandbox:
             shape = gpus.real_shape(nodes, gpus_per_node)
         else:
             shape = Shape(nodes, DEFAULT_GPUS if gpus_per_node is None else gpus_per_node)
-        folder = "" if root is None else str(Path(root).absolute())
+        if root is not None:
+            shape = replace(shape, root=str(Path(root).absolute()))
         with self._locked(tell):
-            if self._is_up_as(shape, folder):
+            if self._is_up_as(shape):
                 return False
-            requirements.check_packages(folder)
+            requirements.check_packages(shape.root)
             requirements.check_kernel()
             self._remove()
             try:
-                self._start(shape, folder, tell)
+                self._start(shape, tell)
             except BaseException:  # Ctrl-C must leave nothing behind either
                 tell("stopping what was started")
                 self._remove()
@@ -167,11 +167,11 @@ class Sandbox:
         option = "" if self.name == "default" else f" --name {self.name}"
         return f"trtllm-hpc sandbox {verb}{option}"
 
-    def _is_up_as(self, shape: Shape, root: str) -> bool:
+    def _is_up_as(self, shape: Shape) -> bool:
         """Whether it is up with this shape; what a killed `up` has left does not count.
 
         Raises:
-            SandboxError: it is up with another shape or root, or something in it is broken.
+            SandboxError: it is up with another shape, or something in it is broken.
         """
         status = self.status()
         # We hold the lock, so the command that was starting it has ended.
@@ -179,28 +179,27 @@ class Sandbox:
             return False
         again = f"{self._command('down')} && {self._command('up')}"
         again += f" --nodes {shape.nodes} --gpus-per-node {shape.gpus_per_node}"
-        again += " --gpus real" * shape.real_gpus + f" --root {shlex.quote(root)}" * bool(root)
+        again += " --gpus real" * shape.real_gpus + f" --root {shlex.quote(shape.root)}" * bool(shape.root)
         layout = self.layout
         if layout is not None and layout.shape != shape:
             raise SandboxError(
                 f"The sandbox {self.name} is up with another shape: {layout.shape}, not {shape}.", hint=again
             )
-        if layout is not None and layout.root != root:
-            found = f"from {layout.root}" if layout.root else "from the machine's own root file system"
-            raise SandboxError(f"The sandbox {self.name} is up {found}.", hint=again)
         if status.state == "degraded":
             broken = "; ".join(status.problems)
             raise SandboxError(f"The sandbox {self.name} is broken: {broken}.", hint=again)
         return True
 
-    def _start(self, shape: Shape, root: str, tell: Progress) -> None:
-        layout = self._choose_subnet(shape, root)
+    def _start(self, shape: Shape, tell: Progress) -> None:
+        layout = self._choose_subnet(shape)
         cluster = Cluster(layout)
         files.write_files(self.folder, layout)
         tell(f"namespaces and network {layout.subnet}.0/24")
         with ExitStack() as stack:
             hosts = (cluster.head, *cluster.nodes)
-            starting = [stack.enter_context(nodes.start(node, cluster.environment, root)) for node in hosts]
+            starting = [
+                stack.enter_context(nodes.start(node, cluster.environment, shape.root)) for node in hosts
+            ]
             for node, process in zip(hosts, starting, strict=True):
                 nodes.await_mounts(node, process)
             daemons.check_pmix(cluster)
@@ -210,7 +209,7 @@ class Sandbox:
                 nodes.keep(process)
         self._write_state(layout, complete=True)
 
-    def _choose_subnet(self, shape: Shape, root: str) -> Layout:
+    def _choose_subnet(self, shape: Shape) -> Layout:
         """Choose a subnet that neither the machine nor another sandbox uses.
 
         The state file claims it, since a sandbox that is being started has no route yet.
@@ -219,13 +218,12 @@ class Sandbox:
             self.folder.path.mkdir(mode=0o755, parents=True)
             others = (read_json(state) for state in ROOT.glob(f"*/{self.folder.state.name}"))
             subnet = network.free_subnet([other["subnet"] for other in others if other])
-            machine_gpus = gpus.device_files() if shape.real_gpus else ()
-            layout = Layout(self.name, shape, subnet, machine_gpus, root)
+            layout = Layout(self.name, shape, subnet, gpus.device_files() if shape.real_gpus else ())
             self._write_state(layout, complete=False)
         return layout
 
     def _write_state(self, layout: Layout, *, complete: bool) -> None:
-        addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus, "root": layout.root}
+        addresses = {"subnet": layout.subnet, "machine_gpus": layout.machine_gpus}
         record = {**asdict(layout.shape), **addresses, "complete": complete}
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
 
