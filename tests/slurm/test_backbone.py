@@ -454,7 +454,9 @@ def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> N
     refused_before_the_queue(person, "mpi-plugin", job, *without)
     answer, _ = person.submit(job, *without, "--ignore", "mpi-plugin")
     assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
-    assert "before the ranks were joined" in answer.stderr
+    # Open MPI 4.1 ends the process, and 5.0 makes it a world of its own.
+    said = ("before the ranks were joined", "was not joined by the launcher")
+    assert any(sentence in answer.stderr for sentence in said), answer.stderr
 
 
 def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:

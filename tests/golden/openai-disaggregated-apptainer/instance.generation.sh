@@ -11,9 +11,10 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 trap : TERM INT HUP
 
 # Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 firsts=([2]=1)
 first=${firsts[TRTLLM_HPC_INSTANCE]}
-leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
 read -r MASTER_ADDR SERVER_PORT _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT TRTLLM_HPC_OPENAI="$MASTER_ADDR:$SERVER_PORT"
@@ -29,14 +30,14 @@ if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
   launcher=(bash "$run/scripts/mpirun.sh" "${step}" 8)
 fi
 env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --relative="$first" --nodes=2 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
+srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append \
   apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/openai-disaggregated-apptainer:/scratch/ana/runs of june/openai-disaggregated-apptainer' --bind /models/DeepSeek-V3:/models/DeepSeek-V3:ro /images/trtllm.sif \
   "${launcher[@]}" \
   bash "$run/scripts/rank.generation.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
-timeout 30 srun --relative="$first" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
+timeout 30 srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$prefix" || true
 exit "$status"

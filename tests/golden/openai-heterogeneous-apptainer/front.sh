@@ -4,8 +4,9 @@
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/openai-heterogeneous-apptainer'
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 exec env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --het-group=0 --gpus-per-node=h100:8 --relative="0" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
+srun --het-group=0 --gpus-per-node=h100:8 --nodelist="$(nodes_from "0" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
   --mpi=none --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append --output="$run/logs/front_%t.out" \
   apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/openai-heterogeneous-apptainer:/scratch/ana/runs of june/openai-heterogeneous-apptainer' --bind /models/DeepSeek-V3:/models/DeepSeek-V3:ro /images/trtllm.sif \

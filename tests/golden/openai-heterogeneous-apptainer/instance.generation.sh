@@ -11,9 +11,10 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 trap : TERM INT HUP
 
 # Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_1" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 firsts=([2]=0)
 first=${firsts[TRTLLM_HPC_INSTANCE]}
-leader=$(srun --het-group=1 --gpus-per-node=gb200:4 --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+leader=$(srun --het-group=1 --gpus-per-node=gb200:4 --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
 read -r MASTER_ADDR SERVER_PORT _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT TRTLLM_HPC_OPENAI="$MASTER_ADDR:$SERVER_PORT"
@@ -24,14 +25,14 @@ tasks=(--ntasks=4 --ntasks-per-node=1 --cpus-per-task=8)
 tasks+=(--mpi=none --output="$run/logs/serve.out")
 launcher=(bash "$run/scripts/mpirun.sh" "${step}" 4)
 env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --het-group=1 --gpus-per-node=gb200:4 --relative="$first" --nodes=4 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
+srun --het-group=1 --gpus-per-node=gb200:4 --nodelist="$(nodes_from "$first" 4)" --nodes=4 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append \
   apptainer exec --no-home --nv --bind '/scratch/ana/runs of june/openai-heterogeneous-apptainer:/scratch/ana/runs of june/openai-heterogeneous-apptainer' --bind /models/DeepSeek-V3:/models/DeepSeek-V3:ro /images/trtllm.sif \
   "${launcher[@]}" \
   bash "$run/scripts/rank.generation.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
-timeout 30 srun --het-group=1 --gpus-per-node=gb200:4 --relative="$first" --nodes=4 --ntasks=4 --ntasks-per-node=1 --mpi=none --overlap \
+timeout 30 srun --het-group=1 --gpus-per-node=gb200:4 --nodelist="$(nodes_from "$first" 4)" --nodes=4 --ntasks=4 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$prefix" || true
 exit "$status"

@@ -4,8 +4,9 @@
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/openai-heterogeneous-pyxis'
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 exec env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --het-group=0 --relative="0" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
+srun --het-group=0 --nodelist="$(nodes_from "0" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \
   --mpi=none --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append --output="$run/logs/front_%t.out" \
   --container-image='nvcr.io#nvidia/tensorrt-llm/release:1.2.0' \

@@ -11,9 +11,10 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 trap : TERM INT HUP
 
 # Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST_HET_GROUP_0" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 firsts=([0]=0 [1]=0)
 first=${firsts[TRTLLM_HPC_INSTANCE]}
-leader=$(srun --het-group=0 --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+leader=$(srun --het-group=0 --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
 read -r MASTER_ADDR SERVER_PORT _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT TRTLLM_HPC_OPENAI="$MASTER_ADDR:$SERVER_PORT"
@@ -29,7 +30,7 @@ if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
   launcher=(bash "$run/scripts/mpirun.sh" "${step}" 4)
 fi
 env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-srun --het-group=0 --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
+srun --het-group=0 --nodelist="$(nodes_from "$first" 1)" --nodes=1 "${tasks[@]}" --kill-on-bad-exit=1 --overlap --cpu-bind=none \
   --open-mode=append \
   --container-image='nvcr.io#nvidia/tensorrt-llm/release:1.2.0' \
   --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
@@ -39,7 +40,7 @@ srun --het-group=0 --relative="$first" --nodes=1 "${tasks[@]}" --kill-on-bad-exi
   bash "$run/scripts/rank.context.sh" || status=$?
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
-timeout 30 srun --het-group=0 --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+timeout 30 srun --het-group=0 --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$prefix" || true
 exit "$status"

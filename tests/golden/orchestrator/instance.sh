@@ -11,8 +11,9 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 trap : TERM INT HUP
 
 # Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 first=$((TRTLLM_HPC_INSTANCE))
-leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
@@ -20,19 +21,19 @@ export MASTER_ADDR MASTER_PORT
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
 if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
-  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+  srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
     --mpi=none --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
     bash "$run/scripts/rank.sh" || status=$?
 else
-  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+  srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
     --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
     bash "$run/scripts/rank.sh" || status=$?
 fi
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
-timeout 30 srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+timeout 30 srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$prefix" || true
 exit "$status"

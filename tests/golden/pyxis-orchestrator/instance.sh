@@ -11,8 +11,9 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 trap : TERM INT HUP
 
 # Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 first=$((TRTLLM_HPC_INSTANCE))
-leader=$(srun --relative="$first" --nodes=1 --ntasks=1 --mpi=none --overlap \
+leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
@@ -21,7 +22,7 @@ export MASTER_ADDR MASTER_PORT
 status=0
 if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
   env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+  srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
     --mpi=none --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
     --container-image='nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3' \
@@ -31,7 +32,7 @@ if [ "$TRTLLM_HPC_LAUNCHER" = mpirun ]; then
     bash "$run/scripts/rank.sh" || status=$?
 else
   env -u PYTHONPATH PYTHONNOUSERSITE=1 \
-  srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
+  srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=2 \
     --mpi=pmix --distribution=block --kill-on-bad-exit=1 --overlap \
     --open-mode=append --output="$run/logs/${step}_%t.out" \
     --container-image='nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3' \
@@ -42,7 +43,7 @@ else
 fi
 
 # A rank that was killed could not remove its shared memory and its scratch folder.
-timeout 30 srun --relative="$first" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+timeout 30 srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \
   "$python" "$run/runtime.pyz" sweep "$prefix" || true
 exit "$status"

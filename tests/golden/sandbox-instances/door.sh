@@ -4,6 +4,7 @@
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
 run='/scratch/ana/runs of june/sandbox-instances'
-exec srun --relative="$1" --nodes=1 --ntasks=1 --mpi=none --overlap \
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
+exec srun --nodelist="$(nodes_from "$1" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/door.out" \
   /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" door --node="$1" --program=haproxy --kinds=http,grpc,metrics,openai "${@:2}"
