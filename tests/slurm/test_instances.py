@@ -176,7 +176,7 @@ def assert_a_killed_instance_costs_only_what_it_had_begun(person: Person, served
     # All of them had been begun by the instance that died, and say what to do.
     sent_s = [record.sent_s for record in failed]
     assert not sent_s or max(sent_s) - min(sent_s) < NOTICED_S
-    assert all("try again" in (record.error or "") for record in failed), failed
+    assert all("try again" in (record.error or "") for record in failed), [record.error for record in failed]
     # It is back, and used again.
     ends = [event for event in read_events(served, "serve") if event.name == "instance_end"]
     assert [event.data["instance"] for event in ends] == [1]

@@ -97,7 +97,7 @@ def _status_of(trailers: Mapping[str, str], http_status: str) -> tuple[str, str 
         return OK, None
     if code is None:
         http_status = trailers.get(":status", http_status)
-        message = _LOST if http_status == "200" else f"HTTP {http_status}"
+        message = _LOST if http_status in ("200", "502") else f"HTTP {http_status}"
         return _CODE_OF_HTTP.get(http_status, "UNKNOWN"), message
     name = _CODES[int(code)] if code.isdecimal() and int(code) < len(_CODES) else "UNKNOWN"
     return name, unquote(trailers.get("grpc-message", "")) or None
@@ -146,7 +146,9 @@ class _Call:
             asyncio.get_running_loop().call_later(pause_s, self.client.retry, self)
         else:
             status = _CODE_OF_RESET.get(code, "INTERNAL")
-            self.finish(status, f"the server reset the stream, HTTP/2 error {code}", now)
+            # HAProxy 3.0 cancels the streams of a server that died; 2.6 ends them without a status.
+            message = _LOST if code == CANCEL else f"the server reset the stream, HTTP/2 error {code}"
+            self.finish(status, message, now)
 
     def lost(self, reason: str, *, unprocessed: bool) -> None:
         if unprocessed:
