@@ -27,6 +27,16 @@ test-unstable: setup ## chosen tests N times, half of them beside busy loops: N=
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*
 
+TRIXIE ?= /var/tmp/trtllm-hpc-trixie
+FAULTS_TRIXIE ?= /var/tmp/trtllm-hpc-faults-trixie
+.PHONY: test-trixie
+test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm 24.11: needs root, 2 GB and two hours
+	$(BIN)/trtllm-hpc sandbox root $(TRIXIE) --suite trixie --install
+	TRTLLM_HPC_TEST_ROOT=$(TRIXIE) $(BIN)/pytest -q tests/slurm/test_root.py
+	TRTLLM_HPC_TEST_THOROUGH=1 $(BIN)/trtllm-hpc sandbox enter $(TRIXIE) \
+	  $(BIN)/pytest -q -n 2 --dist loadgroup -m slurm tests/slurm
+	$(BIN)/trtllm-hpc sandbox enter $(TRIXIE) $(BIN)/python -m benchmarks.faults --out $(FAULTS_TRIXIE)
+
 # Four processes for two processors, since many tests wait. Each compiles every test unless that is kept.
 .PHONY: unit
 unit: export PYTHONDONTWRITEBYTECODE :=

@@ -9,11 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+from hpack import Encoder
 
 from tests.bench.load.grpc_server import Behaviour, endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
 from trtllm_hpc.bench.load import loops
 from trtllm_hpc.bench.load.grpc_client import call_headers
+from trtllm_hpc.bench.load.http2 import (
+    CANCEL,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    encode_frame,
+    split_frames,
+)
 from trtllm_hpc.bench.load.loops import Ended, LoadResult
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
@@ -60,6 +71,34 @@ def test_an_error_has_its_status_and_the_servers_message() -> None:
         (stream,) = run_all(Target(ready, "m", streaming=True), b"fail: no luck").replies
     assert (infer.status, infer.error, infer.chunks) == ("INVALID_ARGUMENT", "kein Glück 100 %", [])
     assert (stream.status, stream.error) == ("RESOURCE_EXHAUSTED", "no luck")
+
+
+@pytest.mark.parametrize(("http_status", "frame"), [("200", "reset"), ("200", "end"), ("502", "end")])
+def test_a_server_lost_behind_a_proxy_is_named_in_each_manner_of_proxies(
+    http_status: str, frame: str
+) -> None:
+    """HAProxy 2.6 ends the stream without a status, 3.0 cancels it; and both may answer 502."""
+    head = Encoder().encode([(":status", http_status), ("content-type", "application/grpc")])
+
+    def answer(listening: socket.socket) -> None:
+        client, _ = listening.accept()
+        with client:
+            client.sendall(encode_frame(SETTINGS, 0, 0))
+            frames, rest = split_frames(client.recv(65536).removeprefix(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
+            while not any(kind == HEADERS for kind, _, _, _ in frames):
+                frames, rest = split_frames(rest + client.recv(65536))
+            flags = END_HEADERS | (END_STREAM if frame == "end" else 0)
+            client.sendall(encode_frame(HEADERS, flags, 1, head))
+            if frame == "reset":
+                client.sendall(encode_frame(RST_STREAM, 0, 1, CANCEL.to_bytes(4, "big")))
+            while client.recv(65536):
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=answer, args=(listening,), daemon=True).start()
+        (reply,) = run_all(Target(endpoint(listening.getsockname()[1]), "m"), b"one").replies
+    assert reply.error == "the server was lost before it had answered: try again"
+    assert reply.status != "ok"
 
 
 def test_a_request_that_times_out_does_not_affect_others() -> None:
