@@ -31,7 +31,7 @@ import trtllm_hpc
 from benchmarks.arguments import number
 from benchmarks.upstream import rendered
 from benchmarks.upstream.expected import differences, expected_arguments, unasked
-from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, merged, profile
+from benchmarks.upstream.jobs import PROFILES, Case, Job, cases, left_out, merged, profile
 from benchmarks.upstream.refusals import CONFIGURATIONS, STRICTER
 from benchmarks.upstream.stubs import GPUS, CannotImport, importable, version_of
 from trtllm_hpc.errors import ConfigError
@@ -51,6 +51,8 @@ class Found:
     """Job files."""
     runs: int = 0
     """Run folders rendered of them: each on every profile."""
+    left_out: list[str] = field(default_factory=list)
+    """Choices for job files with keys that this release is said to lack."""
     command_lines: int = 0
     words: int = 0
     """Words of the command lines."""
@@ -93,6 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _found(copy: Path, jobs: int, seed: int) -> Found:
     found = Found(version_of(copy))
+    found.left_out = left_out(found.version)
     with tempfile.TemporaryDirectory(prefix="trtllm-hpc-upstream-") as folder:
         site = _Site(Path(folder), found.version)
         made = []
@@ -262,6 +265,7 @@ def _table(found: Found) -> str:
     lines = [
         f"TensorRT-LLM {found.version}",
         f"  {found.jobs:6} job files, {found.runs} runs on {len(PROFILES)} profiles",
+        f"  {len(found.left_out):6} choices left out, since this release lacks their keys",
         f"  {found.command_lines:6} command lines of {found.words} words",
         f"  {found.files:6} YAML files of {found.keys} keys",
         f"  {found.compared:6} keys of the job files compared",

@@ -169,6 +169,19 @@ def test_rules_that_differ_from_upstream_are_named(copy: Change, capsys: pytest.
     assert "     1 on which the rules and upstream differ" in table
 
 
+@pytest.mark.parametrize(("stricter", "exit_code"), [((), 1), (("a value",), 0)])
+def test_only_rules_that_are_named_may_be_stricter_than_upstream(
+    copy: Change,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    stricter: tuple[str, ...],
+    exit_code: int,
+) -> None:
+    monkeypatch.setattr(command, "CONFIGURATIONS", {"a value": {"stream_interval": 0}})
+    monkeypatch.setattr(command, "STRICTER", stricter)
+    found(copy("llmapi/llm_args.py", "value <= 0", "value <= -9"), capsys, exit_code)
+
+
 def test_a_folder_without_upstream_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main([str(tmp_path)]) == 2
     assert "name a folder that has tensorrt_llm/ in it" in capsys.readouterr().err

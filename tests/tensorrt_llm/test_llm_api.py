@@ -198,6 +198,19 @@ def test_no_release_takes_quant_config() -> None:
         assert suggestion == "engine.quantization.method" and "in any release" in message
 
 
+@pytest.mark.parametrize(
+    "configuration",
+    [
+        {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 2}},
+        {"sparse_attention_config": {"algorithm": "dsa", "index_topk": 64}},
+    ],
+)
+def test_a_variant_that_has_not_ended_is_known_of_images_newer_than_all_releases(
+    configuration: dict[str, Any],
+) -> None:
+    assert unknown(None, configuration) == {}
+
+
 def wrong(version: str, **configuration: Any) -> dict[str, str]:
     """The path of each value that trtllm-serve refuses, with what to do."""
     known = release(version)

@@ -172,7 +172,7 @@ def _variants(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[
     return {
         name: variants[table.get("like", name)]
         for name, table in variants.items()
-        if parsed(table.get("first", "0")) <= here < parsed(table.get("ended", "999"))
+        if parsed(table.get("first", "0")) <= here < parsed(table.get("ended", f"{NEWER}.1"))
     }
 
 
