@@ -27,8 +27,8 @@ test-unstable: setup ## chosen tests N times, half of them beside busy loops: N=
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*
 
-TRIXIE ?= /var/tmp/trtllm-hpc-trixie
-FAULTS_TRIXIE ?= /var/tmp/trtllm-hpc-faults-trixie
+TRIXIE ?= /var/tmp/trtllm-trixie
+FAULTS_TRIXIE ?= /var/tmp/trtllm-trixie-faults
 .PHONY: test-trixie
 test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm 24.11: needs root, 2 GB and two hours
 	$(BIN)/trtllm-hpc sandbox root $(TRIXIE) --suite trixie --install

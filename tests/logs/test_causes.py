@@ -101,6 +101,12 @@ def test_a_taken_port_is_told_by_its_address(line: str, address: str) -> None:
     assert likeliest(f"OSError: [Errno 98] Address already in use\n{line}\n") == "process-port"
 
 
+def test_a_killed_process_is_told_in_the_words_of_open_mpi_5_too() -> None:
+    said = "prterun noticed that process rank 1 with PID 23786 on node n1 exited on\nsignal 9 (Killed).\n"
+    [only] = found(said)
+    assert only.id == "mpirun-signal" and "on n1 ended by signal 9 (Killed)" in only.sentence
+
+
 def test_anchors_are_what_every_match_contains() -> None:
     assert anchor_of(r"Got \d+ of (?:a|b) errors? here") == " error"
     assert anchor_of(r"CANCELLED AT \S+ DUE") == "CANCELLED AT "
