@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shlex
@@ -27,6 +28,8 @@ DEFAULT_GPUS = 4
 
 LOCK_TIMEOUT_S = 180.0
 """How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
+_LONGEST_LOCK = 100
+"""Bytes; the kernel takes 107 (unix(7))."""
 
 
 def _silent(_: str) -> None:
@@ -256,6 +259,8 @@ def lock(what: str, tell: Progress = _silent, timeout_s: float = LOCK_TIMEOUT_S)
         SandboxError: another process held it for all of ``timeout_s``.
     """
     name = f"trtllm-hpc {what}"
+    if len(name.encode()) > _LONGEST_LOCK:
+        name = f"trtllm-hpc {hashlib.sha256(what.encode()).hexdigest()}"
     with socket.socket(socket.AF_UNIX) as holder:
 
         def taken() -> bool:
