@@ -54,8 +54,11 @@ for ((node = 0; node < SLURM_STEP_NUM_NODES; node++)); do
 done
 # In place of ssh HOST COMMAND. mpirun splits this at spaces.
 export TRTLLM_HPC_AGENT='echo "$*" >"$TRTLLM_HPC_MEETING/$0.new" && mv "$TRTLLM_HPC_MEETING/$0.new" "$TRTLLM_HPC_MEETING/$0.command"'
+# Open MPI 5 calls the part that starts daemons ssh, and those before it rsh.
+shell=ssh
+case $(mpirun --version) in *"(Open MPI) "[1-4].*) shell=rsh ;; esac
 # When a rank has failed, the others get SIGTERM and, a second later, SIGKILL.
-(without_sigterm mpirun --mca ras ^slurm --mca plm rsh --mca plm_rsh_agent 'bash -c eval${IFS}"$TRTLLM_HPC_AGENT"' \
-  --mca plm_rsh_no_tree_spawn 1 --leave-session-attached --allow-run-as-root \
+(without_sigterm mpirun --mca ras ^slurm --mca plm "$shell" --mca "plm_${shell}_agent" 'bash -c eval${IFS}"$TRTLLM_HPC_AGENT"' \
+  --mca "plm_${shell}_no_tree_spawn" 1 --leave-session-attached --allow-run-as-root \
   --host "$hosts" -n "$((SLURM_STEP_NUM_NODES * ranks))" --map-by slot --bind-to none \
   bash "$run/scripts/mpirun.sh" --rank "$step" "$@")
