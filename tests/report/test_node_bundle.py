@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.report.node_bundle import bundle_text
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.runtime.node_checks.records import Wanted
@@ -15,10 +16,12 @@ from trtllm_hpc.validation.checks import CheckRow
 
 
 def text(*, with_names: bool = False) -> str:
-    row = CheckRow("node-disk", "t", "ok", "/home/ana/runs and /scratch/ana/x; banana is a fruit", None)
+    sentence = "/home/ana/runs and /scratch/ana_x; banana is 1 fruit; + export HF_TOKEN=hf_secret123"
+    row = CheckRow("node-disk", "t", "ok", sentence, None)
     wanted = Wanted(serve={"serve": ["/home/ana/models/m", "--port=8000"]})
     facts = {"host": {"host": "n1"}, "image": {"packages": {"tensorrt_llm": "1.2.1"}}}
-    return bundle_text(NodeReport((row,), wanted, facts, None), [row], with_names=with_names)
+    cluster = ClusterProfile(name="x", environment={"HF_TOKEN": "hf_secret123", "NCCL_IB_DISABLE": "1"})
+    return bundle_text(NodeReport((row,), wanted, facts, cluster, None), [row], with_names=with_names)
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +32,12 @@ def ana(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_has_no_name_of_the_user() -> None:
     record = json.loads(text())
-    assert record["checks"][0]["sentence"] == "HOME/runs and /scratch/USER/x; banana is a fruit"
+    said = "HOME/runs and /scratch/USER_x; banana is 1 fruit; + export HF_TOKEN=VALUE"
+    assert record["checks"][0]["sentence"] == said
     assert record["command_lines"]["serve"]["serve"][0] == "HOME/models/m"
     assert record["facts"]["image"]["packages"] == {"tensorrt_llm": "1.2.1"}
 
 
 def test_names_stay_on_request() -> None:
-    assert "/home/ana/models/m" in text(with_names=True)
+    named = text(with_names=True)
+    assert "/home/ana/models/m" in named and "hf_secret123" not in named

@@ -77,6 +77,7 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     # stand-in has a part of the keys.
     wrong = {name: row for name, row in found.items() if row["outcome"] != "ok"}
     assert set(wrong) <= {"node-gpus", "node-locked-memory", "image-facts", "ranks-bandwidth"}, wrong
+    assert "fail" not in outcomes(wrong), wrong
     for part in ("build", "front", "ranks"):
         assert found.get(f"import-{part}", {"outcome": "ok"})["outcome"] == "ok"
     assert "joins 2 ranks on sbx" in found["ranks-joined"]["sentence"]

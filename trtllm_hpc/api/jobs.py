@@ -164,7 +164,7 @@ def check_on_nodes(
     from trtllm_hpc.runs.node_checks import check_on_nodes
 
     place = (Path(job), _profile(cluster), settings, _folder(runs))
-    return check_on_nodes(*place, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
+    return check_on_nodes(place, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
 
 
 def _profile(cluster: Path | str | None) -> str:

@@ -49,12 +49,12 @@ def command(
 
 
 def _living(runs: Path, *, yes: bool) -> RunPaths:
-    """Return the run that somebody means who names none.
+    """Return the run to cancel when no RUN is given.
 
     Raises:
         RunNotFound: no run lives.
         click.UsageError: several live, and there is no terminal to ask at.
-        click.Abort: it is not the latest of them.
+        click.Abort: the answer was no.
     """
     from trtllm_hpc.api.run import Run
     from trtllm_hpc.runs.find import submitted_at

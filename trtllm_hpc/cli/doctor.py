@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     OutputFile,
@@ -20,7 +21,6 @@ from trtllm_hpc.cli.options import (
 from trtllm_hpc.errors import ExitCode, State
 
 if TYPE_CHECKING:
-    from trtllm_hpc.runs.node_checks import NodeReport
     from trtllm_hpc.validation.checks import DoctorReport
 
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--on-nodes",
     is_flag=True,
-    help="Also run a job of at most ten minutes that looks at the nodes and, in the image, at all JOB uses.",
+    help="Also run a job of at most ten minutes that checks the nodes and the image.",
 )
 @click.option(
     "--nodes",
@@ -58,20 +58,18 @@ if TYPE_CHECKING:
 )
 @click.option("--keep", is_flag=True, help="With --on-nodes: leave the folder with scripts and logs.")
 @json_option
+@click.pass_context
 def command(
+    context: click.Context,
+    /,
     job_file: Path | None,
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
     with_rules: bool,
     on_nodes: bool,
-    nodes: int,
-    model: bool,
-    bundle: Path | None,
-    with_names: bool,
-    wait_minutes: float,
-    keep: bool,
     as_json: bool,
+    **options: Any,
 ) -> int:
     """Check JOB, this machine and the cluster; without JOB, only machine and cluster.
 
@@ -92,29 +90,16 @@ def command(
         raise click.UsageError("--rules lists the rules that a JOB has kept: name one.")
     if on_nodes and job_file is None:
         raise click.UsageError("--on-nodes looks at the image and the programs of a JOB: name one.")
-    if not on_nodes and (nodes != 1 or model or bundle or with_names or keep):
-        raise click.UsageError("--nodes, --model, --bundle, --with-names and --keep go with --on-nodes.")
+    given = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if given and not on_nodes:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
     report = doctor(job_file, cluster, settings, runs)
     if on_nodes:
-        from trtllm_hpc.api.jobs import check_on_nodes
-
         assert job_file is not None
         with terminating_as_interrupt():
-            found = check_on_nodes(
-                *(job_file, cluster, settings, runs),
-                nodes=nodes,
-                model=model,
-                wait_s=wait_minutes * 60,
-                keep=keep,
-                show=lambda sentence: click.echo(sentence, err=True),
-            )
-        report = replace(report, checks=(*report.checks, *found.checks))
-        if bundle is not None:
-            _write_bundle(bundle, found, report, with_names)
-        notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
-        report = replace(report, notes=(*report.notes, *notes))
+            report = _with_nodes(report, (job_file, cluster, settings, runs), **options)
     if as_json:
         print_json(report)
     else:
@@ -123,11 +108,28 @@ def command(
     return ExitCode.OK if report.ok else ExitCode.CONFIG
 
 
-def _write_bundle(file: Path, found: NodeReport, report: DoctorReport, with_names: bool) -> None:
+def _with_nodes(
+    report: DoctorReport,
+    place: tuple[Path, str, tuple[str, ...], Path | None],
+    *,
+    bundle: Path | None,
+    with_names: bool,
+    wait_minutes: float,
+    **options: Any,
+) -> DoctorReport:
+    """Return the report with what a job on the nodes has found, and write the bundle."""
+    from trtllm_hpc.api.jobs import check_on_nodes
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.report.node_bundle import bundle_text
 
-    write_text(file, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
+    found = check_on_nodes(
+        *place, **options, wait_s=wait_minutes * 60, show=lambda sentence: click.echo(sentence, err=True)
+    )
+    notes = [f"scripts and logs are in {found.folder}"] if found.folder else []
+    report = replace(report, checks=(*report.checks, *found.checks), notes=(*report.notes, *notes))
+    if bundle is not None:
+        write_text(bundle, bundle_text(found, report.checks, with_names=with_names), mode=0o644)
+    return report
 
 
 def _print_tables(report: DoctorReport, with_rules: bool) -> None:

@@ -263,7 +263,7 @@ class Plan:
 
     @property
     def caches_folder(self) -> str:
-        """Where each user's folder is of what programs in the container compile; the nodes share it."""
+        """Parent of each user's cache folder; the nodes share it."""
         named = self.cluster.container.cache_folder
         if named is None or is_below(named, self.cluster.node_local_folders):
             return str(PurePosixPath(self.run_folder).parent)

@@ -10,8 +10,10 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.layout import Instances, Layout
 from trtllm_hpc.plan.model import Plan, ServerPlan
 from trtllm_hpc.plan.stages import node_check_stage
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.node_checks.records import Wanted
 
+_YAML = "1/model.yaml"
 _ADDRESS = ("--host=127.0.0.1", "--port=8000")
 """Stand for the address that a server gets in its job."""
 
@@ -23,7 +25,7 @@ def node_check_plan(plan: Plan, nodes: int) -> Plan:
     """
     facts = replace(plan.facts, cluster=plan.facts.cluster.for_phase("context"))
     per_node = 2 // nodes
-    gpus = min(per_node, plan.layout.gpus_per_node)
+    gpus = min(per_node, facts.cluster.gpus_per_node) if plan.layout.gpus_per_node else 0
     layout = Layout(world_size=2, nodes=nodes, ranks_per_node=per_node, gpus_per_node=gpus)
     stage = node_check_stage(facts.job, facts.cluster, layout, RunPaths(plan.run_folder))
     return replace(plan, facts=facts, instances=Instances(1, 1, layout), phase_servers=(), stages=(stage,))
@@ -37,6 +39,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         checked: what :func:`node_check_plan` made of it.
     """
     job, cluster, layout = plan.job, checked.cluster, checked.layout
+    models = plan.repository.models if isinstance(plan.repository, RepositoryRecipe) else ()
     front_file = f"--config_file={RunPaths(plan.run_folder).front_started}"
     return Wanted(
         release=plan.release,
@@ -44,6 +47,7 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         programs=[list(words) for words in _programs(plan)],
         launcher=plan.server.launcher,
         serve={role: [*server.command[1:], *_ADDRESS] for role, server in _servers(plan)},
+        model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
         front=[*plan.server.front[1:], front_file] if plan.server.front else [],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import pwd
 import re
 import time
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from trtllm_hpc import __version__
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.validation.checks import CheckRow
 
-_USER, _HOME = "USER", "HOME"
+_USER, _HOME, _VALUE = "USER", "HOME", "VALUE"
+_SHORT = 8
+"""Values of variables up to this length are numbers, switches and names of interfaces."""
 
 
 def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: bool) -> str:
@@ -31,10 +35,15 @@ def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: boo
         "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
         "facts": report.facts,
     }
+    # Rows quote logs, and a setup line with `set -x` writes variables into them.
+    names = {value: _VALUE for value in report.cluster.environment.values() if len(value) > _SHORT}
     if not with_names:
-        names = {str(Path.home()): _HOME, getpass.getuser(): _USER}
-        pattern = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names))
-        record = _replaced(record, pattern, names)
+        user = pwd.getpwuid(os.getuid())
+        homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
+        names |= {**dict.fromkeys(homes, _HOME), user.pw_name: _USER, getpass.getuser(): _USER}
+    longest_first = sorted(names, key=len, reverse=True)
+    pattern = "|".join(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])" for name in longest_first)
+    record = _replaced(record, re.compile(pattern), names) if names else record
     return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
 
 

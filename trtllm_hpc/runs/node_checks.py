@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.errors import FAIL, Diagnostic, SubmissionError, fail, ok
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.errors import (
+    FAIL,
+    Diagnostic,
+    ExitCode,
+    SubmissionError,
+    TrtllmHpcError,
+    fail,
+    ok,
+    unknown,
+)
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
@@ -25,7 +35,8 @@ from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, sub
 from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
-from trtllm_hpc.runtime.node_checks.records import Found, Wanted, read_found
+from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
+from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -66,44 +77,33 @@ class NodeReport:
     wanted: Wanted
     facts: dict[str, Any]
     """What the first task of each part has seen, by part."""
+    cluster: ClusterProfile
     folder: Path | None
     """Where scripts and logs are; ``None``: removed."""
 
 
+Place = tuple[Path, str, Sequence[str], Path | None]
+"""Job file, profile, settings and folder of the runs, as ``plan_run`` takes them."""
+
+
 def check_on_nodes(
-    job_file: Path,
-    cluster: str,
-    settings: Sequence[str],
-    runs: Path | None,
-    *,
-    nodes: int,
-    model: bool,
-    wait_s: float,
-    keep: bool,
-    show: Show,
+    place: Place, *, nodes: int, model: bool, wait_s: float, keep: bool, show: Show
 ) -> NodeReport:
     """Look at a job file's image and at the cluster's nodes: see :func:`trtllm_hpc.check_on_nodes`."""
-    report = _check(job_file, cluster, settings, runs, nodes=nodes, wait_s=wait_s, keep=keep, show=show)
+    report = _check(place, nodes, wait_s, keep, show)
     if not model or any(row.outcome == FAIL for row in report.checks):
         return report
-    made = _try_model(job_file, cluster, settings, runs, keep=keep, show=show)
+    try:
+        made = _try_model(place, wait_s, keep, show)
+    except TrtllmHpcError as error:  # what was found before must not be lost
+        made = fail(" ".join(error.message.split()), error.hint or "trtllm-hpc submit shows more")
     return replace(report, checks=(*report.checks, _row(replace(made, code="model-token"))))
 
 
-def _check(
-    job_file: Path,
-    cluster: str,
-    settings: Sequence[str],
-    runs: Path | None,
-    *,
-    nodes: int,
-    wait_s: float,
-    keep: bool,
-    show: Show,
-) -> NodeReport:
+def _check(place: Place, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
     from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
 
-    with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
+    with plan_run(*place, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
@@ -118,10 +118,12 @@ def _check(
             info = _run(JobWatcher(Slurm(plan.cluster.slurm_conf)), paths, wait_s, show)
             found = read_found(paths)
             facts = {one.part: one.facts for one in reversed(found)}
-            findings = list(_merged([*found, *_missing(paths, checked, facts, info)]))
-            if (compared := compare_image(plan.facts.release, facts.get("image", {}))) is not None:
+            findings = [it for one in found for it in one.diagnostics] + _missing(paths, checked, facts, info)
+            release = None if plan.facts.assumed_release else plan.facts.release
+            if (compared := compare_image(release, facts.get("image", {}))) is not None:
                 findings.append(compared)
-            return NodeReport(tuple(map(_row, findings)), wanted, facts, paths.folder if keep else None)
+            rows = tuple(map(_row, _worst(findings)))
+            return NodeReport(rows, wanted, facts, plan.cluster, paths.folder if keep else None)
         finally:
             if not keep:
                 _remove(paths.folder)
@@ -133,7 +135,9 @@ def _row(found: Diagnostic) -> CheckRow:
 
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     paths.make_folders()
-    Path(plan.engines_folder).mkdir(parents=True, exist_ok=True)  # a container can only mount what is there
+    if plan.build_steps:
+        # A container can only mount what is there.
+        Path(plan.engines_folder).mkdir(parents=True, exist_ok=True)
     for name, text in render_node_checks(checked).items():
         write_text(paths.scripts / name, text, mode=0o700)
     for name, text in render_configurations(plan).items():
@@ -141,7 +145,8 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     if plan.server.front:
         roles = {group.role: [one.number for one in group.servers] for group in plan.instances.groups}
         places = {it: f"127.0.0.1:{9000 + it}" for numbers in roles.values() for it in numbers}
-        front = with_addresses(plan.server.front_configuration, roles, places, 0)  # any free port
+        # As the run's own: any free port, and a key.
+        front = with_addresses(plan.server.front_configuration, roles, places, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp())
@@ -234,33 +239,34 @@ def _remove(folder: Path) -> None:
 # What was found ---------------------------------------------------------------------------
 
 
-def _merged(found: Collection[Found]) -> Iterator[Diagnostic]:
+def _worst(findings: Collection[Diagnostic]) -> Iterator[Diagnostic]:
     """Yield one diagnostic for each check: of several tasks, the worst."""
     checks: dict[str, Diagnostic] = {}
-    for one in (diagnostic for each in found for diagnostic in each.diagnostics):
+    for one in findings:
         before = checks.get(one.code)
         if before is None or _STATES.index(one.state) > _STATES.index(before.state):
             checks[one.code] = one
     yield from checks.values()
 
 
-def _missing(paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None) -> Iterator[Found]:
-    """Yield a failure for each part that has left no result: its step did not get as far as Python."""
+def _missing(
+    paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
+) -> list[Diagnostic]:
+    """Return a failure for each part that has left no result: its step did not get as far as Python."""
     used = {
         "image": checked.job.engine.is_tensorrt_llm,
         "build": bool(checked.build_steps),
         "front": bool(checked.server.front),
     }
-    parts = [part for part in PARTS if used.get(part, True)]
-    for part in parts:
-        if part in found:
-            continue
+    missing = []
+    for part in (part for part in PARTS if used.get(part, True) and part not in found):
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
         text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))
         state = "" if info is None else f" (the job is {info.state.name})"
         hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
         failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
-        yield Found(part, 0, "", [replace(failed, code=f"step-{part}").as_json()])
+        missing.append(replace(failed, code=f"step-{part}"))
+    return missing
 
 
 def _last_lines(log: Path) -> list[str]:
@@ -282,23 +288,28 @@ _SMALLEST = (
 )
 
 
-def _try_model(
-    job_file: Path, cluster: str, settings: Sequence[str], runs: Path | None, *, keep: bool, show: Show
-) -> Diagnostic:
+def _try_model(place: Place, wait_s: float, keep: bool, show: Show) -> Diagnostic:
     """Serve the job's model with one instance until it has made one token; the run is removed then."""
-    smallest = (*settings, *_SMALLEST)
-    created = create_for_submission(job_file, cluster, smallest, runs, warn=lambda warning: None)
-    paths, said = created.paths, ""
+    job_file, cluster, settings, runs = place
+    created = create_for_submission(job_file, cluster, (*settings, *_SMALLEST), runs, warn=lambda _: None)
+    paths, said, began = created.paths, "", time.monotonic()
     try:
+        if created.plan.stage("build") is not None:
+            message = "the engine is not in the cache, and building it takes longer than these checks"
+            return unknown(message, f"trtllm-hpc submit {job_file}, then the same command")
         submit_stages(created.plan, paths)
-        began = time.monotonic()
         for progress in follow(paths):
             if str(progress) != said:
                 said = str(progress)
                 show(said)
+            waits = progress.status.state is RunState.PENDING
+            if waits and time.monotonic() - began > wait_s:
+                return unknown("the model's job had not started in time", "--wait-minutes with more minutes")
         status = run_status(paths)
         if status.state is RunState.COMPLETED:
             return ok(f"the model made one token; its run took {time.monotonic() - began:.0f} s")
+        if status.exit_code == ExitCode.READINESS:
+            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {job_file}")
         hint = "the same command with --keep, then trtllm-hpc explain"
         return fail(f"the model made no token: {status.sentence}", hint)
     finally:

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     commands = parser.add_subparsers(required=True, dest="command")
     _add_stage_commands(commands)
+    _add_check_commands(commands)
     _add_server_commands(commands)
     _add_companion_commands(commands)
     return parser
@@ -135,18 +136,21 @@ def _add_stage_commands(commands: _Commands) -> None:
     )
     preflight.add_argument("--without-mpi", action="store_true")
 
-    check = commands.add_parser("node-check", help="one part of doctor --on-nodes")
-    check.add_argument("part", choices=PARTS)
-    check.add_argument("--child", action="store_true", help="do what may abort the process")
-
-    commands.add_parser("unattended", help="wait until doctor --on-nodes no longer waits for this job")
-
     spawns = commands.add_parser("spawns", help="fail unless processes can be spawned by MPI")
     spawns.add_argument("--launcher", required=True, help="what started this: srun or mpirun")
     spawns.add_argument("--last", action="store_true", help="nothing else is tried")
 
     repository = commands.add_parser("repository", help="make the model repository from templates")
     repository.add_argument("--all-models", type=Path, required=True)
+
+
+def _add_check_commands(commands: _Commands) -> None:
+    """Add what the job of ``doctor --on-nodes`` runs."""
+    check = commands.add_parser("node-check", help="one part of doctor --on-nodes")
+    check.add_argument("part", choices=PARTS)
+    check.add_argument("--child", action="store_true", help="do what may abort the process")
+
+    commands.add_parser("unattended", help="wait until doctor --on-nodes no longer waits for this job")
 
 
 def _add_server_commands(commands: _Commands) -> None:

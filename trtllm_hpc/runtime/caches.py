@@ -36,7 +36,7 @@ CACHES = {
 }
 """Each variable, and its folder. One more names a file of each step (``begin_tuning``)."""
 SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DIR")
-"""Processes of several nodes may write to these at once; of the others each node has its own."""
+"""Several nodes may write to these at once. Of every other cache, each node has its own."""
 OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
 """A home that can be written has these already."""
 TUNING = "TLLM_AUTOTUNER_CACHE_PATH"
@@ -102,8 +102,8 @@ def can_lock(folder: Path) -> bool:
 def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:
     """Give the ranks of a step a file of what the autotuner finds; returns where rank 0 is to keep it.
 
-    The ranks measure together what none has read, so all must read the same: a copy of what earlier steps of
-    as many ranks have found. ``None`` where the variable is set, and where the autotuner could not lock.
+    The ranks together measure what is missing, so every rank must read the same file: a copy of what earlier
+    steps with as many ranks found. ``None``: the variable is set, or the autotuner could not lock.
     """
     if not _is_inside(environment) or TUNING in environment or not can_lock(own.parent):
         return None

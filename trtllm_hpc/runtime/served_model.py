@@ -1,4 +1,4 @@
-"""What ``trtllm-serve`` needs besides its words, by its image and its model."""
+"""What a ``trtllm-serve`` command needs beyond its options, depending on image and model."""
 
 from __future__ import annotations
 
@@ -54,8 +54,19 @@ def vocabulary_variables(arguments: Sequence[str], folder: Path) -> Mapping[str,
         if hashlib.sha256(text).hexdigest() == VOCABULARY_SHA256:
             (folder / VOCABULARY).write_bytes(text)
             return {VOCABULARY_VARIABLE: str(folder)}
-    print(f"{VOCABULARY} could not be made of the model's tokenizer.json: chats need a download", flush=True)
+    print(
+        f"{VOCABULARY} could not be made of the model's tokenizer.json: chats need a download, or "
+        f"{VOCABULARY_VARIABLE} in the profile's environment",
+        flush=True,
+    )
     return {}
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Return whether a folder has the vocabulary that ``openai_harmony`` takes."""
+    with suppress(OSError):
+        return hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest() == VOCABULARY_SHA256
+    return False
 
 
 def with_auth_key(arguments: Sequence[str], paths: RunPaths, folder: Path) -> list[str]:

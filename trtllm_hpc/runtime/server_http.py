@@ -228,7 +228,7 @@ class OpenAIHttp:
 
     ``/health`` answers as soon as it listens, and goes on when a rank has died. It is ready when it has made
     a token: ``/health_generate`` makes one, with the model's chat template, but not in gpt-oss's way. Where
-    it is refused, or of no use, a model that chats is asked for a chat, and any other for a completion.
+    that route fails or does not fit, a chat model is asked for a chat, any other model for a completion.
 
     Args:
         place: ``address:port``.
@@ -267,8 +267,8 @@ class OpenAIHttp:
         if self._asked is None and self._says is None:
             return "the server does not answer"
         what = "a chat" if self._chats else "one"
-        told = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
-        return f"/health answers, but no token comes{told}"
+        refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
+        return f"/health answers, but no token comes{refusal}"
 
     def questions(self, models: Sequence[str]) -> list[Question]:
         """Return the question that has been answered."""

@@ -64,7 +64,7 @@ def by_id(components: Iterable[JobInfo]) -> dict[str, list[JobInfo]]:
 
 
 def accounted(job: RunJob, rows: Iterable[JobInfo], queued: JobInfo | None) -> JobInfo | None:
-    """Return how a job has ended by sacct's rows; ``None`` if they do not tell.
+    """Return how a job has ended by sacct's rows; ``None``: sacct does not know yet.
 
     Args:
         queued: the same job in squeue. For seconds the database has its times, but not whose it is.
@@ -80,7 +80,7 @@ def accounted(job: RunJob, rows: Iterable[JobInfo], queued: JobInfo | None) -> J
 
 
 def together(components: Sequence[JobInfo]) -> JobInfo | None:
-    """Return one component, with the nodes of all: one that lives, else the one that tells why they ended.
+    """Merge the components: the state of a living one, else of the one that failed; the nodes of all.
 
     ``None`` if there is no component.
     """

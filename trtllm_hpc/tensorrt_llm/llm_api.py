@@ -15,7 +15,7 @@ from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.commands import NEWER, Command, Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import listed_versions, parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.learned import learned
+from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 
 SERVER = "trtllm-serve"
 _FILE = "--extra_llm_api_options"
@@ -244,8 +244,8 @@ WrongValues = Iterator[tuple[str, str, str]]
 
 
 def wrong_values(release: Release, configuration: Mapping[str, Any]) -> WrongValues:
-    """Yield the values that the release refuses; none for a release whose keys are not known, or learned."""
-    is_read = has_key_facts(release) and release.version not in learned()
+    """Yield the values that the release refuses; none for one that is not known here."""
+    is_read = has_key_facts(release) and release.source != LEARNED
     for name, section in _sections().items() if is_read else ():
         values: Any = configuration
         for part in name.split(".") if name else ():

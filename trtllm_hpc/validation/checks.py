@@ -98,7 +98,7 @@ def row_of(found: Diagnostic, title: str = "kept") -> CheckRow:
     """Return what a check has found, or a rule that is kept, as ``doctor`` prints it.
 
     Args:
-        title: of what is not one of :data:`CHECKS`.
+        title: used if the code is not in :data:`CHECKS`.
     """
     title = _TITLES.get(found.code, title)
     return CheckRow(found.code, title, found.state, found.message, found.hint)

@@ -9,7 +9,6 @@ import shutil
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -17,7 +16,7 @@ from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
-from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_SHA256, VOCABULARY_VARIABLE
+from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"
@@ -338,12 +337,12 @@ def vocabulary(context: Context) -> Diagnostic | None:
         return ok(f"the job makes gpt-oss's vocabulary of the checkpoint's {name}")
     if staged is None:
         return warn(f"the checkpoint has no {name}, so gpt-oss's first chat needs the internet", hint)
-    file = context.path_here(staged) / VOCABULARY
+    folder = context.path_here(staged)
     if _in_container(context) and not is_below(staged, [target_of(it) for it in context.plan.mounts]):
         return fail(f"{staged} is not mounted, and gpt-oss cannot chat without its vocabulary", hint)
-    if not file.exists() or sha256(file.read_bytes()).hexdigest() != VOCABULARY_SHA256:
-        return fail(f"{file} is not the vocabulary without which gpt-oss cannot chat", hint)
-    return ok(f"gpt-oss's vocabulary is {file}")
+    if not has_vocabulary(folder):
+        return fail(f"{folder / VOCABULARY} is not the vocabulary without which gpt-oss cannot chat", hint)
+    return ok(f"gpt-oss's vocabulary is {folder / VOCABULARY}")
 
 
 _VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{VOCABULARY}"

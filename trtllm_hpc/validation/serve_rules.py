@@ -254,7 +254,7 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.disaggregated.kv_transfer", message, "take UCX, NIXL or DEFAULT")
     fails = facts.image_is_at_least(BUFFER_SIZED) is False and phases.kv_transfer != "UCX"
     if fails and phases.kv_transfer_tokens is None and longest_prompt(job) is None:
-        message = f"NIXL fails here on prompts longer than its buffer, up to TensorRT-LLM {BUFFER_SIZED}"
+        message = f"NIXL fails here on prompts longer than its buffer, before TensorRT-LLM {BUFFER_SIZED}"
         hint = "set it to the longest prompt, or set engine.max_seq_len"
         yield in_job("missing", "serve.disaggregated.kv_transfer_tokens", message, hint)
 

@@ -12,8 +12,8 @@ import pytest
 
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
-from trtllm_hpc.runtime.node_checks import image
 from trtllm_hpc.runtime.node_checks.child import run_child
 from trtllm_hpc.runtime.node_checks.host import look_at_host
 from trtllm_hpc.runtime.node_checks.image import look_at_image
@@ -121,7 +121,7 @@ def test_gpt_oss_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.Monk
             (tmp_path / VOCABULARY).write_text("half of it")
         found = in_image(tmp_path, serve=words)["image-vocabulary"]
         assert found.state == "fail" and "its first chat needs the internet" in found.message
-    monkeypatch.setattr(image, "VOCABULARY_SHA256", hashlib.sha256(b"half of it").hexdigest())
+    monkeypatch.setattr(served_model, "VOCABULARY_SHA256", hashlib.sha256(b"half of it").hexdigest())
     assert in_image(tmp_path, serve=words)["image-vocabulary"].state == "ok"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert "image-vocabulary" not in in_image(tmp_path, serve=words)

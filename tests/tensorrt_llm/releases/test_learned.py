@@ -19,7 +19,7 @@ BUNDLE: dict[str, Any] = {
     "facts": {
         "image": {
             "packages": {"tensorrt_llm": "2.0.0rc1+cu13"},
-            "image_environment": {"NVIDIA_TRITON_SERVER_VERSION": "27.01"},
+            "versions": {"Triton": "27.01"},
             "serve_options": {
                 "serve": [
                     {**OPTION, "name": "--tensor_parallel_size", "aliases": ["--tp_size"], "type": "int"},
@@ -56,9 +56,9 @@ class Home:
         command = [str(Path(sys.executable).with_name("trtllm-hpc")), *words]
         return subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True)
 
-    def renders(self, keys: str) -> subprocess.CompletedProcess[str]:
+    def renders(self, keys: str, version: str = "2.0.0rc1") -> subprocess.CompletedProcess[str]:
         (self.folder / "job.yaml").write_text(JOB % keys)
-        image = "cluster.container.image=nvcr.io#nvidia/tensorrt-llm/release:2.0.0rc1"
+        image = f"cluster.container.image=nvcr.io#nvidia/tensorrt-llm/release:{version}"
         return self.types("render", "job.yaml", "--cluster", "pyxis", "--set", image)
 
 
@@ -95,6 +95,16 @@ def test_a_learned_release_is_looked_up_like_any_other(home: Home) -> None:
     assert "--warp" not in known
 
 
+def test_a_known_release_keeps_the_rules_of_its_values(home: Home) -> None:
+    image = BUNDLE["facts"]["image"]
+    known = {**image, "packages": {"tensorrt_llm": "1.2.1"}}
+    known["llm_api"] = {"": ["kv_cache_config"], "kv_cache_config": ["max_attention_window"]}
+    home.bundle.write_text(json.dumps({"facts": {"image": known}}))
+    assert home.types("versions", "learn", "site.json").returncode == 0
+    refused = home.renders("kv_cache_config: {max_attention_window: [0]}", "1.2.1")
+    assert refused.returncode == ExitCode.CONFIG and "max_attention_window" in refused.stderr
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"facts": {"image": {"packages": {}}}}', "no JSON"])
 def test_what_is_not_a_bundle_is_refused(home: Home, text: str) -> None:
     home.bundle.write_text(text)
@@ -107,6 +117,8 @@ def test_what_is_not_a_bundle_is_refused(home: Home, text: str) -> None:
 def test_a_damaged_file_is_as_good_as_not_there(home: Home) -> None:
     assert home.types("versions", "learn", "site.json").returncode == 0
     (file,) = (home.folder / "data").rglob("*.json")
-    file.write_text(file.read_text()[:-20])
-    answer = home.types("versions")
-    assert answer.returncode == 0 and "2.0.0rc1" not in answer.stdout
+    whole = file.read_text()
+    for text in (whole[:-20], "{}", whole.replace('"serve":', '"other":'), whole.replace('"tags"', '"tag"')):
+        file.write_text(text)
+        answer = home.types("versions")
+        assert answer.returncode == 0 and "2.0.0rc1" not in answer.stdout

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,13 +24,13 @@ from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, rec
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
-    VOCABULARY_SHA256,
     VOCABULARY_VARIABLE,
     chat_of,
+    has_vocabulary,
     vocabulary_variables,
 )
 
-_HELP_S = 180
+_HELP_S, _VERSION_S = 180, 30
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
 _PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "flashinfer-python", "mpi4py", "pydantic")
 _LAUNCHER_NEEDS = ("openssl", "ps")
@@ -39,8 +40,10 @@ _LAUNCHER_NEEDS = ("openssl", "ps")
 def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
     """Return what is found in the image, and facts about it."""
     installed = installed_versions(_PACKAGES)
-    facts: dict[str, Any] = {"packages": installed, **_libraries()}
+    facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
+    listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     found: dict[str, Diagnostic | None] = {
+        "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
         "image-release": planned_version(wanted.release, installed.get("tensorrt_llm"))
         if wanted.release is not None
         else None,
@@ -50,9 +53,10 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         "image-launcher": _launcher(wanted),
     }
     facts["programs"], found["image-programs"], found["image-options"] = _programs(wanted)
-    if wanted.has_tensorrt_llm and (wanted.serve or wanted.front or wanted.llm_arguments):
-        outcome = run_child(paths, "image", alone(os.environ, os.uname().nodename))
-        facts |= {name: outcome.steps[name] for name in ("serve_options", "llm_api") if name in outcome.steps}
+    if wanted.has_tensorrt_llm:
+        outcome = run_child(paths, "image", alone())
+        read = {name: outcome.steps.get(name) for name in ("serve_options", "llm_api")}
+        facts |= {name: it for name, it in read.items() if it is not None and error_of(it) is None}
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
     return [replace(it, code=name) for name, it in found.items() if it is not None], facts
@@ -61,16 +65,24 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
 # Files and programs -----------------------------------------------------------------------
 
 
-def _libraries() -> dict[str, Any]:
-    """Return versions that the image's environment names, as NVIDIA's images do."""
-    names = (
-        "CUDA_VERSION",
-        "NCCL_VERSION",
-        "NVIDIA_TRITON_SERVER_VERSION",
-        "OPENMPI_VERSION",
-        "OPENUCX_VERSION",
-    )
-    return {"image_environment": {name: os.environ[name] for name in names if name in os.environ}}
+_VERSIONS = {
+    "Open MPI": ("ompi_info", "--version"),
+    "PMIx": ("pmix_info", "--version"),
+    "UCX": ("ucx_info", "-v"),
+}
+"""How libraries are asked for their version; others are named by variables of NVIDIA's images."""
+_NAMED = {"CUDA": "CUDA_VERSION", "NCCL": "NCCL_VERSION", "Triton": "NVIDIA_TRITON_SERVER_VERSION"}
+
+
+def _versions(installed: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions of packages and libraries, as far as the image has or names them."""
+    named = {name: os.environ[variable] for name, variable in _NAMED.items() if variable in os.environ}
+    for name, command in _VERSIONS.items():
+        with suppress(OSError, subprocess.TimeoutExpired):
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_S)
+            if found := re.search(r"\d+\.\d+[\w.]*", answer.stdout):
+                named[name] = found[0]
+    return {**installed, **named}
 
 
 def _writable(folder: Path) -> str | None:
@@ -113,12 +125,10 @@ def _vocabulary(wanted: Wanted) -> Diagnostic | None:
     words = next((words for words in wanted.serve.values() if chat_of(words) == "harmony"), None)
     if words is None:
         return None
-    with tempfile.TemporaryDirectory() as folder:
-        made = {**os.environ, **vocabulary_variables(words, Path(folder))}.get(VOCABULARY_VARIABLE)
-        file = Path(made or "/nowhere", VOCABULARY)
-        found = hashlib.sha256(file.read_bytes()).hexdigest() if os.access(file, os.R_OK) else None
-    if found == VOCABULARY_SHA256:
-        return ok("gpt-oss's vocabulary is there, so it can chat without the internet")
+    with tempfile.TemporaryDirectory() as made:
+        variables = {**os.environ, **vocabulary_variables(words, Path(made))}
+        if has_vocabulary(Path(variables.get(VOCABULARY_VARIABLE, "/nowhere"))):
+            return ok("gpt-oss's vocabulary is there, so it can chat without the internet")
     hint = f"set environment.{VOCABULARY_VARIABLE} in the profile to a mounted folder with {VOCABULARY}"
     return fail("gpt-oss's vocabulary is missing in the container: its first chat needs the internet", hint)
 
@@ -152,7 +162,10 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
     if not wanted.programs:
         return {}, None, None
     there = (
-        fail(f"programs of the image that do not start: {'; '.join(broken)}", "take an image that has them")
+        fail(
+            f"programs of the image that do not start: {'; '.join(broken)}",
+            "set container.image to an image that has them",
+        )
         if broken
         else ok(f"{', '.join(options)} start in the image")
     )
@@ -179,7 +192,7 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
             errors="replace",
             timeout=_HELP_S,
             stdin=subprocess.DEVNULL,
-            env=alone(os.environ, os.uname().nodename),
+            env=alone(),
         )
     except subprocess.TimeoutExpired:
         return (f"--help did not end within {_HELP_S} s",)
@@ -207,8 +220,10 @@ def read_image(wanted: Wanted) -> None:
         f"trtllm-serve ({name})": partial(upstream.server_arguments, words)
         for name, words in wanted.serve.items()
     }
-    if wanted.llm_arguments is not None:
-        parsers["model.yaml"] = partial(upstream.llm_arguments, wanted.llm_arguments)
+    if wanted.model_yaml is not None:
+        arguments = importlib.import_module("yaml").safe_load(wanted.model_yaml)
+        arguments.pop("triton_config")  # read by Triton's model itself
+        parsers["model.yaml"] = partial(upstream.llm_arguments, arguments)
     if wanted.front:
         parsers["front.yaml"] = partial(upstream.front_arguments, wanted.front)
     for name, parse in parsers.items():
@@ -237,16 +252,18 @@ def _import_hint(why: str) -> str:
     return "trtllm-hpc explain knows many such messages; --keep keeps this check's logs"
 
 
-def _parsed(outcome: Outcome) -> Diagnostic:
+def _parsed(outcome: Outcome) -> Diagnostic | None:
     result = outcome.steps.get("parsed")
     if result is None:
         return unknown(f"upstream's parsers were not reached ({outcome.why('import tensorrt_llm')})")
     if error := error_of(result):
         return unknown(f"this image's parsers cannot be called: {error}")
+    if not result["names"]:
+        return None
     if refused := result["refused"]:
         text = "; ".join(f"{name}: {' '.join(why.split())}" for name, why in refused.items())
         return fail(
             f"TensorRT-LLM in the image refuses what the plan renders: {text}",
-            "change that key in the job file",
+            "change that key in the job file, or try --set engine.llm_api.KEY=VALUE with this command",
         )
     return ok(f"TensorRT-LLM's own parsers take {', '.join(result['names'])}")

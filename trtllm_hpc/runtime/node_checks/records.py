@@ -30,8 +30,8 @@ class Wanted(JsonRecord):
     """Words after ``trtllm-serve``, by phase; ``serve`` outside disaggregated serving."""
     front: list[str] = field(default_factory=list)
     """Words after ``trtllm-serve`` for the front of a disaggregated run; empty: there is none."""
-    llm_arguments: dict[str, Any] | None = None
-    """Arguments of the LLM API in Triton's ``model.yaml``."""
+    model_yaml: str | None = None
+    """Text of ``model.yaml``, with the arguments of the LLM API as a model of Triton."""
     gpus_per_node: int = 0
     ranks: int = 2
     """Tasks of the ranks' step."""

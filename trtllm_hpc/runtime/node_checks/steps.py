@@ -37,7 +37,7 @@ _PURPOSE = {
 def look_at_step(paths: RunPaths, wanted: Wanted, part: str) -> tuple[list[Diagnostic], dict[str, Any]]:
     """Return what is found in one kind of step."""
     # As build.sh starts its commands.
-    environment = alone(os.environ, os.uname().nodename) if part == "build" else None
+    environment = alone() if part == "build" else None
     outcome = run_child(paths, part, environment)
     found: dict[str, Diagnostic | None] = {f"import-{part}": _imported(outcome, wanted, part)}
     facts = dict(outcome.steps)
@@ -93,7 +93,7 @@ def _transfer(wanted: Wanted) -> dict[str, Any]:
         import torch
     except ImportError:
         return {"with": "MPI", "gb_per_s": _by_mpi(world), "interface": interface}
-    return {**_by_torch(torch, world, address, port), "interface": interface}
+    return {**_by_torch(torch, wanted, world, address, port), "interface": interface}
 
 
 def _by_mpi(world: Any) -> float:
@@ -106,9 +106,10 @@ def _by_mpi(world: Any) -> float:
     return _rate(began)
 
 
-def _by_torch(torch: Any, world: Any, address: str, port: int) -> dict[str, Any]:
+def _by_torch(torch: Any, wanted: Wanted, world: Any, address: str, port: int) -> dict[str, Any]:
     distributed = torch.distributed
-    with_gpu = torch.cuda.is_available()
+    # NCCL takes a GPU for each rank.
+    with_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= wanted.ranks // wanted.nodes
     library = "nccl" if with_gpu else "gloo"
     device = "cpu"
     if with_gpu:
@@ -157,9 +158,7 @@ def _last(outcome: Outcome) -> str:
 def _abort_hint(part: str) -> str:
     if part == "ranks":
         return "MPI in the image must be built with PMIx: compare the profile's mpi with `srun --mpi=list`"
-    return (
-        "MPI ended the process, as it does in a step that it takes for a task of a parallel job without PMIx"
-    )
+    return "the same command with --keep; MPI's own message is in the step's log"
 
 
 def _joined(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:

@@ -17,7 +17,7 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     with_tuples,
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
-from trtllm_hpc.tensorrt_llm.releases.learned import learned
+from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
@@ -153,8 +153,8 @@ def load_command(version: str, name: str, family: str) -> Command | None:
 
 def _learned_command(version: str) -> Command:
     """``trtllm-serve`` as an image of that release has it."""
-    status, source = "verified", "read in an image by doctor --on-nodes"
-    about: dict[str, Any] = {"changed": None, "ignored": None, "source": f"{status}: {source}"}
+    status = "verified"
+    about: dict[str, Any] = {"changed": None, "ignored": None, "source": f"{status}: {LEARNED}"}
     commands = {
         word: Command(
             name=_SERVE if word == "serve" else f"{_SERVE} {word}",
@@ -162,7 +162,7 @@ def _learned_command(version: str) -> Command:
             release=version,
             options={it["name"]: Option(**with_tuples(it), **about) for it in options},
             status=status,
-            source=source,
+            source=LEARNED,
             exact=True,
         )
         for word, options in learned()[version]["serve_options"].items()
