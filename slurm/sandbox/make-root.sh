@@ -29,7 +29,7 @@ printf '#!/bin/sh\nexit 101\n' >"$new/usr/sbin/policy-rc.d"
 chmod 755 "$new/usr/sbin/policy-rc.d"
 # Beside a sandbox's own packages: Python with virtual environments, what Triton's server is linked with, and a
 # compiler for plugins of Slurm.
-more=(curl gcc libc6-dev libnuma1 libpython3-dev libslurm-dev make procps python3-venv)
+more=(curl gcc libc6-dev libfaketime libnuma1 libpython3-dev libslurm-dev make procps python3-venv)
 export DEBIAN_FRONTEND=noninteractive
 # Without the machine's users, since packages add their own.
 install() { unshare --mount bash "$here/enter.sh" "$new" 3 /etc/hosts /etc/resolv.conf /etc/ssl/certs apt-get -q "$@"; }
