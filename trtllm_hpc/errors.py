@@ -122,6 +122,9 @@ class TrtllmHpcError(Exception):
 
     exit_code: ExitCode = ExitCode.INTERNAL
 
+    def __init_subclass__(cls, exit_code: ExitCode | None = None) -> None:
+        cls.exit_code = cls.exit_code if exit_code is None else exit_code
+
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message = message
@@ -131,10 +134,8 @@ class TrtllmHpcError(Exception):
         return self.message if self.hint is None else f"{self.message}\n  next: {self.hint}"
 
 
-class ConfigError(TrtllmHpcError):
+class ConfigError(TrtllmHpcError, exit_code=ExitCode.CONFIG):
     """Everything that is wrong with the files or the settings, at once."""
-
-    exit_code = ExitCode.CONFIG
 
     def __init__(self, diagnostics: Sequence[Diagnostic], *, hint: str | None = None) -> None:
         self.diagnostics = tuple(diagnostics)
@@ -143,103 +144,73 @@ class ConfigError(TrtllmHpcError):
         super().__init__("\n".join(lines), hint=hint)
 
 
-class RenderError(TrtllmHpcError):
+class RenderError(TrtllmHpcError, exit_code=ExitCode.RENDER):
     """A value cannot be written into a script, or the run folder cannot be made."""
 
-    exit_code = ExitCode.RENDER
 
-
-class SubmissionError(TrtllmHpcError):
+class SubmissionError(TrtllmHpcError, exit_code=ExitCode.SUBMISSION):
     """Slurm refused a script, or its commands cannot be run.
 
     Args:
         transient: whether the same command may succeed a moment later.
     """
 
-    exit_code = ExitCode.SUBMISSION
-
     def __init__(self, message: str, *, hint: str | None = None, transient: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.transient = transient
 
 
-class BuildFailed(TrtllmHpcError):
+class BuildFailed(TrtllmHpcError, exit_code=ExitCode.BUILD):
     """The build stage ended without an engine."""
 
-    exit_code = ExitCode.BUILD
 
-
-class StartFailed(TrtllmHpcError):
+class StartFailed(TrtllmHpcError, exit_code=ExitCode.START):
     """The preflight failed, or a rank of the server died."""
 
-    exit_code = ExitCode.START
 
-
-class NotReady(TrtllmHpcError):
+class NotReady(TrtllmHpcError, exit_code=ExitCode.READINESS):
     """The endpoint was not published, or did not answer, within its time limit."""
 
-    exit_code = ExitCode.READINESS
 
-
-class RequestFailed(TrtllmHpcError):
+class RequestFailed(TrtllmHpcError, exit_code=ExitCode.REQUEST):
     """A request was refused or answered wrongly."""
 
-    exit_code = ExitCode.REQUEST
 
-
-class InvalidRequest(RequestFailed):
+class InvalidRequest(RequestFailed, exit_code=ExitCode.USAGE):
     """A request that was not sent: the served model cannot take it."""
-
-    exit_code = ExitCode.USAGE
 
 
 class RequestRefused(RequestFailed):
     """The served model answered with an error."""
 
 
-class ServerUnreachable(RequestFailed):
+class ServerUnreachable(RequestFailed, exit_code=ExitCode.UNREACHABLE):
     """The server cannot be reached, or was lost before any part of the answer had come."""
 
-    exit_code = ExitCode.UNREACHABLE
 
-
-class AnswerTimedOut(RequestFailed):
+class AnswerTimedOut(RequestFailed, exit_code=ExitCode.TIMEOUT):
     """The server did not answer in time."""
 
-    exit_code = ExitCode.TIMEOUT
 
-
-class InvalidMeasurement(TrtllmHpcError):
+class InvalidMeasurement(TrtllmHpcError, exit_code=ExitCode.MEASUREMENT):
     """The benchmark ran, but its figures are not valid."""
 
-    exit_code = ExitCode.MEASUREMENT
 
-
-class RunCancelled(TrtllmHpcError):
+class RunCancelled(TrtllmHpcError, exit_code=ExitCode.CANCELLED):
     """A job of the run was cancelled."""
 
-    exit_code = ExitCode.CANCELLED
 
-
-class JobLost(TrtllmHpcError):
+class JobLost(TrtllmHpcError, exit_code=ExitCode.LOST):
     """A submitted job is in neither squeue nor sacct nor scontrol."""
 
-    exit_code = ExitCode.LOST
 
-
-class SandboxError(TrtllmHpcError):
+class SandboxError(TrtllmHpcError, exit_code=ExitCode.SANDBOX):
     """The one-machine Slurm cannot start here, or is not up."""
 
-    exit_code = ExitCode.SANDBOX
 
-
-class SandboxImpossible(SandboxError):
+class SandboxImpossible(SandboxError, exit_code=ExitCode.SANDBOX_IMPOSSIBLE):
     """This machine cannot run a sandbox; nothing was started."""
 
-    exit_code = ExitCode.SANDBOX_IMPOSSIBLE
 
-
-class RunNotFound(TrtllmHpcError):
+class RunNotFound(TrtllmHpcError, exit_code=ExitCode.RUN):
     """No run has that name."""
-
-    exit_code = ExitCode.RUN

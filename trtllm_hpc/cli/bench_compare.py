@@ -9,7 +9,7 @@ import click
 
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.cli.measurements import MeasurementType
-from trtllm_hpc.cli.options import json_option, print_json, runs_option
+from trtllm_hpc.cli.options import EXISTING_FILE, json_option, print_json, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--upstream-json",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=EXISTING_FILE,
     metavar="FILE",
     help="Compare A with a file for upstream's --check-perf-json, by upstream's formulas, instead of B.",
 )

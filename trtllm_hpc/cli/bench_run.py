@@ -16,6 +16,7 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
     terminating_as_interrupt,
+    url_options,
     wait_option,
 )
 from trtllm_hpc.errors import TrtllmHpcError
@@ -31,20 +32,9 @@ if TYPE_CHECKING:
 @click.argument("run", type=RunType(), required=False, metavar="[RUN]")
 @benchmark_options
 @wait_option
-@click.option(
-    "--url",
-    help="Measure a server that was not started by this program instead of a run: http:// or https:// for "
-    "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output.",
-)
-@click.option(
-    "--key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the key that the server of --url asks for.",
-)
-@click.option(
-    "--certificate",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+@url_options(
+    "Measure a server that was not started by this program instead of a run: http:// or https:// for "
+    "OpenAI's protocol or Triton, grpc:// or grpcs:// for Triton's gRPC port. Needs --output."
 )
 @click.option(
     "--output",

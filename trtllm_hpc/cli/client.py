@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from trtllm_hpc.cli.options import OutputFile, runs_folder, runs_option, valid_text, wait_option
+from trtllm_hpc.cli.options import (
+    EXISTING_FILE,
+    OutputFile,
+    runs_folder,
+    runs_option,
+    url_options,
+    valid_text,
+    wait_option,
+)
 from trtllm_hpc.client.options import OPTIONS, Kind, Option
 from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
@@ -27,7 +35,7 @@ _CLICK_TYPES: dict[Kind, Any] = {
     "texts": click.STRING,
     "numbers": click.FLOAT,
     "ids": click.STRING,
-    "array": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "array": EXISTING_FILE,
 }
 _METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
 _DEFAULTS = {"max_tokens": MAX_TOKENS}
@@ -139,11 +147,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     help="A prompt that other users of this machine must not see in the list of processes comes with"
     " '--prompt -' from standard input; a final newline is dropped.  [repeatable]",
 )
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Prompts, one a line.",
-)
+@click.option("--file", type=EXISTING_FILE, help="Prompts, one a line.")
 @click.option(
     "--token-ids",
     multiple=True,
@@ -152,20 +156,9 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     help="A prompt of token ids, for 'tensorrt_llm'.  [repeatable]",
 )
 @click.option("--model", metavar="NAME", help="[default: ensemble, or the first that takes text]")
-@click.option(
-    "--url",
-    help="Ask a server that was not started by this program instead of a run: http:// or https:// for Triton"
-    " or OpenAI's protocol, grpc:// or grpcs:// for Triton's gRPC port.",
-)
-@click.option(
-    "--key-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the key that the server of --url asks for.",
-)
-@click.option(
-    "--certificate",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+@url_options(
+    "Ask a server that was not started by this program instead of a run: http:// or https:// for Triton or"
+    " OpenAI's protocol, grpc:// or grpcs:// for Triton's gRPC port."
 )
 @click.option(
     "--protocol",

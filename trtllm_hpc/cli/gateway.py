@@ -8,18 +8,19 @@ from pathlib import Path
 
 import click
 
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER
 
 
 @click.command("gateway")
 @click.option(
-    "--run", type=_FOLDER, help="Folder of the run: model, tokenizer, limits, and the server's address."
+    "--run",
+    type=EXISTING_FOLDER,
+    help="Folder of the run: model, tokenizer, limits, and the server's address.",
 )
 @click.option("--url", help="Triton, e.g. grpc://127.0.0.1:8001; by default as the run's endpoint says.")
-@click.option("--key-file", type=_FILE, help="File with the key that the server at --url asks for.")
-@click.option("--certificate", type=_FILE, help="Certificate of the server at --url (grpcs://).")
-@click.option("--tokenizer", type=_FOLDER, help="Folder with tokenizer.json; by default the run's.")
+@click.option("--key-file", type=EXISTING_FILE, help="File with the key that the server at --url asks for.")
+@click.option("--certificate", type=EXISTING_FILE, help="Certificate of the server at --url (grpcs://).")
+@click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json; by default the run's.")
 @click.option("--name", help="Name of the model in requests; by default the run's.")
 @click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
 @click.option("--socket", "path", type=click.Path(path_type=Path), help="Unix socket to make and listen on.")

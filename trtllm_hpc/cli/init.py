@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
+from trtllm_hpc.cli.options import force_option, refuse_existing, save
 
 if TYPE_CHECKING:
     from trtllm_hpc.scheduler.discovery import SlurmFacts
@@ -39,8 +39,6 @@ _BACKENDS = {
 }
 """For each backend its templates, and a profile that has it."""
 
-_force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-
 
 @command.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"), metavar="[FILE]")
@@ -61,7 +59,7 @@ _force_option = click.option("--force", is_flag=True, help="Replace FILE if it e
 @click.option(
     "--model", metavar="FOLDER", help="With --from: the model's folder, as the compute nodes see it."
 )
-@_force_option
+@force_option
 def job(
     file: Path, backend: str | None, recipe: str | None, name: str | None, model: str | None, force: bool
 ) -> None:
@@ -87,7 +85,7 @@ def job(
     else:
         if model is not None:
             raise click.UsageError("--model needs --from. Without it, set model.path in the file.")
-        _refuse_existing(file, force)
+        refuse_existing(file, force)
         kind, cluster = _BACKENDS[backend or "reference"]
         _write(file, "job", title=title, backend=kind)
     click.echo(f"Wrote {click.format_filename(file)}.")
@@ -101,7 +99,7 @@ def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -
 
     shipped_or_refused(recipe, "--from")
     text = copy_of(recipe, title, model)
-    _refuse_existing(file, force)
+    refuse_existing(file, force)
     _write_text(file, text, "job")
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
     return "local" if shipped.backend == "reference" else "pyxis"
@@ -114,7 +112,7 @@ def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -
     default=None,
     help="Query the live Slurm, or leave placeholders.  [default: query it if there is one]",
 )
-@_force_option
+@force_option
 def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     """Write a commented cluster profile.
 
@@ -128,7 +126,7 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
     """
     from trtllm_hpc.config.files import as_argument
 
-    _refuse_existing(file, force)
+    refuse_existing(file, force)
     facts = _facts(from_slurm)
     chosen = facts.chosen if facts is not None else None
     _write(file, "cluster", title=_name_from(file, "my-cluster"), facts=facts, chosen=chosen)
@@ -162,14 +160,6 @@ def _name_from(file: Path, otherwise: str) -> str:
     return letters.strip("-._")[:64] or otherwise
 
 
-def _refuse_existing(file: Path, force: bool) -> None:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-
-    if not force and os.path.lexists(file):
-        hint = f"name another file, or add --force to replace {file}"
-        raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
-
-
 def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
     from trtllm_hpc.config.schemas import schemas
@@ -177,7 +167,7 @@ def _write(file: Path, kind: str, **values: object) -> None:
 
     schema = schemas()[kind].as_uri()
     text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
-    _save(file, text)
+    save(file, text)
 
 
 def _write_text(file: Path, text: str, kind: str) -> None:
@@ -186,16 +176,4 @@ def _write_text(file: Path, text: str, kind: str) -> None:
     from trtllm_hpc.render.environment import render_template
 
     head = render_template("init/_schema.j2", schema=schemas()[kind].as_uri(), kind=kind)
-    _save(file, f"{head.rstrip()}\n\n{text}")
-
-
-def _save(file: Path, text: str) -> None:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-    from trtllm_hpc.paths import write_text
-
-    try:
-        # The usual mode: the file holds no secret.
-        write_text(file, text, mode=0o644)
-    except OSError as error:
-        message = f"cannot be written: {error.strerror}"
-        raise ConfigError([Diagnostic("unwritable", message, str(file))]) from None
+    save(file, f"{head.rstrip()}\n\n{text}")

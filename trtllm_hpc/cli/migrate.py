@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
-from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.cli.options import force_option, json_option, print_json, refuse_existing, save
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.migration import Migrated
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     help="Write the new job file here, and the list to standard output.  "
     "[default: the job file to standard output, the list to standard error]",
 )
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@force_option
 @json_option
 def command(job: Path, output: Path | None, force: bool, as_json: bool) -> None:
     """Rewrite a job with an engine for the LLM API on PyTorch.
@@ -46,7 +45,8 @@ def command(job: Path, output: Path | None, force: bool, as_json: bool) -> None:
     """
     migrated = _migrated(job)
     if output is not None:
-        _save(output, migrated.text, force)
+        refuse_existing(output, force)
+        save(output, migrated.text)
     if as_json:
         print_json(replace(migrated, output=str(output) if output is not None else None))
         return
@@ -82,23 +82,6 @@ def _migrated(job: Path) -> Migrated:
     except AlreadyMigrated as error:
         message = f"the backend {error} has no engine of TensorRT-LLM, so there is nothing to migrate"
         raise ConfigError([Diagnostic("conflict", message, str(file), "engine.backend")]) from None
-
-
-def _save(output: Path, text: str, force: bool) -> None:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-    from trtllm_hpc.paths import write_text
-
-    if not force and os.path.lexists(output):
-        hint = f"name another file, or add --force to replace {output}"
-        raise ConfigError(
-            [Diagnostic("exists", "already exists; it was not changed", str(output), hint=hint)]
-        )
-    try:
-        # The usual mode: the file holds no secret.
-        write_text(output, text, mode=0o644)
-    except OSError as error:
-        message = f"cannot be written: {error.strerror}"
-        raise ConfigError([Diagnostic("unwritable", message, str(output))]) from None
 
 
 _TITLES = {

@@ -17,7 +17,8 @@ from click.shell_completion import CompletionItem
 
 from trtllm_hpc.cli.completion import cluster_profiles, complete_with, job_files
 from trtllm_hpc.cli.completion import settings as setting_keys
-from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ else:
     _RunParameter = click.ParamType  # generic only in the newest releases of click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 
 
 class RunType(_RunParameter):
@@ -115,6 +120,22 @@ cluster_option = click.option(
 )
 
 
+def url_options(help: str) -> Callable[[Command], Command]:
+    """``--url``, ``--key-file`` and ``--certificate`` of a server that was not started by this program."""
+
+    def add(command: Command) -> Command:
+        command = click.option(
+            "--certificate",
+            type=EXISTING_FILE,
+            help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+        )(command)
+        key_help = "File with the key that the server of --url asks for."
+        command = click.option("--key-file", type=EXISTING_FILE, help=key_help)(command)
+        return click.option("--url", help=help)(command)
+
+    return add
+
+
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
     for text in (value,) if isinstance(value, str) else value:
@@ -123,6 +144,22 @@ def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         except UnicodeEncodeError:
             raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
     return value
+
+
+def refuse_existing(file: Path, force: bool) -> None:
+    """Refuse to replace a file without ``--force``; raises ConfigError."""
+    if not force and os.path.lexists(file):
+        hint = f"name another file, or add --force to replace {file}"
+        raise ConfigError([Diagnostic("exists", "already exists; it was not changed", str(file), hint=hint)])
+
+
+def save(file: Path, text: str) -> None:
+    """Write a file that holds no secret, with the usual mode; raises ConfigError."""
+    try:
+        write_text(file, text, mode=0o644)
+    except OSError as error:
+        message = f"cannot be written: {error.strerror}"
+        raise ConfigError([Diagnostic("unwritable", message, str(file))]) from None
 
 
 @contextmanager

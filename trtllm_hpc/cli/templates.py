@@ -11,6 +11,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, templates
 from trtllm_hpc.cli.options import (
+    EXISTING_FOLDER,
     cluster_option,
     job_options,
     json_option,
@@ -63,7 +64,7 @@ def command() -> None:
 @click.option(
     "--from",
     "source",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=EXISTING_FOLDER,
     metavar="FOLDER",
     help="Copy them from a folder: all_models, or a checkout of upstream's repository.",
 )

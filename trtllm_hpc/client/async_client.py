@@ -13,10 +13,10 @@ from trtllm_hpc.client.connect import Protocol, Target, connect
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_openai import OpenAIModel
-from trtllm_hpc.client.reply import Reply
+from trtllm_hpc.client.reply import OnText, Reply
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, Prompt, Request
 from trtllm_hpc.client.served_model import ServedModel
-from trtllm_hpc.client.triton_model import OnText, TritonModel
+from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
 
 _FIRST_PAUSE_S = 0.25

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 
 from trtllm_hpc.client.early_end import Course, until_ended
 from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.reply import Outputs, Reply
+from trtllm_hpc.client.reply import OnText, Outputs, Reply
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.served_model import TEXT_OUTPUT, ServedModel
-from trtllm_hpc.client.triton_model import OnText
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -64,31 +62,11 @@ class OpenAIModel:
     async def ask(
         self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
     ) -> tuple[Answer, ...]:
-        """Send a request.
-
-        Args:
-            on_text: called with each part of the first text as it comes.
-            ended: ends the answers early, once set.
-
-        Raises:
-            RequestFailed: with the server's error message.
-        """
-        course = Course()
-        started = time.monotonic()
+        """Send a request, as ``TritonModel.ask`` does."""
+        course, details = Course(), _Details()
         reply = Reply(self.model, request, self.protocol)
-        first_s: float | None = None
-        details = _Details()
-        responses = self._responses(request, details)
-        async with aclosing(until_ended(responses, course, request.stop_after_s, ended)) as bounded:
-            async for outputs in bounded:
-                new = reply.add(outputs)
-                if request.stream and first_s is None and reply.responses:
-                    first_s = time.monotonic() - started
-                if new and on_text is not None:
-                    on_text(new)
-        if (rest := reply.rest()) and on_text is not None:
-            on_text(rest)
-        answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
+        responses = until_ended(self._responses(request, details), course, request.stop_after_s, ended)
+        answers = await reply.answers(responses, course, on_text)
         return tuple(details.added(answer, len(answers)) for answer in answers)
 
     async def _responses(self, request: Request, details: _Details) -> AsyncGenerator[Outputs]:

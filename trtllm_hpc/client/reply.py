@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.client.early_end import Course
 from trtllm_hpc.client.request import Answer, Counted, Request
 from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, ServedModel
 from trtllm_hpc.errors import RequestFailed
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
 Outputs = Mapping[str, "NDArray[Any]"]
 """The tensors of one response by name; texts as ``bytes`` or ``str``."""
+
+OnText = Callable[[str], object]
 
 IDS_OUTPUT = "output_ids"
 _LOG_PROBS = "output_log_probs"
@@ -51,11 +56,7 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
 
     def add(self, value: bytes | str, *, repeats: bool) -> None:
-        """Take in what has come.
-
-        Args:
-            repeats: whether it begins with what was there before.
-        """
+        """Take in what has come; with ``repeats`` it begins with what was there before."""
         if repeats:
             self.text = value if isinstance(value, str) else value.decode("utf-8", errors="replace")
         else:
@@ -74,11 +75,7 @@ class _Text:
 
 
 class Reply:
-    """The responses to one request.
-
-    Args:
-        model: what was asked, for its name and whether its responses repeat what came before.
-    """
+    """The responses to one request of a model."""
 
     def __init__(self, model: ServedModel, request: Request, protocol: str) -> None:
         self._model = model
@@ -88,9 +85,31 @@ class Reply:
         self._texts: dict[tuple[int, int, int], _Text] = {}
         self._logits: dict[int, dict[str, NDArray[Any]]] = {}
         self.responses = 0
+        self.started = time.monotonic()
+
+    async def answers(
+        self, responses: AsyncGenerator[Outputs], course: Course, on_text: OnText | None
+    ) -> tuple[Answer, ...]:
+        """Take in all responses, pass on the first text as it comes, and return the answer to each prompt.
+
+        Raises:
+            RequestFailed: there is no answer to a prompt, or logits are missing.
+        """
+        first_s: float | None = None
+        async with aclosing(responses):
+            async for outputs in responses:
+                new = self.add(outputs)
+                if self._request.stream and first_s is None and self.responses:
+                    first_s = time.monotonic() - self.started
+                if new and on_text is not None:
+                    on_text(new)
+        if (rest := self._rest()) and on_text is not None:
+            on_text(rest)
+        latency_s, prompts = time.monotonic() - self.started, range(len(self._request.prompts))
+        return tuple(self._answer(prompt, latency_s, first_s, course.is_stopped) for prompt in prompts)
 
     def add(self, outputs: Outputs) -> str:
-        """Take in a response, and return what is new in the first text; see also :meth:`rest`.
+        """Take in a response, and return what is new in the first text.
 
         Raises:
             RequestFailed: its tensors are not those of such a model.
@@ -120,25 +139,12 @@ class Reply:
         found = sorted(key for key in self._texts if key[:2] == _FIRST[:2])
         return [Beam(self._texts[key].ids, self._texts[key].log_probs) for key in found]
 
-    def rest(self) -> str:
+    def _rest(self) -> str:
         """Return what was held back of the first text, after the last response."""
         for text in self._texts.values():
             text.end()
         first = self._texts.get(_FIRST)
         return first.new(repeats=False) if first is not None else ""
-
-    def answers(
-        self, latency_s: float, first_text_s: float | None = None, *, is_stopped: bool = False
-    ) -> tuple[Answer, ...]:
-        """Return the answer to each prompt.
-
-        Raises:
-            RequestFailed: there is none to one of them, or logits are missing.
-        """
-        return tuple(
-            self._answer(prompt, latency_s, first_text_s, is_stopped)
-            for prompt in range(len(self._request.prompts))
-        )
 
     def _answer(self, prompt: int, latency_s: float, first_text_s: float | None, is_stopped: bool) -> Answer:
         keys = sorted(key for key in self._texts if key[0] == prompt)

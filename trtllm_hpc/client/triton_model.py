@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,12 +35,10 @@ from trtllm_hpc.client.lora import (
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.reply import Outputs, Reply
+from trtllm_hpc.client.reply import OnText, Outputs, Reply
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
-
-OnText = Callable[[str], object]
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
 
@@ -149,23 +147,11 @@ class TritonModel:
     async def _ask(
         self, request: Request, on_text: OnText | None, ended: asyncio.Event | None
     ) -> tuple[Answer, ...]:
-        started = time.monotonic()
-        reply = Reply(self.model, request, self.server.protocol)
-        first_s: float | None = None
-        course = Course()
-        async with aclosing(self._responses(request, ended, course)) as responses:
-            async for outputs in responses:
-                new = reply.add(outputs)
-                if request.stream and first_s is None and reply.responses:
-                    first_s = time.monotonic() - started
-                if new and on_text is not None:
-                    on_text(new)
-        if (rest := reply.rest()) and on_text is not None:
-            on_text(rest)
-        answers = reply.answers(time.monotonic() - started, first_s, is_stopped=course.is_stopped)
+        reply, course = Reply(self.model, request, self.server.protocol), Course()
+        answers = await reply.answers(self._responses(request, ended, course), course, on_text)
         if self.model.takes_text or self._tokenizer is None:
             return answers
-        decoded = [await self._decoded(answer, started) for answer in answers]
+        decoded = [await self._decoded(answer, reply.started) for answer in answers]
         if on_text is not None:
             on_text(decoded[0].text)
         return tuple(decoded)
