@@ -149,11 +149,7 @@ class RenderError(TrtllmHpcError, exit_code=ExitCode.RENDER):
 
 
 class SubmissionError(TrtllmHpcError, exit_code=ExitCode.SUBMISSION):
-    """Slurm refused a script, or its commands cannot be run.
-
-    Args:
-        transient: whether the same command may succeed a moment later.
-    """
+    """Slurm refused a script, or its commands cannot be run; ``transient``: it may succeed a moment later."""
 
     def __init__(self, message: str, *, hint: str | None = None, transient: bool = False) -> None:
         super().__init__(message, hint=hint)

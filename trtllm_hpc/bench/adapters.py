@@ -30,11 +30,7 @@ class Adapters:
 
     @classmethod
     def read(cls, workload: Workload, paths: RunPaths) -> Adapters:
-        """Read the adapters of a workload; mostly none.
-
-        Raises:
-            RequestFailed: one cannot be read, or is none.
-        """
+        """Read the adapters of a workload; mostly none. Raises RequestFailed if one cannot be read."""
         task_ids = workload.lora_task_ids
         named = (one.directory or paths.converted_adapter(one.adapter or "") for one in workload.lora)
         folders = dict(zip(task_ids, map(Path, named), strict=True))
@@ -48,14 +44,9 @@ class Adapters:
     def make_known(self, targets: Sequence[Target], example: Request, clock: Clock) -> None:
         """Send each adapter once to each model of each instance: each has a cache of its own.
 
-        Over gRPC, whatever the protocol of the load: Triton takes no FP16 in JSON.
-
-        Args:
-            example: a request of the workload; of its prompt a token at most is used.
-
-        Raises:
-            RequestFailed: a server does not take one.
-            NotReady: no connection to the endpoint.
+        Over gRPC, whatever the protocol of the load: Triton takes no FP16 in JSON. ``example`` is a request
+        of the workload, whose prompt is cut to one token. Raises RequestFailed if a server does not take an
+        adapter; NotReady if there is no connection to the endpoint.
         """
         for target in targets:
             for instance in range(target.endpoint.instances):

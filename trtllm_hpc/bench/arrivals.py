@@ -34,21 +34,14 @@ class Schedule:
 def open_schedule(
     level: OpenLoop, settings: Benchmark, *, repeat: int = 0, requests: Sequence[Request] = ()
 ) -> Schedule:
-    """Return when the requests of an open loop are due.
+    """Return when the requests of an open loop are due; ``requests`` have the times of a trace.
 
-    Warm-up and window each have a whole number of requests and exactly the
-    configured mean rate: drawn gaps are scaled, and a length in seconds is met
-    within half a mean gap. Otherwise the rate would be right only on average
-    over many seeds. A ramp begins with the window.
+    Warm-up and window each have a whole number of requests and exactly the configured mean rate: drawn gaps
+    are scaled, and a length in seconds is met within half a mean gap. Otherwise the rate would be right only
+    on average over many seeds. A ramp begins with the window.
 
-    Each repeat has its own arrivals. Those of another rate differ only by
-    their scale, so that levels differ only by the rate.
-
-    Args:
-        requests: the workload, for the arrivals of a trace.
-
-    Raises:
-        ConfigError: the arrivals are those of a trace, and the workload has no times.
+    Each repeat has its own arrivals. Those of another rate differ only by their scale, so that levels differ
+    only by the rate. Raises ConfigError if a trace is wanted and the workload has no times.
     """
     if level.arrival == "trace":
         return _as_recorded(settings, [request.due_s for request in requests])

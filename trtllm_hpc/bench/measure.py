@@ -218,8 +218,7 @@ class _Run:
     def run(self, move: Callable[[Endpoint], Target]) -> str | None:
         """Run every pass; return a sentence if the measurement ended early.
 
-        Args:
-            move: prepares a server that was away, and returns how requests are sent to it.
+        ``move`` prepares a server that was away, and returns how requests are sent to it.
         """
         self._move = move
         try:
@@ -270,8 +269,7 @@ class _Run:
     def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
         """Run one pass; again, once the server is back, if it was away meanwhile.
 
-        Raises:
-            NotReady: it cannot be reached, and does not come back.
+        Raises NotReady if it cannot be reached, and does not come back.
         """
         for _ in range(MOST_CUTS):
             try:
@@ -288,8 +286,7 @@ class _Run:
     def _run_once(self, level: Level, step: Step, settings: Benchmark, begun_at: Place | None) -> PassOutcome:
         """Run one pass, and put its records into the file: those of one that is cut, as unfinished.
 
-        Args:
-            begun_at: the server now; ``None``: the pass counts whatever happens to it.
+        ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
         """
         with PassFile(self._files.requests, step.level, step.repeat) as file:
             outcome = replace(self._passes, settings=settings).run(level, step, file.add)

@@ -74,8 +74,7 @@ class PerRequest(Metric):
 def distribution(values: Iterable[float]) -> Distribution:
     """Summarise values. Percentiles are interpolated linearly, as ``numpy.percentile`` does.
 
-    Raises:
-        NoValue: there are no values.
+    Raises NoValue if there are no values.
     """
     import numpy as np
 

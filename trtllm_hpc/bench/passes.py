@@ -62,14 +62,10 @@ class Passes:
     slo: Slo | None = None
 
     def run(self, level: Level, step: Step, on_end: Count = lambda ended: None) -> PassOutcome:
-        """Run one pass and check its figures.
+        """Run one pass and check its figures; ``on_end`` is called for each request that has ended.
 
-        Args:
-            on_end: called for each request that has ended; must be quick.
-
-        Raises:
-            NotReady: no connection to the endpoint.
-            ConfigError: the workload's file or its settings yield no requests.
+        Raises NotReady if there is no connection to the endpoint; ConfigError if the workload makes no
+        requests.
         """
 
         def count(ended: Ended) -> None:
@@ -257,9 +253,7 @@ def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, f
 def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
     """Return the number of different requests for a closed loop that ends by time; then they are repeated.
 
-    Args:
-        given: the number of prompts that the user gave; if they are generated, fewer are
-            used, because generating takes long.
+    ``given`` is the number of prompts that the user gave; ``None``: they are generated, which takes long.
     """
     least = level.concurrency * _MIN_REQUESTS_PER_SLOT
     if given is None:
@@ -268,11 +262,7 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
 
 
 def step_of(settings: Benchmark, place: int, level: Level, repeat: int) -> Step:
-    """Describe one pass for those who follow the measurement.
-
-    Args:
-        place: index of the level. In a search, later levels are not known yet.
-    """
+    """Describe one pass of the level at ``place`` for those who follow; of a search not what comes later."""
     if settings.find_max:
         return Step(place, None, level.label, repeat, settings.repeats)
     levels = levels_of(settings)

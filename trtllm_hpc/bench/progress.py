@@ -213,12 +213,9 @@ Show = Callable[[Snapshot], object]
 
 @contextmanager
 def reported(progress: Progress, path: Path | None, show: Show | None = None) -> Iterator[None]:
-    """Write ``progress`` to ``path`` and pass it to ``show`` twice a second, and once more at the end.
+    """Write ``progress`` to ``path``, if any, and show it, twice a second and once more at the end.
 
     A thread does it, because a slow shared file system must not delay the sender.
-
-    Args:
-        path: ``None`` writes nothing.
     """
     if path is None and show is None:
         yield

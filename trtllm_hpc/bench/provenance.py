@@ -93,9 +93,8 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
 def _rank(paths: RunPaths, step: str, rank: int, preflights: list[RankRecord]) -> dict[str, Any]:
     """Return where a rank runs, from its own record, and what the preflight found there.
 
-    Args:
-        preflights: the records of the preflight's tasks, beginning with the one for this rank. Servers that
-            start alone, on nodes of two components, are not always where its tasks of the same number were.
+    ``preflights`` begins with the record of the task for this rank. Servers that start alone, on nodes of two
+    components, are not always where its tasks of the same number were.
     """
     serving = RankRecord.read(paths.rank_record(step, rank))
     preflight = next((one for one in preflights if serving is None or one.host == serving.host), None)

@@ -142,8 +142,7 @@ class Sample:
 def append_records(path: Path, records: Iterable[RequestRecord], *, sync: bool = True) -> None:
     """Append records as JSON lines, with ``first_token_s`` added.
 
-    Args:
-        sync: they are on the disk when this returns; else a killed process loses nothing, but a machine may.
+    Without ``sync`` a killed process loses nothing, but a machine that fails may.
     """
     # Not asdict, which copies deeply: while a pass runs, the sender waits for who writes.
     plain = ({**vars(record), "first_token_s": record.first_token_s} for record in records)

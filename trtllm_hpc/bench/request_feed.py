@@ -26,13 +26,8 @@ class PassRequests:
 class RequestFeed:
     """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
 
-    Given prompts are repeated once all were sent, and each pass sends a trace
-    from its beginning.
-
-    Args:
-        spec: what the workload is made from, for the requests of all passes together where that is known.
-        targets: the models that take turns, usually a single one.
-        weights: of the LoRA adapters, serialised, by their task ids.
+    Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. ``targets``
+    are the models that take turns; ``weights`` those of LoRA adapters, serialised, by task id.
     """
 
     def __init__(
@@ -55,8 +50,7 @@ class RequestFeed:
     def take(self, count: int) -> PassRequests:
         """Return the next ``count`` requests; of a trace the first ones, fewer if it is shorter.
 
-        Raises:
-            ConfigError: the workload's file or its settings make no requests.
+        Raises ConfigError if the workload's file or its settings make no requests.
         """
         first = 0 if self._restarts else self._sent
         last = first + count

@@ -209,8 +209,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
 def read_measurement(path: Path) -> Measurement:
     """Read what :func:`write_measurement` wrote.
 
-    Raises:
-        RunNotFound: the file is missing, or of another version.
+    Raises RunNotFound if the file is missing, or of another version.
     """
     with suppress(ValueError):  # pydantic's ValidationError is one
         plain = read_json(path)

@@ -84,14 +84,10 @@ def find_max(
 ) -> SearchResult:
     """Find the highest rate at which the limits hold.
 
-    From the first rate on, the search doubles while the limits hold, or halves until they
-    do. Then it bisects until the lowest failing rate exceeds the highest that holds by
-    less than ``precision``. It ends early, and says so, at a rate whose passes cannot be
-    used, since nothing can be known above it.
-
-    Args:
-        measure: runs the passes at a rate and judges them, see :func:`outcome_of`.
-        slo: the limits as text, for the result.
+    From the first rate on, the search doubles while the limits hold, or halves until they do. Then it bisects
+    until the lowest failing rate exceeds the highest that holds by less than ``precision``. It ends early,
+    and says so, at a rate whose passes cannot be used, since nothing can be known above it. ``measure`` runs
+    the passes at a rate and judges them, see :func:`outcome_of`.
     """
     low: float | None = None
     high: float | None = None

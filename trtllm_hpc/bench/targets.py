@@ -53,13 +53,9 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
 
 
 def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
-    """Return settings with the protocol that a server without a run speaks.
+    """Return settings with the protocol that a server without a run speaks: ``grpc``, ``http`` or ``openai``.
 
-    Args:
-        spoken: ``grpc``, ``http`` or ``openai``.
-
-    Raises:
-        InvalidRequest: the settings name another one, or LoRA adapters, which need gRPC.
+    Raises InvalidRequest if the settings name another one, or LoRA adapters, which need gRPC.
     """
     protocol = settings.protocol or spoken
     if protocol not in (OPENAI_PROTOCOLS if spoken == "openai" else (spoken,)):

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
     """Return the settings of the job file with those given as options; without a run, these alone.
 
-    Raises:
-        click.UsageError: with every conflict between them, everything without effect, and every length
-            that the engine cannot take, by the option's name.
+    Raises click.UsageError with every conflict between them, everything without effect, and every length that
+    the engine cannot take, by the option's name.
     """
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of

@@ -23,8 +23,7 @@ _PROMPT = "> "
 def talk(target: Target, settings: Settings, run: RunPaths | None) -> None:
     """Ask what is typed, line by line, with all that was said before, until Ctrl-D.
 
-    Raises:
-        RequestFailed: the server does not answer at all, or has no chat.
+    Raises RequestFailed if the server does not answer at all, or has no chat.
     """
     follow = None if run is None else follower_of(run)
     with Client(

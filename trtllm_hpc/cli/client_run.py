@@ -115,11 +115,7 @@ class PromptRecord:
 
 
 class Asking:
-    """One call of the command.
-
-    Args:
-        run: whose server it is; ``None`` for another server.
-    """
+    """One call of the command; ``run`` is ``None`` for a server without a run."""
 
     def __init__(self, target: Target, settings: Settings, run: RunPaths | None) -> None:
         self._target = target
@@ -131,9 +127,8 @@ class Asking:
     def carry_out(self) -> None:
         """Ask everything, and print the answers in the prompts' order.
 
-        Raises:
-            RequestFailed: a prompt was not answered, or protocols differ.
-            KeyboardInterrupt: after Ctrl-C, when all open requests have ended.
+        Raises RequestFailed if a prompt was not answered, or protocols differ; KeyboardInterrupt after
+        Ctrl-C, when all open requests have ended.
         """
         asyncio.run(self._main())
 

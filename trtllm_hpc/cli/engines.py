@@ -67,8 +67,7 @@ def cache_options(command: Command) -> Command:
 def open_cache(folder: Path | None, cluster: str | None) -> Cache:
     """Return the cache that the options name; it need not exist.
 
-    Raises:
-        ConfigError: this user may not read it.
+    Raises ConfigError if this user may not read it.
     """
     from trtllm_hpc.paths import default_runs_folder, engines_folder
     from trtllm_hpc.runtime.engine_cache.cache import Cache

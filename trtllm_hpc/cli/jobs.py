@@ -66,11 +66,7 @@ def show(name: str, as_json: bool) -> None:
 
 
 def shipped_or_refused(name: str, parameter: str) -> Path:
-    """Return the shipped job file of that name.
-
-    Raises:
-        click.BadParameter: there is none.
-    """
+    """Return the shipped job file of that name. Raises click.BadParameter if there is none."""
     from trtllm_hpc.config.files import jobs
 
     file = jobs().get(name)

@@ -61,11 +61,7 @@ def command(job: Path, output: Path | None, force: bool, as_json: bool) -> None:
 
 
 def _migrated(job: Path) -> Migrated:
-    """Read a job file, and rewrite it.
-
-    Raises:
-        ConfigError: it is wrong, or has no engine.
-    """
+    """Read a job file, and rewrite it. Raises ConfigError if it is wrong, or has no engine."""
     from trtllm_hpc.config.files import find_job, read_tree
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.config.validate import validate

@@ -42,12 +42,7 @@ class SubmittedRun:
 def print_submitted(
     run: Run, jobs: Mapping[str, str], lines: Sequence[str], *, as_json: bool, watched: bool
 ) -> None:
-    """Print which jobs were submitted.
-
-    Args:
-        lines: what else is known of the run.
-        watched: the run is followed from here on, so no next command is named.
-    """
+    """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
     if as_json:
         print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
         return

@@ -70,8 +70,7 @@ def refuse_protocol(endpoint: Endpoint, *, is_openai: bool) -> None:
 def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
     """Return a URL as the endpoint of a Triton server with one protocol.
 
-    Raises:
-        InvalidRequest: it is not a URL of these protocols.
+    Raises InvalidRequest if it is not a URL of these protocols.
     """
     try:
         parts = urlsplit(address.url)
@@ -109,14 +108,10 @@ def _system_certificates() -> str:
 async def connect(
     target: Target, model: str | None, protocol: Protocol | None, timeout_s: float
 ) -> tuple[TritonModel | OpenAIModel, bool]:
-    """Return the model of a server, and whether it answers token by token.
+    """Return the model of a server, and whether it answers token by token; ``None`` takes the usual one.
 
-    Args:
-        model: its name; ``None``: the usual one.
-        protocol: for an endpoint, ``None``: the usual one; a URL says it itself.
-
-    Raises:
-        RequestFailed: the server does not answer, has no such model, or none can be chosen.
+    A URL says its protocol itself. Raises RequestFailed if the server does not answer, has no such model, or
+    none can be chosen.
     """
     timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
     if isinstance(target, Endpoint):
@@ -134,9 +129,7 @@ async def connect(
 def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
     """Ask a server what it is; return its protocol, and where its models are asked.
 
-    Raises:
-        InvalidRequest: the URL is none of these protocols.
-        RequestFailed: it does not answer.
+    Raises InvalidRequest if the URL is none of these protocols; RequestFailed if it does not answer.
     """
     protocol, endpoint = parse_url(address)
     if protocol == "grpc":
@@ -161,9 +154,8 @@ def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
     """Return the model that is asked over OpenAI's protocol unless another one is named.
 
-    Raises:
-        InvalidRequest: there is none, or more than one and none that is usual for Triton.
-        RequestFailed: the server does not list its models.
+    Raises InvalidRequest if there is none, or more than one and none that is usual for Triton; RequestFailed
+    if the server does not list its models.
     """
     # The front of a disaggregated run lists none, but its run knows them.
     known = [] if endpoint.is_triton else endpoint.models
@@ -220,8 +212,7 @@ async def _triton(
 def describe_over(endpoint: Endpoint, model: str, protocol: str, timeout_s: float) -> ServedModel:
     """Fetch a model's configuration: over HTTP unless the server is known by its gRPC port alone.
 
-    Raises:
-        RequestFailed: with the server's error message, for example that it has no such model.
+    Raises RequestFailed with the server's error message, for example that it has no such model.
     """
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
         return describe(endpoint, model, timeout_s)

@@ -42,8 +42,7 @@ def channel_options(endpoint: Endpoint) -> list[tuple[str, int | str]]:
 def async_channel(endpoint: Endpoint) -> Any:
     """Return a channel of gRPC for asyncio; Triton's own client for it cannot ask for empty last responses.
 
-    Raises:
-        RequestFailed: the certificate cannot be read.
+    Raises RequestFailed if the certificate cannot be read.
     """
     import grpc  # type: ignore[import-untyped]
 

@@ -62,9 +62,8 @@ class _Way:
 async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
     """Ask every prompt every way.
 
-    Raises:
-        InvalidRequest: fewer than two ways can be asked this, or a prompt is not a text.
-        RequestFailed: it does not answer at all.
+    Raises InvalidRequest if fewer than two ways can be asked this, or a prompt is not a text; RequestFailed
+    if it does not answer at all.
     """
     ways = await _ways(endpoint, timeout_s)
     try:

@@ -39,8 +39,7 @@ def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
 def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
     """Return the names of the models that a server with OpenAI's protocol lists.
 
-    Raises:
-        RequestFailed: it has no such list, or does not answer.
+    Raises RequestFailed if it has no such list, or does not answer.
     """
     url = f"{endpoint.openai_url}/models"
     listed = _call_url(endpoint, url, timeout_s)
@@ -54,8 +53,7 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:
     """GET ``path`` of Triton, or POST ``body`` to it as JSON, and return the JSON answer.
 
-    Raises:
-        RequestFailed: with the server's error message if there is one.
+    Raises RequestFailed with the server's error message if there is one.
     """
     return _call_url(endpoint, f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}", timeout_s, body)
 

@@ -53,8 +53,7 @@ _TEXT_KINDS = ("texts", "numbers")
 def text_inputs(model: ServedModel, request: Request) -> dict[str, Any]:
     """Return the inputs of a request to a model that takes texts, by name, each as ``array`` takes it.
 
-    Raises:
-        InvalidRequest: the model lacks the input of an option or output, or takes no text.
+    Raises InvalidRequest if the model lacks the input of an option or output, or takes no text.
     """
     if not model.takes_text:
         raise InvalidRequest(
@@ -71,11 +70,8 @@ def text_inputs(model: ServedModel, request: Request) -> dict[str, Any]:
 def core_inputs(model: ServedModel, request: Request, prepared: Iterable[str]) -> dict[str, Any]:
     """Return the inputs of a request to a model that takes token ids, without those of its prompt.
 
-    Args:
-        prepared: options that ``preprocessing`` has read.
-
-    Raises:
-        InvalidRequest: the model lacks the input of an option or output.
+    ``prepared`` are options that ``preprocessing`` has read. Raises InvalidRequest if the model lacks the
+    input of an option or output.
     """
     left = {name: value for name, value in request.options.items() if name not in set(prepared)}
     for name in left:
@@ -123,14 +119,10 @@ def _input_of(model: ServedModel, name: str) -> str:
 
 
 def tensors(model: ServedModel, inputs: Mapping[str, Any], count: int) -> Tensors:
-    """Return inputs as tensors of the types that the model's configuration gives.
+    """Return inputs, the same for ``count`` prompts, as tensors of the types in the model's configuration.
 
-    Args:
-        inputs: each a text, number, truth value, list of these, or an array without the batch's dimension.
-        count: prompts of the batch; each gets the same.
-
-    Raises:
-        InvalidRequest: a value does not fit into its type.
+    Each is a text, number, truth value, list of these, or an array without the batch's dimension. Raises
+    InvalidRequest if a value does not fit into its type.
     """
     return {name: _tensor(model, name, value, count) for name, value in inputs.items()}
 
@@ -144,8 +136,7 @@ def texts_tensor(model: ServedModel, texts: Sequence[str]) -> NDArray[Any]:
 def prompt_tensors(model: ServedModel, prompts: Sequence[Sequence[int]]) -> Tensors:
     """Return the prompts of a batch as ``input_ids``, shorter ones filled up, and ``input_lengths``.
 
-    Raises:
-        InvalidRequest: a prompt is empty, or an id does not fit.
+    Raises InvalidRequest if a prompt is empty, or an id does not fit.
     """
     longest = max(map(len, prompts))
     kind = _TYPES.get(model.inputs.get("input_ids", ""), np.int32)

@@ -79,14 +79,10 @@ def is_unknown_adapter(error: str) -> bool:
 
 
 def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
-    """Read an adapter.
+    """Read an adapter; without ``task_id`` its number follows from the adapter.
 
-    Args:
-        task_id: its number; ``None``: one that follows from the adapter. A server that knows a number does
-            not look at the weights that come with it, so another adapter must not have the same.
-
-    Raises:
-        RequestFailed: the folder lacks a file, or a file holds something else than an adapter.
+    A server that knows a number does not look at the weights that come with it, so another adapter must not
+    have the same. Raises RequestFailed if the folder lacks a file, or a file holds something else.
     """
     if task_id is not None and not 0 <= task_id <= MAX_TASK_ID:
         raise RequestFailed(

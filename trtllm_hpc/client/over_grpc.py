@@ -69,8 +69,7 @@ class Call:
     async def responses(self) -> AsyncGenerator[Outputs]:
         """Send the request and yield its responses; left before the last one, it is ended on the server.
 
-        Raises:
-            RequestFailed: with the server's error message.
+        Raises RequestFailed with the server's error message.
         """
         from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 
@@ -188,8 +187,7 @@ class GrpcServer:
     async def infer(self, model: ServedModel, tensors: Tensors, request: Request) -> Outputs:
         """Return the one answer of a model such as ``preprocessing``.
 
-        Raises:
-            RequestFailed: with the server's error message.
+        Raises RequestFailed with the server's error message.
         """
         last: Outputs = {}
         async with aclosing(Call(self, model, tensors, request).responses()) as responses:
@@ -224,8 +222,7 @@ def _is_last(response: Any) -> bool:
 def _outputs(response: Any) -> Outputs:
     """Return the tensors of a response.
 
-    Raises:
-        RequestFailed: their bytes do not have the shapes that they claim.
+    Raises RequestFailed if their bytes do not have the shapes that they claim.
     """
     from tritonclient.grpc import InferResult
 

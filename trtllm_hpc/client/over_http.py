@@ -45,8 +45,7 @@ class HttpServer:
     ) -> AsyncGenerator[Outputs]:
         """Yield the responses to a request; a connection that is left is closed.
 
-        Raises:
-            RequestFailed: with the server's error message.
+        Raises RequestFailed with the server's error message.
         """
         import aiohttp
 

@@ -84,11 +84,7 @@ class OpenAIModel:
                     yield _outputs(_text(choice), prompt, sequence)
 
     def _body(self, request: Request) -> dict[str, Any]:
-        """Return the request's body.
-
-        Raises:
-            InvalidRequest: the protocol has no key for an option.
-        """
+        """Return the request's body. Raises InvalidRequest if the protocol has no key for an option."""
         if request.logits or request.adapter is not None:
             raise InvalidRequest("OpenAI's protocol has neither logits nor LoRA adapters by their weights.")
         if request.messages and request.options.get("log_probs"):

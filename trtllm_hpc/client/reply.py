@@ -92,8 +92,7 @@ class Reply:
     ) -> tuple[Answer, ...]:
         """Take in all responses, pass on the first text as it comes, and return the answer to each prompt.
 
-        Raises:
-            RequestFailed: there is no answer to a prompt, or logits are missing.
+        Raises RequestFailed if there is no answer to a prompt, or logits are missing.
         """
         first_s: float | None = None
         async with aclosing(responses):
@@ -111,8 +110,7 @@ class Reply:
     def add(self, outputs: Outputs) -> str:
         """Take in a response, and return what is new in the first text.
 
-        Raises:
-            RequestFailed: its tensors are not those of such a model.
+        Raises RequestFailed if its tensors are not those of such a model.
         """
         is_counted = False
         for prompt, row in self._rows(outputs):

@@ -78,8 +78,7 @@ class ServedModel:
 def describe(endpoint: Endpoint, model: str, timeout_s: float) -> ServedModel:
     """Fetch a model's configuration from the server.
 
-    Raises:
-        RequestFailed: with the server's error message, for example that it has no such model.
+    Raises RequestFailed with the server's error message, for example that it has no such model.
     """
     return served_model(model, call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s))
 

@@ -67,8 +67,7 @@ class Tokenizer:
 class TritonModel:
     """A served model over one connection, for any number of requests at once.
 
-    Args:
-        tokenizer: for texts to a model that takes ids; ``None`` if it is not served.
+    A model that takes ids is asked texts by ``tokenizer``; ``None`` if it is not served.
     """
 
     def __init__(
@@ -93,12 +92,8 @@ class TritonModel:
     ) -> tuple[Answer, ...]:
         """Send a request, with the weights of its adapter if the server has not got them yet.
 
-        Args:
-            on_text: called with each part of the first text as it comes.
-            ended: ends the answers early, once set.
-
-        Raises:
-            RequestFailed: with the server's error message.
+        ``on_text`` is called with each part of the first text as it comes; ``ended`` ends the answers early,
+        once set. Raises RequestFailed with the server's error message.
         """
         adapter = request.adapter
         if adapter is None:
@@ -135,8 +130,7 @@ class TritonModel:
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
         """Yield the reply each time that a response has come; leaving it ends the request on the server.
 
-        Raises:
-            RequestFailed: with the server's error message.
+        Raises RequestFailed with the server's error message.
         """
         reply = Reply(self.model, request, self.server.protocol)
         async with aclosing(self._responses(request, None, Course())) as responses:
@@ -175,8 +169,7 @@ class TritonModel:
     def _body(self, request: Request) -> dict[str, Any]:
         """Return what ``generate`` is sent, whose JSON has no shapes: one prompt, and lists at most.
 
-        Raises:
-            InvalidRequest: it cannot be said so, or a number does not fit: Triton would cut it.
+        Raises InvalidRequest if it cannot be said so, or a number does not fit: Triton would cut it.
         """
         if len(request.prompts) != 1:
             raise InvalidRequest("A batch goes over gRPC only.", hint="leave out --protocol http")
@@ -271,14 +264,7 @@ class TritonModel:
 
 
 def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, whole: bool) -> Request:
-    """Return a request that names its adapter.
-
-    Args:
-        whole: whether to send its weights, too.
-
-    Raises:
-        InvalidRequest: the model takes none.
-    """
+    """Return a request that names its adapter, with ``whole`` its weights, too; raises InvalidRequest."""
     inputs: dict[str, Any] = {}
     if TASK_ID_INPUT in model.inputs:
         inputs = {TASK_ID_INPUT: adapter.task_id}

@@ -27,14 +27,9 @@ def wait_for_endpoint(
 ) -> Endpoint:
     """Return the endpoint of a run, once it is published and answers as ready.
 
-    Args:
-        timeout_s: 0 does not wait, but for the moment that the door takes to see a server that is ready.
-        on_wait: called before each pause with the seconds waited so far.
-
-    Raises:
-        BuildFailed, StartFailed, RunCancelled: the build has failed, or the serve stage
-            has ended, so there will be no endpoint.
-        NotReady: no ready endpoint within ``timeout_s``.
+    A ``timeout_s`` of 0 waits only for the moment that the door takes to see a server that is ready.
+    ``on_wait`` is called before each pause with the seconds waited so far. Raises BuildFailed, StartFailed or
+    RunCancelled if there will be no endpoint; NotReady after ``timeout_s``.
     """
     started = time.monotonic()
     pause_s = _FIRST_PAUSE_S

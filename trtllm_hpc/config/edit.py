@@ -30,11 +30,7 @@ class _Pair:
 
 
 class EditedText:
-    """A YAML text of mappings, with keys taken out, replaced and added.
-
-    Args:
-        text: a mapping; valid YAML without aliases.
-    """
+    """A YAML text of mappings, valid and without aliases, with keys taken out, replaced and added."""
 
     def __init__(self, text: str) -> None:
         self.text = text if text.endswith("\n") else f"{text}\n"

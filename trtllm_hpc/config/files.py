@@ -84,14 +84,7 @@ def find_job(job_file: Path) -> Path:
 
 
 def read_tree(path: Path, what: str) -> tuple[Node | None, list[Diagnostic]]:
-    """Read and parse one file.
-
-    Args:
-        what: the kind of file for the messages, e.g. ``job file``.
-
-    Returns:
-        As ``tree.parse``; the root is a mapping.
-    """
+    """Read and parse one file, as ``tree.parse``; the root is a mapping. Messages call it ``what``."""
     # Not Path.absolute(), which keeps '..' in messages and in the paths derived from this one.
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     source = Source(str(path), folder=folder)
@@ -162,18 +155,13 @@ def _read_bytes(path: Path) -> bytes:
 def read_spec(path: Path) -> JobFile:
     """Read the job file in a run folder.
 
-    Raises:
-        ConfigError: it cannot be read, or another version of this package wrote it.
+    Raises ConfigError if it cannot be read, or another version of this package wrote it.
     """
     return _read_whole(JobFile, path, "job file of the run")
 
 
 def read_cluster(path: Path) -> ClusterProfile:
-    """Read the cluster profile in a run folder.
-
-    Raises:
-        ConfigError: as :func:`read_spec`.
-    """
+    """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
     return _read_whole(ClusterProfile, path, "cluster profile of the run")
 
 

@@ -18,15 +18,9 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 def path_errors(
     job: JobFile | None, cluster: ClusterProfile, options: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """Turn an OSError about a path in the files into a ConfigError about its key.
+    """Turn an OSError about a path that a key or one of ``options`` (``--runs``) names into a ConfigError.
 
     Paths are not tried beforehand, since the compute nodes may see what a login node does not.
-
-    Args:
-        options: paths from the command line, by option, e.g. ``--runs``.
-
-    Raises:
-        ConfigError: a key or an option names the path. Any other OSError is raised as it is.
     """
     try:
         yield

@@ -122,11 +122,7 @@ class Node:
         return replace(found, file=node.source.file, field=node.source.prefix + found.field, line=node.line)
 
     def _at_field(self, field: str, path: Path = ()) -> Node:
-        """Return the value that a dotted field names, or the innermost section that should contain it.
-
-        Args:
-            path: of this node, from the node at which ``field`` starts.
-        """
+        """Return the value that a dotted field names, or the innermost section that should contain it."""
         parts = range(len(self.value)) if isinstance(self.value, list) else self.value
         for part in parts if isinstance(parts, (dict, range)) else ():
             inner = (*path, part)

@@ -154,11 +154,8 @@ def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:
 def verify(entry: Entry, progress: Callable[[str], None] = lambda name: None) -> list[str]:
     """Read a finished output completely and compare it with its manifest; returns what is wrong.
 
-    Faults are noted in the entry, so that no run takes a damaged output for the engine it needs.
-    An entry without an output has no faults.
-
-    Args:
-        progress: called with each file's name before it is read.
+    Faults are noted in the entry, so that no run takes a damaged output for the engine it needs. An entry
+    without an output has no faults. ``progress`` is called with each file's name before it is read.
     """
     try:
         found = entry.faults()

@@ -86,11 +86,7 @@ class Completions(_Chunks):
         self._offsets: dict[int, int] = {}
 
     def whole(self, answers: Sequence[Answer], used: CompletionUsage) -> Completion:
-        """Return the whole answer.
-
-        Args:
-            answers: those to the first prompt, then to the second..., with their prompts if asked for.
-        """
+        """Return the whole answer: the answers to the first prompt, then to the second, and so on."""
         choices = [
             self._choice(index, each.text, each.ids, each.log_probs, each.finish)
             for index, each in enumerate(answers)

@@ -107,11 +107,7 @@ class _Routes:
         shape: Completions | Chats,
         texts: list[str],
     ) -> Response:
-        """Answer all prompts, whole or as a stream.
-
-        Args:
-            texts: what each answer begins with.
-        """
+        """Answer all prompts, whole or as a stream; ``texts`` are what each answer begins with."""
         generation = await _unless_gone(request, self._service.generation(asked))
         if asked.stream:
             events = _events(asked, prompts, shape, texts, generation)
@@ -179,11 +175,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
-    """Await something; cancel it at once when the client goes away.
-
-    Raises:
-        _ClientGone: it has.
-    """
+    """Await something; cancel it at once when the client goes away. Raises _ClientGone if it has."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(request.receive))
     try:

@@ -66,13 +66,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool, arguments: Mapping[str, Any]
     ) -> str:
-        """Return the prompt of a chat, with its special tokens.
+        """Return the prompt of a chat, with its special tokens; ``arguments`` are further variables.
 
-        Args:
-            arguments: further variables of the template, e.g. ``enable_thinking``.
-
-        Raises:
-            ApiError: the model has no template, or the template refuses the chat.
+        Raises ApiError if the model has no template, or the template refuses the chat.
         """
         variables = {**self._tokenizer.special_tokens, "tools": None, "documents": None, **arguments}
         try:

@@ -27,13 +27,7 @@ upstream's backend calls both kinds INTERNAL."""
 
 
 class ApiError(Exception):
-    """A request that gets an error for an answer.
-
-    Args:
-        status: of HTTP.
-        param: the key of the request that is wrong.
-        code: OpenAI's short name, if it has one for this.
-    """
+    """An error for an answer; ``param`` is the key that is wrong, ``code`` OpenAI's short name, if any."""
 
     def __init__(
         self, message: str, status: int = 400, *, param: str | None = None, code: str | None = None

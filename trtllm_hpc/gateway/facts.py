@@ -30,8 +30,7 @@ class Facts:
 def facts_of(run: RunPaths) -> Facts:
     """Return the facts of a run, whose engine exists.
 
-    Raises:
-        ConfigError: its ``spec.yaml`` cannot be read.
+    Raises ConfigError if its ``spec.yaml`` cannot be read.
     """
     job = read_spec(run.spec)
     folder = _engine_folder(run, job)

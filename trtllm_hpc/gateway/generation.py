@@ -73,8 +73,7 @@ class Prompt:
 class Generation:
     """Answers the prompts of one request.
 
-    Raises:
-        ApiError: the served model lacks what the request asks for.
+    Raises ApiError if the served model lacks what the request asks for.
     """
 
     def __init__(
@@ -91,8 +90,7 @@ class Generation:
     async def parts(self, prompt: Prompt, choice: int) -> AsyncGenerator[Part]:
         """Yield one answer as it comes; closing the generator ends it on the server.
 
-        Raises:
-            RequestFailed: see ``AsyncClient.generate``.
+        Raises RequestFailed; see ``AsyncClient.generate``.
         """
         ids, log_probs = 0, 0
         text = TextStream(self._tokenizer, self._request.stop, skip_special_tokens=self.skips_special_tokens)
@@ -115,11 +113,7 @@ class Generation:
         yield Part(rest, finish="stop" if text.is_stopped else self._finish(prompt, last))
 
     async def answers(self, prompt: Prompt) -> list[Answer]:
-        """Return the answers to a prompt.
-
-        Raises:
-            RequestFailed: see ``AsyncClient.generate``.
-        """
+        """Return the answers to a prompt. Raises RequestFailed; see ``AsyncClient.generate``."""
         if self._request.beam_width > 1:
             return (await self._whole(prompt, 0))[: self._request.n]
         return await together([self._answer(prompt, choice) for choice in range(self._request.n)])

@@ -100,11 +100,7 @@ class GenerationRequest(_Body):
         raise NotImplementedError
 
     def check(self) -> None:
-        """Refuse keys that contradict each other.
-
-        Raises:
-            ApiError: naming one of them.
-        """
+        """Refuse keys that contradict each other. Raises ApiError naming one of them."""
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options goes with stream: true.", param="stream_options")
         if self.beam_width == 1:
@@ -224,11 +220,7 @@ Kind = TypeVar("Kind", bound=GenerationRequest)
 
 
 def parse(kind: type[Kind], body: bytes) -> Kind:
-    """Return a request.
-
-    Raises:
-        ApiError: naming the key that is wrong.
-    """
+    """Return a request. Raises ApiError naming the key that is wrong."""
     try:
         given = json.loads(body)
     except ValueError as error:

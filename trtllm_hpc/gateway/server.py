@@ -59,11 +59,7 @@ def serve(sockets: list[socket.socket], target: Target, facts: Facts) -> None:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """Return the listening socket of an open file descriptor.
-
-    Raises:
-        StartFailed: it is none.
-    """
+    """Return the listening socket of an open file descriptor. Raises StartFailed if it is none."""
     try:
         found = socket.socket(fileno=descriptor)
         is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
@@ -75,11 +71,7 @@ def inherited(descriptor: int) -> socket.socket:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address.
-
-    Raises:
-        StartFailed: it cannot.
-    """
+    """Return a socket that listens on an address. Raises StartFailed if it cannot."""
     try:
         made = socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
@@ -95,8 +87,7 @@ def listen(host: str, port: int) -> socket.socket:
 def listening(path: Path) -> Iterator[socket.socket]:
     """Yield a Unix socket that only this user may connect to, and remove it at the end.
 
-    Raises:
-        StartFailed: it cannot be made; a file with this name is left alone.
+    Raises StartFailed if it cannot be made; a file with this name is left alone.
     """
     made = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)

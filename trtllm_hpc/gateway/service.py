@@ -22,11 +22,7 @@ _READY_TIMEOUT_S = 5.0
 
 
 class Service:
-    """One served model.
-
-    Args:
-        target: where Triton is.
-    """
+    """One served model of Triton at ``target``."""
 
     def __init__(self, target: Target, facts: Facts) -> None:
         self.facts = facts
@@ -51,19 +47,14 @@ class Service:
     async def generation(self, request: GenerationRequest) -> Generation:
         """Return what answers the prompts of a request.
 
-        Raises:
-            ApiError: no model is called so, or it lacks what the request asks for.
-            RequestFailed: Triton is not there.
+        Raises ApiError if no model is called so, or it lacks what the request asks for; RequestFailed if
+        Triton is not there.
         """
         client = await self._opened()
         return Generation(client, self.tokenizer, self.facts, request)
 
     def check_model(self, name: str) -> None:
-        """Refuse another model's name.
-
-        Raises:
-            ApiError: with the status 404.
-        """
+        """Refuse another model's name. Raises ApiError with the status 404."""
         if name != self.facts.name:
             raise ApiError(
                 f"The model {name!r} does not exist. This server has {self.facts.name!r}.",
@@ -75,8 +66,7 @@ class Service:
     def prompts(self, request: CompletionRequest | ChatRequest) -> list[Prompt]:
         """Return the prompts of a request as token ids; long ones take a while, so call it in a thread.
 
-        Raises:
-            ApiError: the chat has no template, or a prompt leaves no room for the answer.
+        Raises ApiError if the chat has no template, or a prompt leaves no room for the answer.
         """
         if isinstance(request, ChatRequest):
             key, asked = "messages", request.max_completion_tokens or request.max_tokens

@@ -113,15 +113,11 @@ class ModelTokenizer:
 
 
 class TextStream:
-    """The text of an answer as its tokens come, without the text to stop at.
+    """The text of an answer as its tokens come; it ends before the first of ``stops``.
 
-    A letter whose bytes are in several tokens is held back until it is whole,
-    and so is text that may become one of the texts to stop at. All parts
-    together are the text of all tokens together, unless these hold bytes that
-    are no letter: some tokenizers decode those by what follows.
-
-    Args:
-        stops: the answer ends before the first of these.
+    A letter whose bytes are in several tokens is held back until it is whole, and so is text that may become
+    one of the texts to stop at. All parts together are the text of all tokens together, unless these hold
+    bytes that are no letter: some tokenizers decode those by what follows.
     """
 
     def __init__(self, tokenizer: ModelTokenizer, stops: Sequence[str], *, skip_special_tokens: bool) -> None:

@@ -56,11 +56,8 @@ def _required(items: Any) -> set[str]:
 def anchor_of(pattern: str, shortest: int = 4) -> str:
     """Return the longest text that the first line of every match of a pattern contains.
 
-    Of the pattern only what stands outside of groups and character classes is used.
-
-    Raises:
-        ValueError: the pattern has no such text of at least ``shortest`` characters, or
-            alternatives outside of a group.
+    Of the pattern only what stands outside of groups and character classes is used. Raises ValueError if the
+    pattern has no such text of at least ``shortest`` characters, or alternatives outside of a group.
     """
     best = run = ""
     depth = 0

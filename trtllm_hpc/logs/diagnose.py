@@ -94,11 +94,9 @@ def stage_logs(
 ) -> list[LogFile]:
     """Return the logs of a stage in the order in which they explain a failure.
 
-    The log of the rank that died first, then those of ranks that failed by themselves, of the other
-    ranks, and of the batch script, which only tells that a rank has failed.
-
-    Args:
-        servers: the logs of the step ``serve``, if the caller has listed them.
+    The log of the rank that died first, then those of ranks that failed by themselves, of the other ranks,
+    and of the batch script, which only tells that a rank has failed. ``servers`` are the logs of ``serve``,
+    if known.
     """
     logs = [
         log

@@ -59,9 +59,8 @@ def log_facts(path: Path) -> LogFacts:
 def logs_facts(paths: Sequence[Path], *, whole: bool = True) -> list[LogFacts]:
     """Return what each log tells; nothing for one that cannot be read.
 
-    Args:
-        whole: read all of a log longer than 36 MiB; else only its first 32 MiB and its last 4 MiB are
-            searched for an error, and nothing for causes.
+    Unless ``whole``, only the first 32 MiB and the last 4 MiB of a log above 36 MiB are searched for an
+    error, and nothing for causes.
     """
     if len(_known) > _MOST_KNOWN:
         _known.clear()

@@ -122,9 +122,7 @@ def followed_lines(
 ) -> Iterator[tuple[LogFile, list[str]]]:
     """Yield selected lines of several logs as they are written, until every writer has ended.
 
-    Args:
-        list_selected: returns the logs to follow; called again and again, since ranks
-            appear and end.
+    The logs are listed again and again, since ranks appear and end.
     """
     growing: dict[str, GrowingLog] = {}
     while True:

@@ -24,12 +24,9 @@ def uncoloured(raw: bytes) -> bytes:
 
 
 def blocks_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the lines from the file's position on in blocks of about 64 KiB.
+    """Yield about ``limit_bytes`` of lines from the file's position on in blocks of about 64 KiB.
 
     A line is cut only where it alone is longer than a block.
-
-    Args:
-        limit_bytes: about so many bytes are read.
     """
     pending, read = b"", 0
     while limit_bytes is None or read < limit_bytes:

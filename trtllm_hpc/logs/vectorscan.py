@@ -12,8 +12,7 @@ from collections.abc import Sequence
 class Vectorscan:
     """Finds in which lines of a block texts are; one that begins with a line end is at a line's start.
 
-    Raises:
-        ImportError: the package is not installed, or does not work on this machine.
+    Raises ImportError if the package is not installed, or does not work on this machine.
     """
 
     def __init__(self, texts: Sequence[bytes]) -> None:

@@ -203,8 +203,7 @@ class _Steps:
     def _script(self, file: str) -> tuple[Argument, ...]:
         """How a program of upstream's examples is started.
 
-        Raises:
-            RenderError: the folder of the examples is not known.
+        Raises RenderError if the folder of the examples is not known.
         """
         examples = self.facts.examples_folder
         if examples is None:

@@ -10,13 +10,10 @@ from trtllm_hpc.config.job import JobFile
 
 
 def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tuple[str, ...]:
-    """Return mounts as ``source:target[:flags]``: our own folders, the job file's, and the profile's.
+    """Return mounts as ``source:target[:flags]``: our ``own`` folders, the job file's, and the profile's.
 
-    A path of the job file below a mount of the profile is a path inside the container and gets no
-    mount of its own.
-
-    Args:
-        own: folders that the toolkit writes to.
+    A path of the job file below a mount of the profile is a path inside the container and gets no mount of
+    its own.
     """
     given = cluster.container.mounts
     covered = [*own, *(target_of(mount) for mount in given)]

@@ -83,9 +83,7 @@ class _Recipes:
     def disaggregated(self, phases: Disaggregated, first: str, second: str) -> tuple[ModelRecipe, ...]:
         """``context`` and ``generation``, and what takes a request through both.
 
-        Args:
-            first: the context's engine, unless it names its own.
-            second: the generation's.
+        ``first`` and ``second`` are the engines of the two, unless they name their own.
         """
         context, generation = phases.context.instances, phases.generation.instances
         # Rank 0 orchestrates; then come the context's ranks, then the generation's.

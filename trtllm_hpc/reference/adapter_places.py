@@ -48,9 +48,8 @@ Sizes = Mapping[Key, Size]
 def check(lora: LoraRequest, sizes: Sizes) -> None:
     """Refuse an adapter that does not fit the model.
 
-    Raises:
-        RequestFailed: it names a module or layer that the model lacks, names
-            one twice, or has too few values or some that are not finite.
+    Raises RequestFailed if it names a module or layer that the model lacks, names one twice, or has too few
+    values or some that are not finite.
     """
     assert lora.weights is not None and lora.config is not None
     seen: set[Key] = set()
@@ -92,15 +91,11 @@ def changed_layers(key: Key) -> list[Key]:
 
 
 class AdapterPlaces:
-    """The leader's table of adapters: gives each a place.
+    """The leader's table of adapters: gives each a place. An engine without LoRA has no ``sizes``.
 
-    As in TensorRT-LLM the first request with an adapter sends its weights, and
-    later ones only its number; weights for a known number are ignored. A new
-    adapter replaces the least recently requested one, but none that a waiting
-    or running request uses.
-
-    Args:
-        sizes: of the layers that adapters can change; empty for an engine without LoRA.
+    As in TensorRT-LLM the first request with an adapter sends its weights, and later ones only its number;
+    weights for a known number are ignored. A new adapter replaces the least recently requested one, but none
+    that a waiting or running request uses.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -113,9 +108,8 @@ class AdapterPlaces:
     def hold(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """Reserve the adapters of requests, all or none, until each is dropped; return them without weights.
 
-        Raises:
-            RequestFailed: an adapter is unknown and was not sent, does not fit
-                the model, or all places are in use.
+        Raises RequestFailed if an adapter is unknown and was not sent, does not fit the model, or all places
+        are in use.
         """
         held: list[GenerationRequest] = []
         try:

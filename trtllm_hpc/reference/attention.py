@@ -33,11 +33,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """torch's attention; [batch, heads, tokens, head size] in, [batch, tokens, heads, head size] out.
 
-    Without a mask the queries are the newest tokens of their sequences: a
-    single one sees all keys, several see the keys up to their own.
-
-    Raises:
-        StartFailed: the model needs another kind of attention.
+    Without a mask the queries are the newest tokens of their sequences: a single one sees all keys, several
+    see the keys up to their own. Raises StartFailed if the model needs another kind of attention.
     """
     for name, value_given in (("softcap", softcap), ("s_aux", s_aux), ("position_bias", position_bias)):
         if value_given is not None:

@@ -208,12 +208,9 @@ class Record(StoppingCriteria):  # type: ignore[misc]
     def result(self, sequences: torch.Tensor, parents: torch.Tensor) -> Progress:
         """The only answer to the request, the best beam first; a beam without a sequence is empty.
 
-        Tokens end with the end token or stop word, and the logits of a shorter
-        beam with zeros.
-
-        Args:
-            sequences: [beams, tokens] new tokens, padded.
-            parents: [beams, tokens], beam of the pass that each token continued; -1 for padding.
+        ``sequences`` are the padded new tokens, [beams, tokens], and ``parents`` the beam of the pass that
+        each continued, -1 for padding. Tokens end with the end token or stop word, and the logits of a
+        shorter beam with zeros.
         """
         passes = torch.arange(sequences.shape[1], device=sequences.device)
         candidates = torch.stack(self._tokens)[passes]

@@ -65,10 +65,8 @@ class BuildSettings:
 def build(settings: BuildSettings, output: Path, progress: Progress) -> None:
     """Build the engine at ``output`` unless one with the same settings is there.
 
-    The folder is made beside ``output`` and renamed when it is complete.
-
-    Raises:
-        BuildFailed: the model cannot be read or cannot be split over the ranks.
+    The folder is made beside ``output`` and renamed when it is complete. Raises BuildFailed if the model
+    cannot be read or cannot be split over the ranks.
     """
     if _is_built(settings, output):
         progress(STEPS, f"nothing to do: {output} is already built with these settings")

@@ -186,12 +186,8 @@ class _Unsent:
 class Delivery:
     """Submits requests to the engine, sends the answers, and checks for disconnected clients.
 
-    Args:
-        engine: the one that answers.
-        triton: the module ``triton_python_backend_utils``, which exists only inside Triton.
-        cancellation_check_s: seconds between two checks.
-        observe: called with the lengths of each finished sequence, before its last response is sent.
-        make_answer: makes the answer to a part.
+    ``triton`` is the module ``triton_python_backend_utils``, which exists only inside Triton; ``observe`` is
+    called with the lengths of each finished sequence, before its last response is sent.
     """
 
     def __init__(

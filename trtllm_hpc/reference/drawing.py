@@ -74,12 +74,8 @@ def bounded(
 ) -> torch.Tensor:
     """Draw among each row's ``top_k`` likeliest tokens, limited further by ``top_p``.
 
-    Args:
-        scores: float32 [rows, vocabulary].
-        draws: float64 [rows], in [0, 1).
-        top_k: int64 [rows], from 1 to ``largest_k``.
-        top_p: float32 [rows], in (0, 1].
-        largest_k: number of tokens to consider in every row.
+    ``scores`` are float32 [rows, vocabulary], ``draws`` float64 [rows] in [0, 1), ``top_k`` int64 [rows] from
+    1 to ``largest_k``, and ``top_p`` float32 [rows] in (0, 1].
     """
     weights = _weights(scores)
     values = weights.topk(min(largest_k, weights.shape[1]), dim=1).values

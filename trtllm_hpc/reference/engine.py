@@ -93,9 +93,8 @@ def _on_host(logits: torch.Tensor) -> Logits:
 def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     """Load this rank's part and prepare it for the first request. Collective.
 
-    Raises:
-        StartFailed: there is no engine, it is for another number of ranks, or
-            there is no memory for its KV cache.
+    Raises StartFailed if there is no engine, it is for another number of ranks, or there is no memory for its
+    KV cache.
     """
     world.connect()
     info = EngineInfo.read(folder)

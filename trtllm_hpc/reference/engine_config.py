@@ -82,8 +82,7 @@ class EngineInfo:
     def read(cls, engine: EngineFolder) -> EngineInfo:
         """Read ``config.json``.
 
-        Raises:
-            StartFailed: it is not there, or is not the configuration of an engine.
+        Raises StartFailed if it is not there, or is not the configuration of an engine.
         """
         try:
             record = read_json(engine.config)
@@ -128,8 +127,7 @@ class ServeSettings:
     def from_parameters(cls, parameters: Mapping[str, str]) -> ServeSettings:
         """Read the parameters of ``config.pbtxt``; an empty or missing one has its default.
 
-        Raises:
-            StartFailed: a value is not a number or out of range.
+        Raises StartFailed if a value is not a number or out of range.
         """
         given = {field.name: parameters.get(field.name, "").strip() for field in fields(cls)}
         numbers: dict[str, Any] = {name: _number(name, text) for name, text in given.items() if text}

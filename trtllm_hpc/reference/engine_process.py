@@ -140,11 +140,7 @@ class Ended:
 
 
 class EngineClient:
-    """A connection to an engine's process.
-
-    Raises:
-        StartFailed: the engine could not be loaded.
-    """
+    """A connection to an engine's process. Raises StartFailed if the engine could not be loaded."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -165,10 +161,9 @@ class EngineClient:
     ) -> None:
         """Pass on reports from now on, in a thread of their own.
 
-        Args:
-            hear: called with what was generated, after each step.
-            lost: called with a sentence if the engine fails, or its process ends.
-            observe: called with the lengths of each sequence that ended for another model.
+        ``hear`` is called with what was generated, after each step; ``lost`` with a sentence if the engine
+        fails, or its process ends; ``observe`` with the lengths of each sequence that ended for another
+        model.
         """
 
         def read() -> None:
@@ -234,11 +229,7 @@ class EngineClient:
 
 
 class EngineProcess(EngineClient):
-    """An engine's process, which ends with this one.
-
-    Raises:
-        StartFailed: the engine could not be loaded.
-    """
+    """An engine's process, which ends with this one. Raises StartFailed if the engine could not be loaded."""
 
     def __init__(self, start: Start) -> None:
         ours, theirs = socket.socketpair()
@@ -285,10 +276,8 @@ def _environment() -> dict[str, str]:
 
 
 def address(server: int) -> str:
-    """The name of the socket on which the engine of a Triton server listens: Linux's abstract names, unix(7).
-
-    Args:
-        server: process id of the server, the parent of its models' processes.
+    """The socket on which the engine of a Triton server, by process id, listens: Linux's abstract names,
+    unix(7).
     """
     # Containers may share a network, where the names are, and count processes by themselves.
     namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -296,11 +285,7 @@ def address(server: int) -> str:
 
 
 def connect() -> EngineClient:
-    """Connect to the engine of this process's server.
-
-    Raises:
-        EngineLost: there is none.
-    """
+    """Connect to the engine of this process's server. Raises EngineLost if there is none."""
     ours = socket.socket(socket.AF_UNIX)
     try:
         ours.connect(address(os.getppid()))

@@ -202,13 +202,7 @@ def loader(folder: EngineFolder) -> Loader:
 
 
 def serve(connection: Connection, start: Start, load: Loader) -> None:
-    """Load the engine and serve until its owner says stop.
-
-    Args:
-        connection: to the model's process that started the engine, its owner.
-        start: the owner's first message.
-        load: loads the engine of that message.
-    """
+    """Load the engine that the owner's first message names, and serve until the owner says stop."""
     owner = Client(connection)
     try:
         engine = load(EngineFolder(start.folder), start.settings, start.world)

@@ -50,11 +50,7 @@ class Outcome:
 
 
 class Executor:
-    """One rank's model, its KV cache and the block tables of the running sequences.
-
-    Args:
-        adapters: attached to the model; ``None`` for an engine without LoRA.
-    """
+    """One rank's model, its KV cache and the block tables of the running sequences; perhaps LoRA adapters."""
 
     def __init__(
         self,
@@ -142,9 +138,7 @@ class Executor:
     def warm_up(self, *, has_kernels: bool) -> None:
         """Prepare what the first requests would otherwise wait for. Collective.
 
-        Args:
-            has_kernels: whether all ranks can compile fused kernels. If one cannot, all must leave them
-                out: they must stay in step.
+        If one rank cannot compile fused kernels, all must leave them out: they must stay in step.
         """
         if has_kernels:
             fuse(self._model)

@@ -159,13 +159,7 @@ class DecodeGraphs(_Graphs):
 
 
 class PromptGraphs(_Graphs):
-    """Passes over a part of one prompt: the first token of a lone request comes after a few decode steps.
-
-    Args:
-        prompt_pass: the pass.
-        most_tokens: of a part.
-        most_blocks: that a sequence has.
-    """
+    """Passes over a part of one prompt: the first token of a lone request comes after a few decode steps."""
 
     def __init__(
         self, prompt_pass: PromptPass, *, most_tokens: int, most_blocks: int, tokens_per_block: int

@@ -118,11 +118,7 @@ class Row:
         return bool(self.integer(name))
 
     def number(self, name: str, default: float, *, above: float | None = None) -> float:
-        """A finite number.
-
-        Raises:
-            RequestFailed: it is infinite, NaN, or not above ``above``.
-        """
+        """A finite number. Raises RequestFailed if it is infinite, NaN, or not above ``above``."""
         array = self.array(name)
         value = default if array is None else float(array)
         if not math.isfinite(value):
@@ -140,8 +136,7 @@ def shown(value: Any) -> str:
 def rows(inputs: Inputs) -> list[Row]:
     """Split the tensors of one Triton request into one row for each prompt.
 
-    Raises:
-        RequestFailed: a tensor is unknown, or its type or shape is wrong.
+    Raises RequestFailed if a tensor is unknown, or its type or shape is wrong.
     """
     prompts = inputs.get("input_ids")
     if prompts is None:

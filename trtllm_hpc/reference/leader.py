@@ -66,13 +66,9 @@ class Job(Sequence):
 class Leader:
     """Takes requests for an engine, and runs it.
 
-    ``submit``, ``cancel``, ``load`` and ``stop`` may be called from any thread.
-
-    Args:
-        engine: the loaded one.
-        settings: of the server.
-        die: ends the process with a sentence; called if the engine cannot go on.
-        on_step: called after each step, and before the engine waits for requests, with what it does.
+    ``submit``, ``cancel``, ``load`` and ``stop`` may be called from any thread. ``die`` ends the process with
+    a sentence, if the engine cannot go on. ``on_step`` is called after each step, and before the engine waits
+    for requests, with what it does.
     """
 
     def __init__(
@@ -102,16 +98,10 @@ class Leader:
         listeners: Sequences[Listener],
         tickets: Sequences[Hashable],
     ) -> None:
-        """Queue requests that belong together, all or none.
+        """Queue requests that belong together, all or none; tickets are names for ``cancel``, each used once.
 
-        They are refused if the queue is full, the KV cache is too small for
-        one of them, or a LoRA adapter is not available; each listener hears
-        the reason then.
-
-        Args:
-            requests: what to generate.
-            listeners: one for each request.
-            tickets: names for ``cancel``, one for each request, each used once.
+        They are refused if the queue is full, the KV cache is too small for one of them, or a LoRA adapter is
+        not available; each listener hears the reason then.
         """
         jobs = [
             Job(ticket, request, listener=listener)
@@ -197,8 +187,7 @@ class Leader:
     def _check_queue(self, requests: int) -> None:
         """Refuse requests beyond those that get a slot and those that may wait.
 
-        Raises:
-            RequestFailed: there are too many.
+        Raises RequestFailed if there are too many.
         """
         waiting, most, limits = self._scheduler.waiting, self._max_queue_size, self._scheduler.limits
         if not most:

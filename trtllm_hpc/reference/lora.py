@@ -70,11 +70,9 @@ class _Layer:
         self._outwards[place, :used] = outwards.T.to(self._outwards)
 
     def delta(self, inputs: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """What the adapters add to the layer's output.
+        """What the adapters add to the layer's output for ``inputs``, [rows, tokens, inputs].
 
-        Args:
-            inputs: [rows, tokens, inputs] of the layer.
-            others: [rows, 1, places, 1], true for adapters other than the row's.
+        ``others``, [rows, 1, places, 1], is true for adapters other than the row's.
         """
         low = linear(inputs, self._inwards.flatten(0, 1))
         own = low.view(*low.shape[:-1], PLACES, self._rank).masked_fill(others, 0)
@@ -84,14 +82,8 @@ class _Layer:
 class Adapters:
     """One rank's slices of all adapters, and the adapter of each slot of the batch.
 
-    Their memory is allocated when the model is loaded: ``PLACES`` times
-    ``max_rank`` rows and columns for each layer that they can change.
-
-    Args:
-        max_rank: highest rank of an adapter.
-        slots: of the batch; padding has one more slot, without an adapter.
-        rank: of this process.
-        ranks: number of processes that share the model.
+    Their memory is allocated when the model is loaded: ``PLACES`` times ``max_rank`` rows and columns for
+    each layer that they can change. Padding has one more slot, without an adapter.
     """
 
     def __init__(self, max_rank: int, *, slots: int, rank: int, ranks: int) -> None:
@@ -108,11 +100,8 @@ class Adapters:
     def attach(self, model: Any) -> None:
         """Make the model's layers add the adapters' part.
 
-        Must be called before the layers are made to sum over the ranks, so
-        that a rank's part of an adapter is summed, too.
-
-        Raises:
-            StartFailed: no layer can be changed.
+        Must be called before the layers are made to sum over the ranks, so that a rank's part of an adapter
+        is summed, too. Raises StartFailed if no layer can be changed.
         """
         numbers = {name: number for number, name in _MODULES.items()}
         for name, module in model.named_modules():

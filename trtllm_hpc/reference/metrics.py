@@ -58,13 +58,7 @@ Gauges = Mapping[Family, Mapping[str, float]]
 
 
 def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
-    """Values by family and label.
-
-    Args:
-        load: what the engine does.
-        memory: bytes by kind of memory.
-        now: seconds since 1970.
-    """
+    """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
     return {
         REQUESTS: {
             "active": load.active,
@@ -105,15 +99,8 @@ def memory_used() -> dict[str, int]:
 class Metrics:
     """Keeps Triton's copy of the metrics up to date, from a thread of its own.
 
-    Each update is a message to another process. So only changes are sent, and
-    never from the engine's thread.
-
-    Args:
-        engine: the one to measure.
-        triton: the module ``triton_python_backend_utils``.
-        model: name of the model, a label of every metric.
-        version: of the model, another label.
-        period_s: seconds between two updates.
+    Each update is a message to another process. So only changes are sent, and never from the engine's thread.
+    Name and version of the model are labels of every metric.
     """
 
     def __init__(

@@ -52,12 +52,9 @@ class PagedCache(Cache):  # type: ignore[misc]
     def aim(self, write: torch.Tensor, reads: torch.Tensor | None, *, by_token: bool = False) -> None:
         """Set the target of the next pass.
 
-        Args:
-            write: [rows * tokens], index in the pool of each token of the pass.
-            reads: [rows, blocks] to read; ``None`` if the rows read only
-                what the pass itself writes.
-            by_token: ``reads`` are indices of tokens instead, [rows, tokens]:
-                only as many as are needed, in smaller pieces.
+        ``write`` is the index in the pool of each token of the pass, [rows * tokens]. ``reads`` are [rows,
+        blocks], or with ``by_token`` indices of tokens, [rows, tokens]: only as many as are needed, in
+        smaller pieces. With ``None`` the rows read only what the pass itself writes.
         """
         self._write, self._reads = write, reads
         self._read_tokens = 1 if by_token else self.tokens_per_block

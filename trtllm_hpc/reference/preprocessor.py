@@ -27,11 +27,7 @@ from trtllm_hpc.reference.text import (
 class Preprocessor:
     """Tokenises prompts and words, and fills in the tokenizer's own end and pad ids.
 
-    Args:
-        parameters: of the model in Triton.
-
-    Raises:
-        StartFailed: there is no tokenizer or no engine, or a parameter is wrong.
+    Raises StartFailed if there is no tokenizer or no engine, or a parameter of the model is wrong.
     """
 
     def __init__(self, parameters: Mapping[str, str]) -> None:

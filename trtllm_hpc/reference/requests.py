@@ -69,8 +69,7 @@ def is_stop(inputs: Inputs) -> bool:
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
     """Read the inputs of one Triton request that is not a stop.
 
-    Raises:
-        RequestFailed: it exceeds the engine's limits, or this backend does not support it.
+    Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
     """
     batch = rows(inputs)
     parts = tuple(
@@ -93,8 +92,7 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 def check_parameters(request: Any) -> None:
     """Read the parameters of a Triton request in the Python backend, and refuse those that cannot be meant.
 
-    Raises:
-        RequestFailed: a name or a text is not valid UTF-8; or see ``refuse_parameters``.
+    Raises RequestFailed if a name or a text is not valid UTF-8; or see ``refuse_parameters``.
     """
     try:
         parameters = json.loads(request.parameters() or "{}")
@@ -107,11 +105,8 @@ def check_parameters(request: Any) -> None:
 def refuse_parameters(parameters: Mapping[str, object]) -> None:
     """Refuse request parameters that were meant as inputs; any other is ignored, as upstream does.
 
-    Triton's generate endpoint makes a parameter of each JSON key that is not
-    an input of the model.
-
-    Raises:
-        RequestFailed: one has the name of an input, or almost, or asks for disaggregated serving.
+    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model. Raises
+    RequestFailed if one has the name of an input, or almost, or asks for disaggregated serving.
     """
     for name in sorted(set(parameters) - HARMLESS_PARAMETERS):
         near = get_close_matches(name, KNOWN_INPUTS, n=1, cutoff=_SLIP)

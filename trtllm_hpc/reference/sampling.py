@@ -127,13 +127,7 @@ class Sampled:
 
 
 class Sampler:
-    """The sampling rules of the running requests, by slot.
-
-    Args:
-        slots: number of requests that can run at once.
-        vocab_size: columns of the logits.
-        device: where the logits are.
-    """
+    """The sampling rules of the requests that run at once, by slot."""
 
     def __init__(self, *, slots: int, vocab_size: int, device: torch.device) -> None:
         self._slots = slots
@@ -178,14 +172,10 @@ class Sampler:
         self._top_k[slot] = 1
 
     def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> Sampled:
-        """Choose a token for each row and count it as part of the row's answer.
+        """Choose a token for each row and count it as part of the answer, without waiting for the device.
 
-        Does not wait for the device.
-
-        Args:
-            logits: [rows, vocabulary], of any float type; not changed.
-            slots: int64 [rows] on the device, no slot twice.
-            host_slots: the same on the host.
+        ``logits`` are [rows, vocabulary], of any float type, and not changed; ``slots`` are int64 [rows] on
+        the device, no slot twice, and ``host_slots`` the same on the host.
         """
         host = np.asarray(host_slots)
         needs = Needs(int(np.bitwise_or.reduce(self._needs[host], initial=0)))

@@ -201,11 +201,8 @@ class Scheduler:
             yield Admission(sequence.slot, rows, sequence.request)
 
     def _chunks(self, budget: int, *, is_decoding: bool) -> Iterable[Chunk]:
-        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step.
-
-        Args:
-            budget: tokens of the step.
-            is_decoding: whether others wait for the end of the step.
+        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step's
+        ``budget``.
         """
         unread = {
             slot: sequence
@@ -238,8 +235,7 @@ class Scheduler:
 def refuse_too_long(request: GenerationRequest, limits: Limits) -> None:
     """Refuse a request that could never run.
 
-    Raises:
-        RequestFailed: the whole KV cache has too few blocks for it.
+    Raises RequestFailed if the whole KV cache has too few blocks for it.
     """
     needed = limits.blocks_of(request)
     if needed > limits.blocks:

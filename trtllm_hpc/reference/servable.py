@@ -17,8 +17,7 @@ from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 def check(model: Any, tensor_parallel: int, max_seq_len: int) -> None:
     """Refuse a model that cannot be split over the ranks, or that the paged KV cache would change.
 
-    Raises:
-        BuildFailed: with the reason.
+    Raises BuildFailed with the reason.
     """
     config = model.config.get_text_config()
     _check_heads(config, tensor_parallel)

@@ -79,9 +79,8 @@ def stored_names(model: Any, ranks: int) -> Iterator[str]:
 def check(model: Any, ranks: int) -> None:
     """Refuse a model that cannot be split over the ranks.
 
-    Raises:
-        BuildFailed: there is no plan, it has an unknown style, or a size is
-            not a multiple of the number of ranks.
+    Raises BuildFailed if there is no plan, it has an unknown style, or a size is not a multiple of the number
+    of ranks.
     """
     if ranks == 1:
         return

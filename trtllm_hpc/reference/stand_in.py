@@ -48,8 +48,7 @@ def is_stand_in(folder: EngineFolder) -> bool:
 def load(folder: EngineFolder, settings: ServeSettings, world: World) -> StandIn:
     """Connect the ranks. Collective.
 
-    Raises:
-        StartFailed: the engine cannot be read, or the ranks did not connect in time.
+    Raises StartFailed if the engine cannot be read, or the ranks did not connect in time.
     """
     info = EngineInfo.read(folder)
     if info.world_size != world.size:
@@ -107,8 +106,7 @@ class StandIn:
 class Ranks:
     """Connections between rank 0 and each other rank. Nothing is connected in a world of one rank.
 
-    Raises:
-        StartFailed: the ranks did not connect in time.
+    Raises StartFailed if the ranks did not connect in time.
     """
 
     def __init__(self, world: World) -> None:

@@ -73,13 +73,10 @@ def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: 
 
 
 def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
-    """Write a byte-level BPE tokenizer; any UTF-8 text can be encoded.
+    """Write a byte-level BPE tokenizer of ``VOCAB_SIZE`` tokens or more; any UTF-8 text can be encoded.
 
-    Every token but the special ones has a text, and the text of random tokens
-    has as many tokens again, or nearly.
-
-    Args:
-        vocab_size: tokens in all, ``VOCAB_SIZE`` or more.
+    Every token but the special ones has a text, and the text of random tokens has as many tokens again, or
+    nearly.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 

@@ -34,11 +34,7 @@ class TextTokenizer:
     """The tokenizer in a folder with ``tokenizer.json`` and ``tokenizer_config.json``."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Read the tokenizer.
-
-        Raises:
-            StartFailed: there is none, or it cannot be read.
-        """
+        """Read the tokenizer. Raises StartFailed if there is none, or it cannot be read."""
         from tokenizers import Tokenizer
 
         file = Path(folder) / "tokenizer.json"
@@ -67,12 +63,9 @@ class TextTokenizer:
     ) -> list[int]:
         """Token ids of a text of a request, which is not tokenised if it is far too long.
 
-        Tokenising takes time and memory by the letter, and other requests
-        wait for it. A text that is only a little too long is returned: whoever
-        takes the tokens counts them.
-
-        Raises:
-            RequestFailed: it needs more than ``most_tokens`` tokens; ends with ``limit``.
+        Tokenising takes time and memory by the letter, and other requests wait for it. A text that is only a
+        little too long is returned: whoever takes the tokens counts them. Raises RequestFailed if it needs
+        more than ``most_tokens`` tokens; ends with ``limit``.
         """
         if len(text) > most_tokens * self.longest_token:
             raise RequestFailed(
@@ -100,8 +93,7 @@ class TextTokenizer:
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
     """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default.
 
-    Raises:
-        StartFailed: it is neither true nor false.
+    Raises StartFailed if it is neither true nor false.
     """
     text = parameters.get(name, "").strip().lower()
     if not text:
@@ -112,11 +104,7 @@ def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def text_of(name: str, value: bytes) -> str:
-    """Decode a text of a request.
-
-    Raises:
-        RequestFailed: it is not UTF-8.
-    """
+    """Decode a text of a request. Raises RequestFailed if it is not UTF-8."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -133,12 +121,9 @@ def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
 def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: int) -> Array:
     """Words as [prompts, 2, tokens]: the tokens of all words of a prompt, and the end of each, then -1.
 
-    Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of
-    NVIDIA's tensorrtllm_backend v0.16.0; after a space a tokenizer may split it
-    in another way. Empty words, which clients send for "none", are dropped.
-
-    Raises:
-        RequestFailed: there are too many words, or one is too long.
+    Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of NVIDIA's tensorrtllm_backend
+    v0.16.0; after a space a tokenizer may split it in another way. Empty words, which clients send for
+    "none", are dropped. Raises RequestFailed if there are too many words, or one is too long.
     """
     if rows is None:
         return np.zeros((count, 2, 0), dtype=np.int32)
@@ -157,8 +142,7 @@ def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: i
 def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array | None, count: int) -> Array:
     """The bias of each token as [prompts, vocabulary]: each token of a word gets the word's weight.
 
-    Raises:
-        RequestFailed: there are not as many weights as words, or too many, or a word is too long.
+    Raises RequestFailed if there are not as many weights as words, or too many, or a word is too long.
     """
     if words is None and weights is None:
         return np.zeros((count, 0), dtype=np.float32)

@@ -47,8 +47,7 @@ _TEXT_INPUTS = {
 def refuse_unsupported(row: Row, *, beam_width: int) -> None:
     """Refuse what one prompt's inputs of ``tensorrt_llm`` ask for in vain.
 
-    Raises:
-        RequestFailed: with the input's name.
+    Raises RequestFailed with the input's name.
     """
     for name, what in _TOKEN_INPUTS.items():
         array = row.array(name)
@@ -70,10 +69,7 @@ def refuse_unsupported(row: Row, *, beam_width: int) -> None:
 def refuse_unsupported_text(arrays: Mapping[str, Array | None]) -> None:
     """Refuse what the inputs of a model that takes text ask for in vain, by its own names or preprocessing's.
 
-    Empty texts and zeros ask for nothing.
-
-    Raises:
-        RequestFailed: with the input's name.
+    Empty texts and zeros ask for nothing. Raises RequestFailed with the input's name.
     """
     for name, (inner, what) in _TEXT_INPUTS.items():
         for array in (arrays.get(name), arrays.get(inner)):

@@ -46,16 +46,11 @@ def load_model(
 ) -> Any:
     """Load this rank's part of the model, ready for ``forward`` under ``torch.no_grad``.
 
-    Only the rank's own slices are ever in memory. On a CPU they stay in the
-    mapped file, which must not change while the model is used. With several
-    ranks, which must be connected, every forward pass is a collective.
-
-    Args:
-        adapt: may change how layers compute this rank's part, before they sum over the ranks.
-
-    Raises:
-        StartFailed: the engine is for another number of ranks, or this rank's
-            file is missing or of another engine.
+    Only the rank's own slices are ever in memory. On a CPU they stay in the mapped file, which must not
+    change while the model is used. With several ranks, which must be connected, every forward pass is a
+    collective. ``adapt`` may change how layers compute this rank's part, before they sum over the ranks.
+    Raises StartFailed if the engine is for another number of ranks, or this rank's file is missing or of
+    another engine.
     """
     _check(engine, info, world)
     transformers_logging.disable_progress_bar()

@@ -38,9 +38,8 @@ class World:
     def from_environment(cls, environ: Mapping[str, str]) -> World:
         """Read RANK, WORLD_SIZE and LOCAL_RANK; without them, this is the only rank.
 
-        Raises:
-            StartFailed: they are not numbers or contradict each other, or the
-                address of rank 0 is missing.
+        Raises StartFailed if they are not numbers or contradict each other, or the address of rank 0 is
+        missing.
         """
         try:
             rank, size, local_rank = (
@@ -65,8 +64,7 @@ class World:
     def connect(self) -> None:
         """Connect to the other ranks, if any: gloo between CPUs, NCCL between GPUs.
 
-        Raises:
-            StartFailed: the ranks did not connect in time.
+        Raises StartFailed if the ranks did not connect in time.
         """
         if self.size == 1:
             return

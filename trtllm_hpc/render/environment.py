@@ -31,8 +31,7 @@ def packaged_templates() -> PackageLoader:
 def shell_word(value: str | int | float) -> str:
     """Quote a value as one word of a shell command.
 
-    Raises:
-        RenderError: the value holds NUL, which no argument can carry.
+    Raises RenderError if the value holds NUL, which no argument can carry.
     """
     text = str(value)
     if "\0" in text:
@@ -67,11 +66,8 @@ def _placed(word: str | Placeholder) -> str:
 def sbatch_value(value: str | int) -> str:
     """The value of an ``#SBATCH`` option.
 
-    sbatch splits these lines itself: quotes group, a backslash escapes, and an
-    unescaped ``#`` starts a comment (``src/sbatch/opt.c``).
-
-    Raises:
-        RenderError: the value is empty or not one line.
+    sbatch splits these lines itself: quotes group, a backslash escapes, and an unescaped ``#`` starts a
+    comment (``src/sbatch/opt.c``). Raises RenderError if the value is empty or not one line.
     """
     text = str(value)
     if not text or re.search(r"[\x00-\x1f\x7f]", text):

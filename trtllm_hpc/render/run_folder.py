@@ -51,12 +51,9 @@ def write_run(
 ) -> RunPaths:
     """Write the run folder of a plan, whole or not at all.
 
-    Args:
-        build: how the engine is built, where it is rendered already.
-        side_outputs: what else was found in the cache with the engine, by the step that made it.
-
-    Raises:
-        RenderError: a value fits no script, or the folder cannot be made.
+    ``build`` is how the engine is built, where it is rendered already; ``side_outputs`` what else was found
+    in the cache with the engine, by the step that made it. Raises RenderError if a value fits no script, or
+    the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
     # All text first: a value that cannot be rendered must not leave a partial folder.
@@ -117,8 +114,7 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
 def fill_repository(plan: Plan) -> dict[str, FinishedModel] | None:
     """The models of upstream's templates, filled and checked; ``None`` where that is left to the job.
 
-    Raises:
-        RepositoryInvalid: the templates and the job file do not go together.
+    Raises RepositoryInvalid if the templates and the job file do not go together.
     """
     if not isinstance(plan.repository, RepositoryRecipe) or plan.templates is None:
         return None
@@ -133,11 +129,7 @@ def _cannot_write(paths: RunPaths, error: OSError) -> RenderError:
 
 
 def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
-    """The runtime as one executable zip; the same bytes for the same code.
-
-    Args:
-        further: files of other packages that it needs, by their names in the zip.
-    """
+    """The runtime and ``further`` files as one executable zip; the same bytes for the same code."""
     package = resources.files("trtllm_hpc")
     files = {f"trtllm_hpc/{name}": package.joinpath(name).read_bytes() for name in _ZIPPED}
     files |= dict(_sources(package.joinpath("runtime"), "trtllm_hpc/runtime"))

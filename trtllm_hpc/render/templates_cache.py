@@ -114,8 +114,7 @@ def kept_templates() -> list[KeptTemplates]:
 def keep_folder(cluster: ClusterProfile, source: Path) -> KeptTemplates:
     """Keep the templates of a folder: ``all_models`` itself, or a checkout of upstream's that has it.
 
-    Raises:
-        RenderError: there are none, or they cannot be kept.
+    Raises RenderError if there are none, or they cannot be kept.
     """
     all_models = find_all_models(source)
     if all_models is None:

@@ -13,11 +13,7 @@ _MOST = 4
 
 
 def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
-    """Return the likeliest cause with what to do, and the others after it.
-
-    Args:
-        places: also say in which line of which log each stands.
-    """
+    """Return the likeliest cause with what to do, and the others; ``places``: with the line of which log."""
     lines = []
     for number, one in enumerate(found[:_MOST]):
         if number == 0:

@@ -17,11 +17,7 @@ _GIB = 2**30
 
 
 def checks_table(rows: Sequence[CheckRow], *, narrow: bool) -> Table:
-    """Return a table with one row for each check.
-
-    Args:
-        narrow: for a terminal; the remedy stands below the sentence.
-    """
+    """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
     table = plain_table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
         state, remedy = row.outcome, row.remedy or ""

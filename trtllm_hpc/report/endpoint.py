@@ -46,12 +46,7 @@ class EndpointAccess:
 def access(
     run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
 ) -> EndpointAccess:
-    """Return how to ask a model.
-
-    Args:
-        chats: whether the model has a chat template.
-        length: Triton's name of the input for the most tokens of an answer.
-    """
+    """Return how to ask a model; ``length`` is Triton's input for the most tokens of an answer."""
     url = endpoint.openai_url or f"{endpoint.scheme}://{endpoint.http}"
     return EndpointAccess(
         run_id,

@@ -76,11 +76,7 @@ def level_figures(result: LevelResult) -> dict[str, float]:
 
 
 def _pandas() -> Any:
-    """Import and return pandas.
-
-    Raises:
-        TrtllmHpcError: it is not installed.
-    """
+    """Import and return pandas. Raises TrtllmHpcError if it is not installed."""
     try:
         import pandas
     except ImportError as error:

@@ -131,9 +131,7 @@ def log_table(
 ) -> Table:
     """Return the rows of a :class:`LogList` as a table; many ranks in the same state are one row.
 
-    Args:
-        host_width: host names are cut to this width.
-        error_width: errors are cut to this width; 0 leaves them out.
+    Host names and errors are cut to the widths; an ``error_width`` of 0 leaves errors out.
     """
     headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
     table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))

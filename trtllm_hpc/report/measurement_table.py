@@ -60,10 +60,8 @@ def measurement_text(measurement: Measurement, records: Sequence[RequestRecord] 
 def measurement_table(
     measurement: Measurement, records: Sequence[RequestRecord] = (), *, narrow: bool = False
 ) -> Table:
-    """The whole of it, with small charts where there are records.
-
-    Args:
-        narrow: for a terminal of 60 columns: fewer figures.
+    """The whole of it, with small charts where there are records; ``narrow``, of 60 columns, has fewer
+    figures.
     """
     whole = Table.grid()
     whole.add_row(Text(title(measurement)))

@@ -15,12 +15,7 @@ _OPTIONAL = ("waited", "GPU-h", "model", "endpoint")
 
 
 def run_lines(runs: Sequence[ListedRun], now: float, width: int | None) -> list[str]:
-    """Return the lines of a table with one row for each run.
-
-    Args:
-        now: in seconds since the epoch.
-        width: of the terminal; ``None``: there is none.
-    """
+    """Return the lines of a table with one row for each run, as wide as the terminal, if there is one."""
     cells = zip(*(_cells(run, now) for run in runs), strict=True)
     columns = dict(zip(_HEADERS, cells, strict=True))
     widths = {header: max(len(header), *map(len, column)) for header, column in columns.items()}

@@ -13,11 +13,7 @@ from trtllm_hpc.report.formatting import NONE, format_bytes
 
 
 def server_table(values: Mapping[str, float]) -> Table:
-    """What the engine and the host tell, and below it a row for each of Triton's models.
-
-    Args:
-        values: by the keys of :mod:`trtllm_hpc.bench.server_metrics.series`.
-    """
+    """What the engine and the host tell, and below it a row for each of Triton's models."""
     whole = Table.grid()
     models = [key for key in values if describe(key).of == "model"]
     others = [key for key in values if key not in models]

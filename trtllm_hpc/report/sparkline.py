@@ -9,11 +9,7 @@ _NOTHING = " "
 
 
 def sparkline(values: Sequence[float | None], *, lowest: float | None = None) -> str:
-    """A block for each value, as high as it is among them; a space for ``None``.
-
-    Args:
-        lowest: what the lowest block stands for; the smallest of the values if not given.
-    """
+    """A block for each value, as high as it is among them and ``lowest``; a space for ``None``."""
     known = [value for value in values if value is not None]
     if not known:
         return _NOTHING * len(values)
@@ -39,11 +35,7 @@ def spread(values: Sequence[float], bins: int) -> str:
 
 
 def over_time(moments: Sequence[tuple[float, float]], begin: float, end: float, bins: int) -> str:
-    """Mean of the values in each of equal stretches of time: a space where there are none.
-
-    Args:
-        moments: times with their values.
-    """
+    """Mean of the values at ``moments`` in equal stretches of time: a space where there are none."""
     if not moments or end <= begin:
         return ""
     found: list[list[float]] = [[] for _ in range(bins)]

@@ -49,11 +49,7 @@ def use_sentence(status: RunStatus) -> str:
 
 
 def stage_times(stage: StageStatus, now: float) -> str:
-    """Return how long a stage waits or runs, and what is known of its start or end; empty once it has ended.
-
-    Args:
-        now: in seconds since the epoch.
-    """
+    """Return how long a stage waits or runs, and when it may start or end; empty once it has ended."""
     times = stage.times
     if stage.final:
         return ""

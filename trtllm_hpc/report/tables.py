@@ -21,9 +21,7 @@ NARROW = 100
 def plain_table(*headers: str, right: Sequence[str] = (), one_line: Sequence[str] = ()) -> Table:
     """Return an empty table with a rule below its headers and no other lines.
 
-    Args:
-        right: headers of the columns that are aligned to the right.
-        one_line: headers of the columns whose cells are never wrapped.
+    ``right`` and ``one_line`` are the headers of columns that are aligned to the right, or never wrapped.
     """
     from rich import box
     from rich.table import Table
@@ -138,8 +136,7 @@ def as_text(table: Table, width: int = 100, optional: Sequence[str] = ()) -> str
 def print_table(table: Table, optional: Sequence[str] = ()) -> None:
     """Print a table as wide as the terminal; into a pipe or a file each row is one line.
 
-    Args:
-        optional: headers of the columns that may be left out, the least important last.
+    ``optional`` are the headers of columns that may be left out, the least important last.
     """
     width = terminal_width()
     if width is None:

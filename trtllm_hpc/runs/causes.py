@@ -45,12 +45,8 @@ def causes_of(
 ) -> tuple[Finding, ...]:
     """Return why a stage failed, the likeliest cause first; never empty.
 
-    Args:
-        state: of the stage's job, in Slurm's words.
-        exit_signal: the signal that Slurm gives for the job's end.
-        first: the rank that died first.
-        reported: the reason that the job itself has given.
-        servers: the logs of the step ``serve``, if the caller has listed them.
+    ``state`` and ``exit_signal`` of its job are Slurm's, ``reported`` is the job's own reason, ``first`` the
+    rank that died first, and ``servers`` are the logs of the step ``serve``, if the caller has listed them.
     """
     logs = stage_logs(paths, stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])

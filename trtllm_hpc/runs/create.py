@@ -92,11 +92,8 @@ def create_run(
 ) -> CreatedRun:
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
 
-    Args:
-        check: returns warnings about the plan, or raises; called before the folder is made.
-        warn: receives those warnings and the plan's notes.
-
-    Others, and the errors raised, are those of :func:`plan_run`.
+    ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
+    and the plan's notes. Other arguments, and the errors raised, are those of :func:`plan_run`.
     """
     with plan_run(job_file, cluster, settings, runs, command=command) as planned:
         for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):

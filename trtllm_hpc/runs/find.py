@@ -47,16 +47,11 @@ def _created_at(paths: RunPaths) -> int | None:
 
 
 def find_run(name: str, runs_folder: Path) -> RunPaths:
-    """Return the run that ``name`` stands for.
+    """Return the run of ``runs_folder`` that ``name`` stands for.
 
-    Args:
-        name: a run folder, the id of a run in ``runs_folder``, a job name (the run of that job that was
-            submitted last, else the newest), the beginning of one id, or ``latest``.
-        runs_folder: folder of the runs.
-
-    Raises:
-        RunNotFound: there is no such run, or it may not be read or is damaged; for ``latest``, none was
-            submitted.
+    That is a run folder, the id of a run, a job name (the run of that job that was submitted last, else the
+    newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is no such run, or it may not
+    be read or is damaged; for ``latest``, if none was submitted.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")

@@ -37,14 +37,11 @@ class _Rest:
 def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> SubmissionRecord:
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
-    A stage that has completed is not repeated. Only a companion needs its server again, and a server
-    that its companion stops needs that. A node because of which the server has ended is left out. What
-    the earlier attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it
-    for news.
-
-    Raises:
-        SubmissionError: a job of the run has not ended, nothing is left to do, or Slurm refused a script.
-        ConfigError: another version of this package wrote the run.
+    A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
+    companion stops needs that. A node because of which the server has ended is left out. What the earlier
+    attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
+    Raises SubmissionError if a job of the run has not ended, nothing is left to do, or Slurm refused a
+    script; ConfigError if another version of this package wrote the run.
     """
     status = run_status(paths)
     _refuse_live(paths, status)
@@ -107,8 +104,7 @@ def _stages_again(status: RunStatus, job: JobFile) -> set[str]:
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
     """Move what an earlier attempt wrote about these stages to a folder of its own.
 
-    Raises:
-        SubmissionError: another process is doing the same.
+    Raises SubmissionError if another process is doing the same.
     """
     paths.attempts.mkdir(exist_ok=True)
     aside = paths.attempts / str(1 + len(list(paths.attempts.iterdir())))

@@ -53,23 +53,14 @@ class ShippedText(ShippedJob):
 
 
 def shipped_jobs() -> list[ShippedJob]:
-    """Return the shipped job files by name.
-
-    Raises:
-        ConfigError: one of them is wrong.
-    """
+    """Return the shipped job files by name. Raises ConfigError if one of them is wrong."""
     return [_described(name, path) for name, path in jobs().items()]
 
 
 def copy_of(name: str, own_name: str, model: str | None) -> str:
-    """Return the text of a shipped job file with a name, and a model's folder, of one's own.
+    """Return the text of a shipped job file with another name, and with ``model`` as ``model.path``.
 
-    Args:
-        name: of the shipped file, one of ``jobs()``.
-        model: ``model.path``; ``None`` leaves what the file says.
-
-    Raises:
-        ConfigError: a model is given, and the file makes its own.
+    Raises ConfigError if a model is given, and the file makes its own.
     """
     text = jobs()[name].read_text(encoding="utf-8")
     text = re.sub(r"(?m)^name: \S+", lambda _: f"name: {scalar(own_name)}", text, count=1)

@@ -92,15 +92,10 @@ def submit_stages(
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
-    On any failure or interruption the jobs submitted so far are cancelled. If
-    this process is killed, they end by themselves: each waits for the record
-    to be complete before it does anything (``runtime.stage``).
-
-    Args:
-        completed: jobs of an earlier submission that have done their stages, for the record.
-
-    Raises:
-        SubmissionError: Slurm refused a script.
+    On any failure or interruption the jobs submitted so far are cancelled. If this process is killed, they
+    end by themselves: each waits for the record to be complete before it does anything (``runtime.stage``).
+    ``completed`` are jobs of an earlier submission that have done their stages. Raises SubmissionError if
+    Slurm refused a script.
     """
     cluster = plan.cluster
     record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
@@ -206,8 +201,7 @@ class _Interruptions:
 def require_scheduler(plan: Chain) -> None:
     """Refuse a submission that is impossible from this machine, before anything is written.
 
-    Raises:
-        SubmissionError: the profile needs Slurm, and there is no sbatch or no readable slurm.conf.
+    Raises SubmissionError if the profile needs Slurm, and there is no sbatch or no readable slurm.conf.
     """
     if plan.cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(

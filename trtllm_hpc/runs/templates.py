@@ -79,11 +79,7 @@ def extract_templates(
 def finished_configs(plan: Plan, profile_name: str) -> dict[str, str]:
     """Return the text of each model's ``config.pbtxt`` as ``submit`` would write it.
 
-    Args:
-        profile_name: the profile as named on the command line, for the next command.
-
-    Raises:
-        RenderError: the image's templates are not on this machine, or a model cannot be rendered.
+    Raises RenderError if the image's templates are not on this machine, or a model cannot be rendered.
     """
     if not isinstance(plan.repository, RepositoryRecipe):
         files = render_repository(plan)

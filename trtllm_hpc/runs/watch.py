@@ -81,17 +81,11 @@ Show = Callable[[Progress], object]
 
 
 def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress]:
-    """Yield the progress until the run has ended.
+    """Yield the progress until the run has ended, or until only a server is left that ``keeps_serving``.
 
-    The run's own files are read twice a second. Slurm is queried at growing
-    pauses, and at once when the files show that a stage began or ended: a
-    watched run must not be a burden on the controller.
-
-    Args:
-        keeps_serving: the server is to go on; stop when nothing else is left to do.
-
-    Raises:
-        SubmissionError: Slurm does not answer for a long time, or refuses.
+    The run's own files are read twice a second. Slurm is queried at growing pauses, and at once when the
+    files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
+    SubmissionError if Slurm does not answer for a long time, or refuses.
     """
     watcher = watcher_of(paths)
     answered_at, seen_events, queries = time.monotonic(), -1, -1
@@ -125,11 +119,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
 
 
 def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = None) -> RunStatus:
-    """Wait for the endpoint, and return the status then. Raises as :func:`endpoint_of`.
-
-    Args:
-        show: called with the progress about twice a second.
-    """
+    """Wait for the endpoint, show the progress meanwhile, and return the status; as :func:`endpoint_of`."""
     following = follow(paths)
 
     def look(waited_s: float) -> None:

@@ -102,10 +102,8 @@ def exclude_option(paths: RunPaths) -> str:
 
 
 def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
-    """Return the hosts because of which the last server has ended, each with the reason.
-
-    Args:
-        state: of its job in Slurm, if that has ended.
+    """Return the hosts because of which the last server has ended, whose job's ``state`` is Slurm's, with
+    reasons.
     """
     found: dict[str, str] = {}
     has_failed = state.startswith("NODE_FAIL")
@@ -132,9 +130,8 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
 def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Sequence[Pool]) -> bool:
     """Keep these hosts from the run's next server, and record that; returns whether that is news.
 
-    Args:
-        job_id: the job whose server ended because of them.
-        pools: the partitions of the server; as many nodes of each as it needs must stay.
+    The job of ``job_id`` has ended because of them. Of each of ``pools``, the server's partitions, as many
+    nodes must stay as it needs.
     """
     names = {host: node for pool in pools for host, node in pool.names.items()}
     options = _options(paths)

@@ -39,13 +39,10 @@ def verdict(records: Sequence[RankRecord]) -> RankRecord | None:
 def first_to_fail(records: Sequence[RankRecord], *, over: bool) -> RankRecord | None:
     """Return the record of the rank of one server that failed first; ``None`` if none has failed.
 
-    First comes the rank that another one found silent or stopped. Then one that recorded no end although
-    the step is over: it was killed before the others, which still recorded how they ended. Then ranks that
+    First comes the rank that another one found silent or stopped. Then one that recorded no end although the
+    step is ``over``: it was killed before the others, which still recorded how they ended. Then ranks that
     died by themselves, and of these the ones that do not only say that they lost another rank, whatever the
     times of their records: those of two nodes cannot be compared to the millisecond.
-
-    Args:
-        over: whether the step has ended.
     """
     judge = verdict(records)
     if judge is not None:

@@ -257,10 +257,6 @@ def tokenizer_files(folder: Path) -> Diagnostic:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether a file is only a pointer of Git LFS.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Return whether a file is only a pointer of Git LFS. Raises OSError if the file cannot be read."""
     with path.open("rb") as file:
         return file.read(64).startswith(b"version https://git-lfs")

@@ -78,16 +78,11 @@ class DoorOptions:
 
 
 class Door:
-    """HAProxy on this node.
+    """HAProxy on node number ``node`` of the job, before the ``instances`` whose leaders are there.
 
-    Args:
-        node: number of this node within the job.
-        ports: by the names of the frontends: the kinds, or the same with ``_INSTANCE``.
-        instances: those whose leaders are on this node.
-        further: where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on.
-
-    Raises:
-        StartFailed: there is no HAProxy here.
+    ``ports`` are by the names of the frontends: the kinds, or the same with ``_INSTANCE``. ``further`` says
+    where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on. Raises
+    StartFailed if there is no HAProxy here.
     """
 
     def __init__(
@@ -232,11 +227,7 @@ def _own(folder: Path) -> int:
 
 
 def remove_abandoned(sockets: Path) -> None:
-    """Remove the folder of a door whose process was killed, and could not do it.
-
-    Args:
-        sockets: the folder of an instance's sockets, in the door's.
-    """
+    """Remove the folder of a door, with its ``sockets``, whose process was killed, and could not do it."""
     with suppress(OSError):
         descriptor = os.open(sockets.parent / _OWNER, os.O_RDWR)
         try:

@@ -64,8 +64,7 @@ class EngineConfig:
 def read_engines(folder: Path) -> tuple[EngineConfig, ...]:
     """Read the engine in a folder, or the decoder's and the encoder's in its sub-folders.
 
-    Raises:
-        NotAnEngine: there is none, or its ``config.json`` does not describe one.
+    Raises NotAnEngine if there is none, or its ``config.json`` does not describe one.
     """
     if not (folder / "config.json").is_file():
         parts = [folder / name for name in ("decoder", "encoder")]
@@ -158,11 +157,9 @@ def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:
     """Write the GPUs of a node into the ``config.json`` of converted checkpoints.
 
     The build copies ``mapping`` into the engine (``Mapping.to_dict`` and ``from_dict``,
-    tensorrt_llm/mapping.py), where the runtime derives a rank's device from it. Until 1.1
-    an option of ``trtllm-build`` set it.
-
-    Raises:
-        BuildFailed: the conversion has left no ``config.json`` that can be read.
+    tensorrt_llm/mapping.py), where the runtime derives a rank's device from it. Until 1.1 an option of
+    ``trtllm-build`` set it. Raises BuildFailed if the conversion has left no ``config.json`` that can be
+    read.
     """
     for checkpoint in checkpoints:
         file = checkpoint / "config.json"

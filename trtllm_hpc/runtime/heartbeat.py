@@ -69,13 +69,10 @@ class _Seen:
 
 @dataclass
 class SilenceWatch:
-    """Notices that ranks fall silent; a rank that has not begun to beat is not silent.
+    """Notices that ranks fall silent for ``limit_s``; a rank that has not begun to beat is not silent.
 
-    Args:
-        files: the heartbeats of the ranks to watch, by a name for each.
-        limit_s: how long one may be silent; ``None``: for ever.
-        own: the reader's own heartbeat. While that does not change, the file system is full or gone, and
-            silence says nothing.
+    While the reader's ``own`` heartbeat does not change, the file system is full or gone, and silence says
+    nothing.
     """
 
     files: Mapping[int, Path]

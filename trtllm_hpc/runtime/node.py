@@ -45,8 +45,7 @@ def interface_address(interface: str) -> str | None:
 def own_address(interface: str | None = None) -> str:
     """Return the IPv4 address at which other nodes reach this one: ``interface``'s, if the profile names one.
 
-    Raises:
-        SystemExit: the named interface has no address here.
+    Raises SystemExit if the named interface has no address here.
     """
     if interface is not None:
         address = interface_address(interface)
@@ -87,11 +86,8 @@ def step_tasks() -> int | None:
 def free_ports(count: int) -> list[int]:
     """Return different ports that can be bound on this node now.
 
-    They are drawn at random, so that two jobs that start on one node in the
-    same second hardly ever draw the same ones.
-
-    Raises:
-        SystemExit: there are not enough.
+    They are drawn at random, so that two jobs that start on one node in the same second hardly ever draw the
+    same ones. Raises SystemExit if there are not enough.
     """
     draw = random.Random(os.urandom(16))
     found: list[int] = []
@@ -113,13 +109,9 @@ def free_ports(count: int) -> list[int]:
 
 
 def query_gpus(*fields: str) -> list[str]:
-    """Return what ``nvidia-smi`` says of each GPU that this process may use, one line a GPU.
+    """Return fields of each GPU that this process may use, a line with commas each, from ``nvidia-smi``.
 
-    Args:
-        fields: as ``nvidia-smi --help-query-gpu`` lists them; the lines are comma-separated.
-
-    Returns:
-        Nothing if there is no GPU, no ``nvidia-smi``, or no answer in time.
+    Nothing is returned without a GPU, without ``nvidia-smi``, or if it does not answer in time.
     """
     program = shutil.which("nvidia-smi")
     if program is None:

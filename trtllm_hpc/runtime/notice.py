@@ -14,13 +14,9 @@ TIMEOUT_S = 10.0
 
 
 def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threading.Thread | None:
-    """Send a notice from a thread of its own; returns it, or ``None`` if nobody wants to know.
+    """Send a notice (``ready``, ``failed``, ``ended``) from a thread of its own; ``None`` without a webhook.
 
     A webhook that fails is told in the log and harms nothing; its URL, which may hold a secret, is not shown.
-
-    Args:
-        event: ``ready``, ``failed`` or ``ended``.
-        facts: further keys of the JSON object.
     """
     try:
         url = paths.notify.read_text(encoding="utf-8").strip()

@@ -56,10 +56,8 @@ def start_bound(
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one dies in any way.
 
-    Args:
-        output: file descriptor for its output and errors; ``None`` shares this process's.
-        inherited: further file descriptors that it gets.
-        session: start it in its own session and process group.
+    It shares this process's output without ``output``, a file descriptor, and gets the descriptors
+    ``inherited``. With ``session`` it has its own session and process group.
     """
     return subprocess.Popen(
         command,
@@ -75,11 +73,8 @@ def start_bound(
 def run_group(command: Sequence[str], environment: Mapping[str, str], stop: Callable[[], bool]) -> int:
     """Run a command to its end in a process group of its own, and leave nothing of the group behind.
 
-    Args:
-        stop: polled while the command runs; once true, the whole group is ended.
-
-    Returns:
-        The exit code; for a signal 128 and its number, as in the shell.
+    Once ``stop``, polled meanwhile, is true, the whole group is ended. Return the exit code; for a signal 128
+    and its number, as in the shell.
     """
     child = start_bound(command, environment, session=True)
     kill_at: float | None = None

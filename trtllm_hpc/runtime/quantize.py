@@ -62,8 +62,7 @@ class Quantization:
 def quantize(wanted: Quantization) -> None:
     """Write the quantized checkpoint, with the model's tokenizer and other small files.
 
-    Raises:
-        BuildFailed: the image lacks Model Optimizer, the texts cannot be used, or nothing was quantized.
+    Raises BuildFailed if the image lacks Model Optimizer, the texts cannot be used, or nothing was quantized.
     """
     try:
         mtq = import_module("modelopt.torch.quantization")

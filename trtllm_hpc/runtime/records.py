@@ -106,8 +106,7 @@ class Endpoint(JsonRecord):
     def authorization(self) -> dict[str, str]:
         """The header that every call needs, over HTTP and gRPC; empty without a key.
 
-        Raises:
-            RequestFailed: the key cannot be read: it is only for the run's owner.
+        Raises RequestFailed if the key cannot be read: it is only for the run's owner.
         """
         if self.key_file is None:
             return {}
@@ -178,8 +177,7 @@ class Endpoint(JsonRecord):
     def openai_root(self) -> str:
         """URL of what an OpenAI server has besides its protocol, such as ``/health``.
 
-        Raises:
-            RequestFailed: the server does not speak that protocol.
+        Raises RequestFailed if the server does not speak that protocol.
         """
         if self.openai_url is None:
             raise RequestFailed(f"The server at {self.http} does not speak OpenAI's protocol.")

@@ -57,11 +57,8 @@ def note_next(paths: RunPaths, next_job_id: str | None) -> None:
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
-    """Return whether this job is to serve after another one, and prepare that.
-
-    Args:
-        job_id: the job before.
-        state: its state in Slurm; empty if Slurm does not know it any more.
+    """Return whether this job is to serve after another one, of ``state`` if Slurm knows it, and prepare
+    that.
     """
     request = StopRequest.read(paths.stop_request)
     if request is not None and request.by not in (RENEWAL, SUPERVISOR):
@@ -95,10 +92,8 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
 def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str]) -> str | None:
     """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
 
-    Args:
-        job_id: the job of that server.
-        state: its state in Slurm, if that is known.
-        sinfo: its lines about the partition's nodes, as for :meth:`~trtllm_hpc.runtime.bad_nodes.Pool.of`.
+    ``job_id`` is that server's job, and ``state`` its state in Slurm, if known; ``sinfo`` are the lines about
+    the partition's nodes, as for :meth:`~trtllm_hpc.runtime.bad_nodes.Pool.of`.
     """
     pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     hosts = bad_hosts(paths, state)

@@ -29,15 +29,9 @@ def device_files() -> tuple[str, ...]:
 
 
 def real_shape(nodes: int, gpus_per_node: int | None) -> Shape:
-    """The shape of a sandbox with the machine's own GPUs.
+    """The shape of a sandbox with the machine's own GPUs; ``None``: as many as there are for every node.
 
-    Args:
-        nodes: number of compute nodes.
-        gpus_per_node: GPUs of each; ``None`` for as many as there are for every node.
-
-    Raises:
-        SandboxError: no GPU was asked for.
-        SandboxImpossible: the machine has no GPU, or too few.
+    Raises SandboxError if no GPU was asked for; SandboxImpossible if the machine has no GPU, or too few.
     """
     if gpus_per_node == 0:
         raise SandboxError(

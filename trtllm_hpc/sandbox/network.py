@@ -20,13 +20,9 @@ from trtllm_hpc.sandbox.nodes import Node
 
 
 def free_subnet(claimed: Iterable[str]) -> str:
-    """Return the first three numbers of a /24 that no route of this machine covers.
+    """Return the first three numbers of a /24 that no route of this machine covers; raises SandboxError.
 
-    Args:
-        claimed: subnets of other sandboxes, which may not have routes yet.
-
-    Raises:
-        SandboxError: there is none.
+    Subnets ``claimed`` by other sandboxes may not have routes yet.
     """
     taken = [*_routed_networks(), *(ipaddress.ip_network(f"{subnet}.0/24") for subnet in claimed)]
     for pool in POOLS:

@@ -80,8 +80,7 @@ def run(
 ) -> str:
     """Run a command and return its output.
 
-    Raises:
-        SandboxError: it cannot be run, fails, or takes too long.
+    Raises SandboxError if it cannot be run, fails, or takes too long.
     """
     command = shlex.join(arguments)
     try:

@@ -85,8 +85,7 @@ class PartitionLimits:
 def query_cluster() -> SlurmFacts:
     """Query ``sinfo`` and ``srun`` for the cluster of this machine.
 
-    Raises:
-        SubmissionError: a command is missing, fails, or does not answer in time.
+    Raises SubmissionError if a command is missing, fails, or does not answer in time.
     """
     slurm_conf = os.environ.get("SLURM_CONF")
     return SlurmFacts(query_partitions(), query_mpi_plugins(), slurm_conf, supports_pyxis())

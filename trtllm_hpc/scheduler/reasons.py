@@ -142,10 +142,8 @@ def limit_of(reason: str) -> Limit | None:
 def explain_reason(reason: str, job_id: str | None = None, nodes: str = "") -> str:
     """Return a sentence for a pending reason; Slurm's own word if it is not known.
 
-    Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` the first word counts, and the nodes are named.
-
-    Args:
-        nodes: which are down or drained, and why, if Slurm said so.
+    Of ``(ReqNodeNotAvail, UnavailableNodes:n1)`` the first word counts, and the nodes are named, with those
+    of ``nodes`` that are down or drained, and why.
     """
     word = _word_of(reason)
     sentence = REASONS.get(word) or _limit(word)

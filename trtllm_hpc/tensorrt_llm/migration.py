@@ -71,14 +71,9 @@ _OTHER_SPECULATION = (
 
 
 def migrate(text: str, job: JobFile) -> Migrated:
-    """Rewrite a job file for the LLM API on PyTorch.
+    """Rewrite a job file, given as text and as read, for the LLM API on PyTorch.
 
-    Args:
-        text: the job file.
-        job: the same, read.
-
-    Raises:
-        AlreadyMigrated: the job has no engine of TensorRT-LLM.
+    Raises AlreadyMigrated if the job has no engine of TensorRT-LLM.
     """
     if job.engine.backend not in ("tensorrtllm", "python"):
         raise AlreadyMigrated(job.engine.backend)

@@ -39,14 +39,11 @@ Named = Callable[[str], str]
 
 
 def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -> Benchmark:
-    """Return the settings of the job file with the given ones.
+    """Return the settings of the job file with those ``given`` by dotted field, e.g. ``workload.kind``.
 
-    Args:
-        given: by dotted field, e.g. ``workload.kind``. Those in ``SWEEPS`` are lists; ``no_slo`` removes
-            the limits, ``workload.no_lora`` the adapters, of which each may be text (``FOLDER[=SHARE]``).
-
-    Raises:
-        ConfigError: with every conflict between them, and everything given that would have no effect.
+    Those in ``SWEEPS`` are lists; ``no_slo`` removes the limits, ``workload.no_lora`` the adapters, of which
+    each may be text (``FOLDER[=SHARE]``). Raises ConfigError with every conflict between them, and everything
+    given that would have no effect.
     """
     try:
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))

@@ -62,8 +62,7 @@ def load(
 def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     """Read a profile alone, with ``--set cluster.a=b`` settings on top.
 
-    Raises:
-        ConfigError: with every diagnostic about it.
+    Raises ConfigError with every diagnostic about it.
     """
     _, settings, wrong = read_settings(overrides)
     profile = find_profile(cluster)
@@ -142,10 +141,8 @@ class _Trees:
     def error(self, command: str, shipped: str | None) -> ConfigError:
         """Return everything found as one error, with the command to type once it is fixed.
 
-        Where another command is needed, the diagnostics say so.
-
-        Args:
-            shipped: the name of a job file that comes with trtllm-hpc.
+        Where another command is needed, the diagnostics say so. ``shipped`` is the name of a shipped job
+        file.
         """
         if {"not-found", "swapped"} & {it.code for it in self.diagnostics}:
             return ConfigError(self.diagnostics)

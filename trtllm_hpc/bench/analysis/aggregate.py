@@ -110,13 +110,10 @@ def overall_verdict(
     findings: Sequence[str] = (),
     warnings: Sequence[str] = (),
 ) -> Verdict:
-    """Combine the verdicts of all passes; each sentence names the levels or passes it is about.
+    """Combine the verdicts of all passes with ``findings`` and ``warnings`` about the measurement as a whole.
 
-    A search goes beyond what the server can do on purpose, so its findings become
-    warnings: the measurement is valid if the search found a rate.
-
-    Args:
-        findings, warnings: about the measurement as a whole.
+    Each sentence names the levels or passes it is about. A search goes beyond what the server can do on
+    purpose, so its findings become warnings: the measurement is valid if the search found a rate.
     """
     pass_warnings = _merged(levels, lambda verdict: verdict.warnings)
     pass_findings = _merged(levels, lambda verdict: verdict.findings)

@@ -176,13 +176,10 @@ def compare(
 ) -> Comparison:
     """Compare every figure at the levels of load that both measurements have.
 
-    Each pass is one observation, and they are compared with Welch's t-test. The spread of
-    a single pass is unknown: its figures are shown, but are never a regression. P-values
-    are adjusted over all rows, so that on average at most 5 % of the differences called
-    significant are false (Benjamini and Hochberg 1995).
-
-    Raises:
-        InvalidMeasurement: they have no level of load in common.
+    Each pass is one observation, and they are compared with Welch's t-test. The spread of a single pass is
+    unknown: its figures are shown, but are never a regression. P-values are adjusted over all rows, so that
+    on average at most 5 % of the differences called significant are false (Benjamini and Hochberg 1995).
+    Raises InvalidMeasurement if they have no level of load in common.
     """
     levels_a, levels_b = a.levels, b.levels
     common = [label for label in levels_a if label in levels_b]
@@ -214,10 +211,8 @@ def compare(
 def raise_if_worse(comparison: Comparison, tolerance: Tolerance) -> None:
     """Raise if the second measurement is worse than the first, or if it cannot be judged.
 
-    Raises:
-        InvalidMeasurement: the figures of either may not be used.
-        DifferentWorkloads: they had different workloads, which was not allowed.
-        Worse: with the figures that are worse, and by how much.
+    Raises InvalidMeasurement if the figures of either may not be used; DifferentWorkloads if they had
+    different workloads, which was not allowed; Worse with the figures that are worse, and by how much.
     """
     if comparison.invalid:
         raise InvalidMeasurement(" ".join(comparison.invalid))

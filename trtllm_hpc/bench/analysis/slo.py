@@ -143,12 +143,9 @@ def _keeps(limit: Limit, values: Sequence[float]) -> bool:
 def parse_slo(text: str) -> Slo:
     """Parse limits, separated by commas: ``NAME[.STATISTIC]<VALUE[UNIT]``.
 
-    The default statistic is ``p99``. A colon stands for ``<`` or ``>``, whichever
-    makes sense for the metric (``ttft:500ms``, as in ``--goodput`` of vLLM and
-    GenAI-Perf), and needs no quotes in a shell.
-
-    Raises:
-        BadSlo: with the limit that cannot be parsed, why, and the choices.
+    The default statistic is ``p99``. A colon stands for ``<`` or ``>``, whichever makes sense for the metric
+    (``ttft:500ms``, as in ``--goodput`` of vLLM and GenAI-Perf), and needs no quotes in a shell. Raises
+    BadSlo with the limit that cannot be parsed, why, and the choices.
     """
     limits = [limit for part in text.split(",") if (limit := part.strip())]
     if not limits:

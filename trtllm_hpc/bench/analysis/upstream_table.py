@@ -48,8 +48,7 @@ def upstream_passes(
 ) -> list[tuple[str, dict[str, float]]]:
     """Return the name of each pass with upstream's fields for it.
 
-    Raises:
-        InvalidMeasurement: a pass lacks what the fields need.
+    Raises InvalidMeasurement if a pass lacks what the fields need.
     """
     passes: dict[tuple[int, int], list[RequestRecord]] = {}
     for record in records:
@@ -64,12 +63,9 @@ def upstream_passes(
 def upstream_fields(records: Sequence[RequestRecord]) -> dict[str, float]:
     """Return upstream's fields for the measured and answered requests of one pass.
 
-    Latency starts at the send; rates divide by the time from the first send to the last
-    end; percentiles are nearest rank. Upstream stops at the first error; here failed
-    requests are left out.
-
-    Raises:
-        InvalidMeasurement: no request was answered, or tokens were not counted.
+    Latency starts at the send; rates divide by the time from the first send to the last end; percentiles are
+    nearest rank. Upstream stops at the first error; here failed requests are left out. Raises
+    InvalidMeasurement if no request was answered, or tokens were not counted.
     """
     answered = [record for record in records if record.measured and record.ok]
     if not answered:
@@ -130,10 +126,8 @@ def append_csv(path: Path, fields: Mapping[str, float]) -> None:
 def check_reference(fields: Mapping[str, float], path: Path, key: str, tolerance: Tolerance) -> list[str]:
     """Compare with an entry of a file for ``--check-perf-json``; return a sentence for each difference.
 
-    As upstream does, count differences in both directions, better and worse.
-
-    Raises:
-        RunNotFound: the file cannot be read, or has no such entry.
+    As upstream does, count differences in both directions, better and worse. Raises RunNotFound if the file
+    cannot be read, or has no such entry.
     """
     entry = _entry(path, key)
     unknown = sorted(entry.keys() - fields.keys())

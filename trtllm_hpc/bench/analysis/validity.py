@@ -279,11 +279,7 @@ def _doubtful_texts(sample: Sample, settings: Benchmark) -> Iterator[str]:
 
 
 def server_count_doubt(records: Iterable[RequestRecord], server: ServerTokens | None) -> str | None:
-    """Return a sentence if the server's metrics have other output tokens than were counted without the model.
-
-    Args:
-        records: of all passes.
-    """
+    """Return a sentence if the server's metrics have other output tokens than were counted in all passes."""
     answered = [record for record in records if record.ok and record.output_tokens is not None]
     if server is None or all(record.output_by in EXACT_SOURCES for record in answered):
         return None

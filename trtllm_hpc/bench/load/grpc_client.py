@@ -181,8 +181,7 @@ class _Call:
 class GrpcClient:
     """Sends requests to one server, over as many connections as its limit of streams requires: usually one.
 
-    Args:
-        on_end: called with each reply when it is complete or has failed.
+    ``on_end`` is called with each reply when it is complete or has failed.
     """
 
     def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
@@ -199,11 +198,7 @@ class GrpcClient:
         self._closed = False
 
     async def connect(self) -> None:
-        """Open the first connection.
-
-        Raises:
-            NotReady: no connection to the endpoint.
-        """
+        """Open the first connection. Raises NotReady if there is no connection to the endpoint."""
         try:
             await self._open()
         except (OSError, asyncio.TimeoutError) as error:

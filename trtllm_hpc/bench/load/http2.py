@@ -69,8 +69,7 @@ def split_frames(buffer: bytes) -> tuple[list[Frame], bytes]:
 def strip_padding(kind: int, flags: int, payload: bytes) -> bytes:
     """Return the payload of DATA or HEADERS without padding and priority.
 
-    Raises:
-        ConnectionError: the frame is shorter than its padding.
+    Raises ConnectionError if the frame is shorter than its padding.
     """
     start, end = 0, len(payload)
     if flags & _PADDED:
@@ -89,11 +88,7 @@ def encode_settings(values: dict[int, int]) -> bytes:
 
 
 def decode_settings(payload: bytes) -> dict[int, int]:
-    """Return the values of a SETTINGS frame.
-
-    Raises:
-        ConnectionError: its length is not a multiple of 6.
-    """
+    """Return the values of a SETTINGS frame. Raises ConnectionError if its length is not a multiple of 6."""
     if len(payload) % _SETTING.size:
         raise ConnectionError("the server sent an incomplete setting")
     return dict(_SETTING.iter_unpack(payload))

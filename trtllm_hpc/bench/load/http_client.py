@@ -26,8 +26,7 @@ _ERROR_PREFIX = b'{"error"'
 class HttpClient:
     """Sends requests to one server, each on a connection of its own, which is reused afterwards.
 
-    Args:
-        on_end: called with each reply when it is complete or has failed.
+    ``on_end`` is called with each reply when it is complete or has failed.
     """
 
     def __init__(self, target: Target, clock: Clock, on_end: Callable[[Reply], None]) -> None:
@@ -46,11 +45,7 @@ class HttpClient:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
-        """Check that the server answers.
-
-        Raises:
-            NotReady: it does not.
-        """
+        """Check that the server answers. Raises NotReady if it does not."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._target.endpoint.tls() or True),
             timeout=aiohttp.ClientTimeout(total=self._target.timeout_s),

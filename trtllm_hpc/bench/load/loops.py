@@ -153,11 +153,7 @@ class DisconnectWatch:
 
 
 def run_in_process(plan: Plan, count: Count | None = None, control: Control | None = None) -> LoadResult:
-    """Run a load in this process.
-
-    Raises:
-        NotReady: no connection to the endpoint.
-    """
+    """Run a load in this process. Raises NotReady if there is no connection to the endpoint."""
     load = (_OpenLoop if isinstance(plan, OpenPlan) else _ClosedLoop)(plan, count)
     try:
         asyncio.get_running_loop()

@@ -77,8 +77,7 @@ class Target:
 def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
     """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
-    Raises:
-        ValueError: a text for a model that takes token ids, or the other way round.
+    Raises ValueError for a text to a model that takes token ids, or the other way round.
     """
     if target.is_openai:
         exact = target.min_length_input is not None

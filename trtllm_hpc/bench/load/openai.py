@@ -57,14 +57,10 @@ class Part:
 
 
 def encode(request: Request, protocol: str, model: str, *, streaming: bool, exact: bool) -> bytes:
-    """Return the body of a request.
+    """Return the body of a request; ``exact``: the answer must have the requested length.
 
-    Args:
-        exact: whether the answer must have the requested length. ``ignore_eos`` and ``min_tokens`` are keys
-            of ``trtllm-serve`` and vLLM, not of OpenAI.
-
-    Raises:
-        ValueError: token ids for a chat, or a LoRA adapter.
+    ``ignore_eos`` and ``min_tokens`` are keys of ``trtllm-serve`` and vLLM, not of OpenAI. Raises ValueError
+    for token ids of a chat, or a LoRA adapter.
     """
     if request.lora_task_id is not None:
         raise ValueError("OpenAI's protocol has no field for the weights of LoRA adapters")

@@ -67,9 +67,7 @@ class _RawPage:
 class Samples:
     """The pages of a measurement; to be read when the sampling is over.
 
-    Args:
-        endpoint: whose page it is.
-        max_pages: with more, every second page is dropped and the interval doubles.
+    With more than ``max_pages``, every second page is dropped and the interval doubles.
     """
 
     def __init__(self, endpoint: Endpoint, max_pages: int) -> None:
@@ -169,12 +167,9 @@ def sampled(
 ) -> Iterator[Samples]:
     """Fetch the endpoint's metrics page about every ``interval_s`` seconds, and once more at the end.
 
-    A thread does it, and only keeps the bytes: they are parsed afterwards, so that the
-    load's sender is not delayed. A page that cannot be read is a warning, not an error.
-
-    Args:
-        to: the samples are written there even after an error, when the last ones matter most.
-        before: samples of an earlier attempt, which are kept there, too.
+    A thread does it, and only keeps the bytes: they are parsed afterwards, so that the load's sender is not
+    delayed. A page that cannot be read is a warning, not an error. After the samples of an earlier attempt,
+    ``before``, they are written ``to`` a file even after an error, when the last ones matter most.
     """
     samples, ended = Samples(endpoint, max_pages), threading.Event()
     if not endpoint.metrics_port and endpoint.is_triton:  # a server without a run, known by one port
@@ -222,10 +217,7 @@ def _connection(endpoint: Endpoint) -> HTTPConnection:
 def _get(connection: HTTPConnection, endpoint: Endpoint) -> bytes:
     """Return the pages of all instances as one, whose figures are added up.
 
-    The connection is kept: a new one each time costs both sides more.
-
-    Raises:
-        RequestFailed: in a few words.
+    The connection is kept: a new one each time costs both sides more. Raises RequestFailed in a few words.
     """
     if not endpoint.is_triton:
         return _get_statistics(connection, endpoint)
@@ -289,8 +281,7 @@ def _get_page(connection: HTTPConnection, path: str, headers: Mapping[str, str])
 def fetch_page(endpoint: Endpoint) -> Page:
     """Return the metrics page of this moment.
 
-    Raises:
-        RequestFailed: it cannot be read, or is not a page of metrics.
+    Raises RequestFailed if it cannot be read, or is not a page of metrics.
     """
     connection = _connection(endpoint)
     try:

@@ -31,13 +31,9 @@ class Source:
 
 
 class Page:
-    """A parsed metrics page: Triton's, or that of ``trtllm-serve``.
+    """A parsed metrics page in Prometheus' text format; raises ValueError if it is not.
 
-    Args:
-        text: in Prometheus' text format; of ``trtllm-serve`` the first line is the list of its statistics.
-
-    Raises:
-        ValueError: it is not in that format.
+    The first line of a page of ``trtllm-serve`` is the list of its statistics.
     """
 
     def __init__(self, text: str) -> None:

@@ -75,8 +75,7 @@ _OF_REQUESTS = {
 def from_statistics(text: str) -> list[Found]:
     """Return the figures of the last step in the statistics; none if there was no step.
 
-    Raises:
-        ValueError: it is not such a list.
+    Raises ValueError if it is not such a list.
     """
     steps = json.loads(text)
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
@@ -96,9 +95,7 @@ def _of_step(step: dict[str, Any]) -> Iterator[Found]:
 def from_page(name: str, labels: Mapping[str, str], value: float, *, is_idle: bool) -> Found | None:
     """Return one figure of the page for Prometheus; ``None`` if Triton has none that is the same.
 
-    Args:
-        name: without the ending ``_total``.
-        is_idle: whether there are no statistics.
+    ``name`` is without the ending ``_total``; ``is_idle``: there are no statistics.
     """
     if name in _GAUGES and is_idle:
         return _engine(*_GAUGES[name], value)

@@ -43,10 +43,8 @@ BUILT_IN_PROMPTS = (
 def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     """Return the first ``spec.count`` requests of the workload; fewer if a trace is shorter.
 
-    A longer workload of the same settings begins with the same requests.
-
-    Raises:
-        ConfigError: the workload's file or its settings make no requests; with file and line.
+    A longer workload of the same settings begins with the same requests. Raises ConfigError if the workload's
+    file or its settings make no requests; with file and line.
     """
     built = _KINDS[spec.workload.kind](spec)
     return replace(built, requests=with_adapters(built.requests, spec.settings))
@@ -55,8 +53,7 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
 def check_file(workload: Workload) -> None:
     """Check the workload's file, if it has one, without tokenizer and engine: before a server is started.
 
-    Raises:
-        ConfigError: it makes no requests; with file and line.
+    Raises ConfigError if it makes no requests; with file and line.
     """
     if workload.path is None:
         return

@@ -37,8 +37,7 @@ class Entry(NamedTuple):
 def read_entries(path: Path) -> list[Entry]:
     """Return all entries of the file, in their order.
 
-    Raises:
-        ConfigError: it cannot be read, or has another layout; with the line.
+    Raises ConfigError if it cannot be read, or has another layout; with the line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -120,8 +119,7 @@ class SourcePrompt:
 def read_prompts(path: Path, tokens_per_word: float) -> list[SourcePrompt | None]:
     """Return the prompt of each entry of the file; ``None`` for an entry without one.
 
-    Raises:
-        ConfigError: an entry cannot be read, or none has a prompt; with file and line.
+    Raises ConfigError if an entry cannot be read, or none has a prompt; with file and line.
     """
     found = [prompt_of(entry, tokens_per_word) for entry in read_entries(path)]
     if not any(found):
@@ -132,14 +130,10 @@ def read_prompts(path: Path, tokens_per_word: float) -> list[SourcePrompt | None
 def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
     """Return the prompt of an entry; ``None`` if it is empty, as of an empty conversation.
 
-    Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose
-    prompt is ``input + ' ' + instruction`` (``benchmark_core_model.py`` of
-    tensorrtllm_backend v0.16.0); a prompt or token ids alone; ``messages`` of
-    chats and ``conversations`` of ShareGPT, whose prompt is everything before
-    the first answer.
-
-    Raises:
-        ConfigError: it has none of these, or wrong types; with the line.
+    Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
+    instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
+    ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
+    answer. Raises ConfigError if it has none of these, or wrong types; with the line.
     """
     values, line, source = entry.values, entry.line, f"line {entry.line}"
     tokens = length_of(entry, OUTPUT_LENGTH_KEYS)

@@ -75,8 +75,7 @@ def normal_share_above(spec: WorkloadSpec, tokens: int) -> float:
 def histogram_lengths(spec: WorkloadSpec) -> list[Lengths]:
     """Draw lengths from the bins of the settings' file.
 
-    Raises:
-        ConfigError: the file has no bins; with file and line.
+    Raises ConfigError if the file has no bins; with file and line.
     """
     sides = read_bins(spec.file)
     seed, count = spec.settings.seed, spec.count
@@ -113,8 +112,7 @@ def histogram_share_above(spec: WorkloadSpec, tokens: int) -> float:
 def read_bins(path: Path) -> list[list[Bin]]:
     """Return the bins of the file: those of pairs, or those of prompts and those of answers.
 
-    Raises:
-        ConfigError: there are none; with file and line.
+    Raises ConfigError if there are none; with file and line.
     """
     root, diagnostics = read_tree(path, "histogram")
     if root is None or diagnostics:
@@ -193,11 +191,7 @@ def cut_to_limit(
 ) -> tuple[list[Lengths], list[str]]:
     """Return the lengths with prompts cut to the limit, and a sentence if any were.
 
-    Args:
-        prefix_tokens: tokens before each drawn length.
-
-    Raises:
-        ConfigError: the prefix alone reaches the limit.
+    ``prefix_tokens`` stand before each drawn length. Raises ConfigError if they alone reach the limit.
     """
     if limit is None:
         return list(lengths), []

@@ -62,8 +62,7 @@ class PromptShape:
 def prompt_source(spec: WorkloadSpec) -> TokenIdSource | TextSource:
     """Return a source of token ids for a model that takes ids, else of texts.
 
-    Raises:
-        ConfigError: there is neither tokenizer nor vocabulary for it.
+    Raises ConfigError if there is neither tokenizer nor vocabulary for it.
     """
     if not spec.token_ids:
         if spec.tokenizer is None:
@@ -181,11 +180,8 @@ def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
 class TextWriter:
     """Writes texts of words that are one token each, and lets the tokenizer count the result.
 
-    The first word stands for itself and for the special tokens that the
-    tokenizer adds, so texts have at least ``min_tokens``.
-
-    Raises:
-        ConfigError: the tokenizer has too few words of one token.
+    The first word stands for itself and for the special tokens that the tokenizer adds, so texts have at
+    least ``min_tokens``. Raises ConfigError if the tokenizer has too few words of one token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -34,11 +34,7 @@ class Stream(enum.IntEnum):
 
 
 def random_source(seed: int, stream: Stream, *keys: int) -> np.random.RandomState:
-    """Return a source of random numbers.
-
-    Args:
-        keys: select one of several sources of a stream, for example by the repeat; any integers.
-    """
+    """Return a source of random numbers; ``keys`` are integers that select one of several."""
     words = [seed, int(stream)]
     for key in keys:
         words += [len(words), *_uint32_words(key)]

@@ -126,11 +126,7 @@ class WorkloadSpec:
 
     @property
     def file(self) -> Path:
-        """The workload's file.
-
-        Raises:
-            ConfigError: the settings name none.
-        """
+        """The workload's file. Raises ConfigError if the settings name none."""
         if self.workload.path is None:
             message = f"a workload of kind {self.workload.kind} is read from a file, but no file is given"
             hint = "--file FILE, or companion.benchmark.workload.path in the job file"

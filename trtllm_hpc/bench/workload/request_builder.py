@@ -21,8 +21,7 @@ from trtllm_hpc.bench.workload.request import (
 class RequestBuilder:
     """Builds requests from prompts.
 
-    Raises:
-        ConfigError: the length of prompts is limited, and there is no tokenizer to count them.
+    Raises ConfigError if the length of prompts is limited, and there is no tokenizer to count them.
     """
 
     def __init__(self, spec: WorkloadSpec) -> None:
@@ -50,8 +49,7 @@ class RequestBuilder:
     def in_random_order(self, prompts: Sequence[SourcePrompt]) -> list[Request]:
         """Return the requested number of requests: all prompts once, then again, each time in another order.
 
-        Raises:
-            ConfigError: all of them are too long.
+        Raises ConfigError if all of them are too long.
         """
         built: dict[int, Request | None] = {}
         requests: list[Request] = []

@@ -46,14 +46,10 @@ class UnusableTokenizer(Exception):
 
 
 class LocalTokenizer:
-    """The library ``tokenizers`` with a folder's ``tokenizer.json``.
+    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises UnusableTokenizer.
 
-    Args:
-        special: whether it adds the tokens that begin and end a text, as
-            upstream's ``preprocessing`` does unless ``add_special_tokens`` is off.
-
-    Raises:
-        UnusableTokenizer: the file is missing or not readable.
+    With ``special`` it adds the tokens that begin and end a text, as upstream's ``preprocessing`` does unless
+    ``add_special_tokens`` is off.
     """
 
     counted_by = BY_TOKENIZER
@@ -75,11 +71,7 @@ class LocalTokenizer:
         return frozenset(self._tokenizer.decode_batch([[token] for token in ids]))
 
     def vocabulary(self, size: int | None = None) -> Vocabulary:
-        """Return its tokens without the special ones.
-
-        Args:
-            size: of the model's own vocabulary; higher ids are left out.
-        """
+        """Return its tokens without the special ones, and without ids from the model's own ``size`` on."""
         special = {i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
         ids = sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - special)
         known = [token for token in ids if size is None or token < size]
@@ -105,11 +97,7 @@ def _read_tokenizer(file: Path) -> Any:
 class ServedTokenizer:
     """The server's model ``preprocessing``, called over gRPC by clients that cannot read the model's folder.
 
-    Args:
-        timeout_s: for each request.
-
-    Raises:
-        RequestFailed: the server has no such model, or does not answer.
+    Raises RequestFailed if the server has no such model, or does not answer in time.
     """
 
     counted_by = BY_PREPROCESSING
@@ -126,9 +114,8 @@ class ServedTokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text; one call each, since not every ``preprocessing`` takes batches.
 
-        Raises:
-            NotReady: the server is not there, or not any more.
-            RequestFailed: with the server's error message.
+        Raises NotReady if the server is not there, or not any more; RequestFailed with the server's error
+        message.
         """
         from tritonclient.utils import InferenceServerException
 
@@ -170,17 +157,10 @@ def find_tokenizer(
 ) -> Tokenization:
     """Find the tokenizer that counts, and the ordinary token ids of the model.
 
-    A tokenizer that this machine can read is fast, but only right if it agrees
-    with the server's: where the server has ``preprocessing``, the two are
-    compared, and if they differ the server counts.
-
-    Args:
-        folders: of the model and of its engine; the first tokenizer is taken, and
-            the vocabulary's size from the first ``config.json``.
-        endpoint: a server that may have ``preprocessing``.
-
-    Raises:
-        ConfigError: the settings name a folder without a readable tokenizer.
+    A tokenizer that this machine can read is fast, but only right if it agrees with the server's: where the
+    server has ``preprocessing``, the two are compared, and if they differ the server counts. ``folders`` are
+    those of the model and of its engine; the first tokenizer and the first ``config.json`` are taken. Raises
+    ConfigError if the settings name a folder without a readable tokenizer.
     """
     local = _find_local(workload, folders)
     served = _find_served(endpoint, timeout_s)

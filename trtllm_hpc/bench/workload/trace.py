@@ -67,8 +67,7 @@ def _too_short(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> Iterator[str]
 def check_trace(path: Path, tokens_per_word: float) -> None:
     """Check every entry of the file, as far as possible without a tokenizer.
 
-    Raises:
-        ConfigError: an entry makes no request; with file and line.
+    Raises ConfigError if an entry makes no request; with file and line.
     """
     timed, generated = _read(path, 1.0)
     for each in timed:

@@ -83,11 +83,7 @@ class Scanned:
 
 
 def prepare_scan(size_bytes: int = 0) -> None:
-    """Load the table of causes, which :func:`scan` else does at its first call.
-
-    Args:
-        size_bytes: about so much is going to be searched.
-    """
+    """Load the table of causes for about so much text, which :func:`scan` else does at its first call."""
     _sieve().expect(size_bytes)
 
 
@@ -153,10 +149,8 @@ class _Finder:
         """Shapes of lines that can tell nothing new."""
 
     def search(self, block: bytes, cut: int, at: int) -> None:
-        """Search the lines that begin before ``cut``; matches may reach beyond it.
-
-        Args:
-            at: where the block begins in the log.
+        """Search the lines of a block at ``at`` of the log that begin before ``cut``; matches may reach
+        beyond it.
         """
         for one in _sieve().suspects(block[:cut]):
             line = block[one.start : one.end]

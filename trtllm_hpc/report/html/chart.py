@@ -54,11 +54,7 @@ class Section:
 
 
 def altair() -> Any:
-    """Import and return Altair.
-
-    Raises:
-        TrtllmHpcError: it is not installed.
-    """
+    """Import and return Altair. Raises TrtllmHpcError if it is not installed."""
     try:
         import altair
         import vl_convert  # noqa: F401

@@ -131,8 +131,7 @@ class ReportData:
 def read_report_data(paths: RunPaths, name: str) -> ReportData:
     """Read a measurement and its records. Records of a level without a summary are left out.
 
-    Raises:
-        RunNotFound: there is no such measurement, or another version wrote it.
+    Raises RunNotFound if there is no such measurement, or another version wrote it.
     """
     files = paths.measurement(name)
     measurement = read_measurement(files.summary)

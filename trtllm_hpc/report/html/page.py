@@ -45,9 +45,8 @@ _FOLDER = "report"
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
     """Write the report of a measurement as one HTML file.
 
-    Raises:
-        RunNotFound: there is no such measurement.
-        TrtllmHpcError: the packages that draw charts are not installed.
+    Raises RunNotFound if there is no such measurement; TrtllmHpcError if the packages that draw charts are
+    not installed.
     """
     write_text(to, report_page(read_report_data(paths, name)))
 

@@ -79,11 +79,8 @@ def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
 def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
     """Compare the installed TensorRT-LLM with the one that the commands were written for.
 
-    A release candidate or a patch of the same number only causes a warning: images carry
-    such under a release's tag, and a job file can name releases only.
-
-    Raises:
-        BuildFailed: it is another release.
+    A release candidate or a patch of the same number only causes a warning: images carry such under a
+    release's tag, and a job file can name releases only. Raises BuildFailed if it is another release.
     """
     planned, found = recipe.tensorrt_llm, versions.get("tensorrt_llm")
     if planned is None or found is None:
@@ -98,8 +95,7 @@ def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
 def compute_capability(recipe: Recipe) -> str | None:
     """Return the compute capability for the keys; ``None`` if no step depends on it.
 
-    Raises:
-        BuildFailed: it cannot be read, or is not the profile's.
+    Raises BuildFailed if it cannot be read, or is not the profile's.
     """
     if not any(step.on_gpu for step in recipe.steps):
         return None

@@ -139,8 +139,7 @@ class Entry:
     def faults(self) -> list[str] | None:
         """Return what is wrong with the output by names, sizes and known damage; ``None`` without an output.
 
-        Raises:
-            PermissionError: this user may not read the entry.
+        Raises PermissionError if this user may not read the entry.
         """
         if not self.output.is_dir():
             return None
@@ -163,11 +162,8 @@ class Entry:
         return False
 
     def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
-        """Make the folder and its ``key.json``.
-
-        Args:
-            chain: the key documents of this step and of those before it, by step.
-                A later miss is compared with them.
+        """Make the folder and its ``key.json``, with the ``chain`` of documents that a later miss is compared
+        with.
         """
         make_shared(self.folder)
         if self.key() is None:

@@ -86,13 +86,9 @@ def step_keys(
 ) -> tuple[StepKey, ...]:
     """Return the keys of all steps, in their order.
 
-    Args:
-        compute_capability: of the GPUs that the engine is for, e.g. ``"9.0"``.
-        edited_script: hash of ``build.sh`` if the user has changed it.
-
-    Raises:
-        ModelUnreadable: the model cannot be read here.
-        CapabilityUnknown: a step depends on the GPU, and ``compute_capability`` is ``None``.
+    ``compute_capability`` is that of the GPUs that the engine is for, e.g. ``"9.0"``, and ``edited_script``
+    the hash of ``build.sh`` if the user has changed it. Raises ModelUnreadable if the model cannot be read
+    here; CapabilityUnknown if a step depends on the GPU, and ``compute_capability`` is ``None``.
     """
     keys: dict[str, StepKey] = {}
     revision = cache(revision_of)  # a folder that several steps read is read once
@@ -152,10 +148,8 @@ def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program
 def revision_of(folder: Path) -> Revision:
     """Return the revision of a model's folder, or of a single file.
 
-    The folder's own name and place, the files' times, hidden files and documentation do not count.
-
-    Raises:
-        ModelUnreadable: it is missing, empty or closed.
+    The folder's own name and place, the files' times, hidden files and documentation do not count. Raises
+    ModelUnreadable if it is missing, empty or closed.
     """
     try:
         files = dict(_files(folder)) if folder.is_dir() else {folder.name: folder}

@@ -211,9 +211,7 @@ class Lock:
 def try_lock(folder: Path, owner: Owner, watch: Watch) -> Lock | Holder:
     """Take an entry's folder, or return who holds it.
 
-    Raises:
-        FileNotFoundError: the entry was removed meanwhile.
-        OSError: the file system refused.
+    Raises FileNotFoundError if the entry was removed meanwhile; OSError if the file system refused.
     """
     holder = find_holder(folder)
     if holder is not None:

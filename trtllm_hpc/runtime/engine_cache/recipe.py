@@ -107,8 +107,7 @@ class Recipe:
     def read(cls, path: Path) -> Recipe:
         """Read what :meth:`write` has written.
 
-        Raises:
-            InvalidRecipe: the file is missing, damaged or of another version.
+        Raises InvalidRecipe if the file is missing, damaged or of another version.
         """
         try:
             record = read_json(path)

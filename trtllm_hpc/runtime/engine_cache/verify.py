@@ -21,8 +21,7 @@ def wrong_files(
 ) -> list[str]:
     """Read all files of a finished output and compare them with its manifest; what is wrong is also noted.
 
-    Args:
-        progress: called with each file's name before it is read.
+    ``progress`` is called with each file's name before it is read.
     """
     wrong = []
     present = {str(file.relative_to(entry.output)) for file in files_in(entry.output)}

@@ -41,12 +41,7 @@ class RepositoryInvalid(RenderError):
 
 
 def check(messages: Messages, files: Files) -> list[Diagnostic]:
-    """Return everything that does not fit together.
-
-    Args:
-        messages: the models' ``ModelConfig``, by name.
-        files: the files of each model's folder, as relative paths.
-    """
+    """Return everything that does not fit together in the models and, as relative paths, their files."""
     return [
         problem
         for name, message in messages.items()

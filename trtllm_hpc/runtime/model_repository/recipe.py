@@ -63,11 +63,7 @@ class RepositoryRecipe:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> RepositoryRecipe:
-        """Return the recipe that ``as_json`` gave.
-
-        Raises:
-            KeyError, TypeError: the record is not one.
-        """
+        """Return the recipe that ``as_json`` gave. Raises KeyError or TypeError if the record is not one."""
         models = tuple(
             ModelRecipe(**{**model, "edits": ModelEdits(**model["edits"]), "asked": tuple(model["asked"])})
             for model in record["models"]

@@ -26,11 +26,7 @@ _LEFT_OUT = ("__pycache__", ".tmp", ".gitkeep", CONFIG)
 
 
 def make_repository(paths: RunPaths, all_models: Path) -> int:
-    """``runtime repository``: fill, check and write the run's repository in the job; returns the exit code.
-
-    Args:
-        all_models: upstream's templates, as this process sees them.
-    """
+    """``runtime repository``: fill, check and write the run's repository; returns the exit code."""
     try:
         record = read_json(paths.repository_recipe)
         recipe = None if record is None else RepositoryRecipe.from_json(record)
@@ -109,11 +105,8 @@ class FinishedModel:
 def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedModel]:
     """Return every model by name, checked one by one and together.
 
-    Args:
-        folder: upstream's ``all_models``, or a folder in which ``find_all_models`` finds it.
-
-    Raises:
-        RepositoryInvalid: with everything that is wrong.
+    ``folder`` is upstream's ``all_models``, or one in which ``find_all_models`` finds it. Raises
+    RepositoryInvalid with everything that is wrong.
     """
     all_models = find_all_models(folder)
     if all_models is None:

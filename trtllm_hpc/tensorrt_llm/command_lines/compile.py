@@ -60,9 +60,8 @@ def compile_options(
 ) -> CommandLines:
     """Compile a job file to the options of the toolchain's programs.
 
-    Args:
-        model_config: the model's ``config.json``, where it could be read.
-        part: the engine of an encoder-decoder model; ``None`` for all other models.
+    ``model_config`` is the model's ``config.json``, where it could be read, and ``part`` the engine of an
+    encoder-decoder model.
     """
     compiled = CommandLines(toolchain, {program.role: {} for program in toolchain.programs})
     context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)

@@ -42,9 +42,7 @@ DEFAULT_SMOOTHING = 0.5
 def tool(quantization: Quantization, *, by_build_py: bool) -> Tool | None:
     """Return which of upstream's programs quantizes; ``None`` if nothing is quantized.
 
-    Args:
-        by_build_py: whether the release builds by ``build.py``, which quantizes
-            weights by itself where no samples are needed.
+    A release that builds by ``build.py`` quantizes weights by itself where no samples are needed.
     """
     method = quantization.method
     if method is None and quantization.kv_cache is None:
@@ -167,11 +165,8 @@ def _details(quantization: Quantization) -> Iterator[OptionRequest]:
 def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bool:
     """Whether the method needs weights that are quantized already, in a place of their own.
 
-    Qwen's ``convert_checkpoint.py`` has no option for one: it reads GPTQ's weights from the model's folder
-    (examples/qwen/README.md, 'INT4-GPTQ').
-
-    Args:
-        options: of the programs that convert the model.
+    Qwen's ``convert_checkpoint.py`` has none of the ``options`` for it: it reads GPTQ's weights from the
+    model's folder (examples/qwen/README.md, 'INT4-GPTQ').
     """
     of_checkpoint = {mapping.option for mapping in _checkpoint(quantization)}
     return quantization.method in FROM_CHECKPOINT and not of_checkpoint.isdisjoint(options)

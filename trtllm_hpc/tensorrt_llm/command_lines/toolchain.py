@@ -99,13 +99,9 @@ class Toolchain:
 def find_toolchain(
     job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None = None
 ) -> Toolchain:
-    """Return the programs for this model in this release.
+    """Return the programs for this model, of a ``config.json`` that could be read, in this release.
 
-    Args:
-        model_config: the model's ``config.json``, where it could be read.
-
-    Raises:
-        NoToolchain: the release cannot build it.
+    Raises NoToolchain if the release cannot build it.
     """
     _require_text(job, family)
     _require_architecture(job, release, family, model_config)

@@ -75,14 +75,9 @@ class MemoryPlan:
 def plan_memory(
     job: JobFile, cluster: ClusterProfile, config: Config, release: Release | None = None
 ) -> MemoryPlan:
-    """Sum up the memory of a job on a cluster.
+    """Sum up the memory of a job on a cluster, with TensorRT-LLM of ``release``, else the reference backend.
 
-    Args:
-        config: the model's ``config.json``.
-        release: the TensorRT-LLM that computes; ``None`` for the reference backend.
-
-    Raises:
-        UnknownModel: there is no sum for this kind of model.
+    Raises UnknownModel if there is no sum for this kind of model.
     """
     planner = _Planner(job, cluster, read_shape(config), release)
     room = planner.room(parallel_of(job.engine))

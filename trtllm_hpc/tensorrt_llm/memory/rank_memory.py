@@ -117,10 +117,8 @@ def weight_bytes(
 ) -> int:
     """Bytes of weights on the rank that has most of them.
 
-    Args:
-        shares_embedding: whether a head that is tied to the embedding takes no memory of its own.
-            It cannot be shared when only one of the two is cut, or when they are on different stages.
-        parallel_embedding: whether the ranks share the token embedding.
+    A head that is tied to the embedding (``shares_embedding``) takes memory of its own when only one of the
+    two is cut (``parallel_embedding``), or when they are on different stages.
     """
     sizes = _Sizes(parallel, BYTES[dtype], quantized)
     is_shared = shape.tied and shares_embedding and (parallel.tensor == 1 or parallel_embedding)

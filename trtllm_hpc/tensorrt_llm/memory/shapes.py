@@ -111,8 +111,7 @@ def synthetic_config(name: str) -> Config:
 def read_shape(config: Config) -> ModelShape:
     """The shape of the model that a ``config.json`` describes.
 
-    Raises:
-        UnknownModel: another family, or a field is missing.
+    Raises UnknownModel if it is of another family, or a field is missing.
     """
     family = config.get("model_type")
     reader = READERS.get(str(family))

@@ -65,15 +65,10 @@ class UnknownProgram(ValueError):
 
 
 def check_words(release: Release, words: Sequence[str], family: str | None = None) -> Checked:
-    """Check a command line.
+    """Check a command line; what stands before the program (``python3``, ``mpirun -n 4``) is left out.
 
-    Args:
-        release: the release that is to run it.
-        words: the words; what stands before the program (``python3``, ``mpirun -n 4``) is left out.
-        family: the family of models; left out, the folder of the program tells it, else it is ``llama``.
-
-    Raises:
-        UnknownProgram: no word names one of upstream's tools.
+    Without ``family`` the folder of the program tells it, else it is ``llama``. Raises UnknownProgram if no
+    word names one of upstream's tools.
     """
     at = next((place for place, word in enumerate(words) if PurePosixPath(word).name in COMMANDS), None)
     if at is None:

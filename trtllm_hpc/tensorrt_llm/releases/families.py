@@ -42,9 +42,7 @@ def families() -> Mapping[str, Family]:
 def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> Family | None:
     """Return the family that is stated, else that of the model's ``config.json``; ``None`` if neither tells.
 
-    Args:
-        stated: ``model.family``; an unknown name is taken as that of a folder of examples.
-        model_config: the model's ``config.json``, where it could be read.
+    An unknown stated name is taken as that of a folder of examples.
     """
     if stated is not None:
         return families().get(stated) or Family(stated, "model.family", examples=stated)
@@ -64,9 +62,7 @@ class FirstRelease:
 def first_release(family: Family, model_config: Mapping[str, Any] | None) -> FirstRelease | None:
     """Return the first release that builds an engine of the model; ``None`` if that is not known.
 
-    Args:
-        family: tells where ``config.json`` cannot be read: the first release with one of its architectures.
-        model_config: the model's ``config.json``, where it could be read.
+    Where ``config.json`` could not be read, the first release with an architecture of the family counts.
     """
     named = tuple((model_config or {}).get("architectures") or ())
     known: Mapping[str, Mapping[str, str]] = read_data("architectures")["architecture"]

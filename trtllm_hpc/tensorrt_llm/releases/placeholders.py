@@ -104,10 +104,9 @@ def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, 
 
 
 def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """How the placeholders of templates differ from those of a release, a line each.
+    """How the placeholders of templates, by group and model, differ from those of a release, a line each.
 
-    Args:
-        found: names in each ``config.pbtxt``, by group and model; templates that are not known do not count.
+    Templates that are not known do not count.
     """
     lines = []
     for group, model in templates():

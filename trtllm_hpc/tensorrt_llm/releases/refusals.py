@@ -45,13 +45,7 @@ def meant_family(release: Release, name: str, family: str) -> str:
 
 
 def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:
-    """Why a program refuses an option: a sentence and a hint.
-
-    Args:
-        command: the program, or the sub-command that the option stands after.
-        name: an option that ``command`` does not have.
-        top: the program itself.
-    """
+    """Why a program, with its sub-command, does not have an option: a sentence and a hint."""
     found = other_form(name, command)
     if found is not None:
         return f"{command.name} spells it {found}", f"write {found}"
@@ -99,11 +93,7 @@ class Lifetime:
 
 @cache
 def option_lifetime(program: str, option: str, family: str, value: str | None = None) -> Lifetime | None:
-    """Which releases have an option; ``None`` if none has it.
-
-    Args:
-        value: counts only releases whose option takes this value.
-    """
+    """Which releases have an option, one that takes ``value`` if given; ``None`` if none has it."""
     commands = {version: load_command(version, program, family) for version in releases_with(program, family)}
     having = {version: _taking(command, option, value) for version, command in commands.items()}
     taken = tuple(version for version, found in having.items() if found is not None)

@@ -24,12 +24,7 @@ _KEY = "engine.tensorrt_llm_version"
 
 
 class UnknownRelease(TrtllmHpcError):
-    """The release cannot be told from the image and what was stated.
-
-    Args:
-        choices: the versions, or tags, that are known.
-        is_newer: whether it is newer than all that are known.
-    """
+    """The release follows neither from the image nor from what was stated; ``choices`` are known."""
 
     exit_code = ExitCode.CONFIG
 
@@ -127,8 +122,7 @@ def version_of_image(image: str) -> str | None:
 def nearest_release(version: str | None) -> Release:
     """The release with the LLM API that is most like an unknown one: the newest before it, else the first.
 
-    Args:
-        version: the unknown one's, if it is known; ``None`` is taken for newer than all.
+    An unknown ``version`` is taken for newer than all.
     """
     able = [release for release in releases() if "pytorch" in release.backends]
     try:
@@ -161,12 +155,8 @@ def release_of_version(version: str) -> Release | None:
 def find_release(image: str | None, stated: str | None) -> Release:
     """The release of a container's image, of the version that was stated, or of both.
 
-    Args:
-        image: name of the image or path of its file.
-        stated: what ``engine.tensorrt_llm_version`` says.
-
-    Raises:
-        UnknownRelease: neither tells it, the version is unknown, or the two disagree.
+    ``image`` is a name or the path of a file, ``stated`` what ``engine.tensorrt_llm_version`` says. Raises
+    UnknownRelease if neither tells it, the version is unknown, or the two disagree.
     """
     tag = tag_of_image(image) if image is not None else None
     version = version_of_image(image) if image is not None else None
