@@ -15,7 +15,6 @@ from typing import Any
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.paths import write_text
-from trtllm_hpc.report.in_flight import in_flight
 
 _REQUESTS, _SERVER, _CLIENT = 1, 2, 3
 """The groups of tracks, which the format calls processes."""
@@ -102,3 +101,34 @@ def _counter(group: int, name: str, time_s: float, value: float) -> TraceEvent:
 def _us(seconds: float) -> int:
     """Whole microseconds, so that a span ends exactly where the next begins."""
     return round(seconds * 1e6)
+
+
+def in_flight(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
+    """Each moment at which the number changes, with the number from then on."""
+    changes = sorted(
+        [(record.sent_s, 1) for record in records] + [(record.ended_s, -1) for record in records]
+    )
+    steps: list[tuple[float, int]] = []
+    count = 0
+    for time_s, change in changes:
+        count += change
+        if steps and steps[-1][0] == time_s:
+            steps[-1] = (time_s, count)
+        else:
+            steps.append((time_s, count))
+    return steps
+
+
+def most_in_flight(records: Sequence[RequestRecord], most: int) -> list[tuple[float, int]]:
+    """The same thinned to about ``most`` moments: each stretch of time with its largest number."""
+    steps = in_flight(records)
+    if len(steps) <= most:
+        return steps
+    begin, end = steps[0][0], steps[-1][0]
+    width = (end - begin) / most or 1.0
+    largest: dict[int, tuple[float, int]] = {}
+    for time_s, count in steps[:-1]:
+        stretch = int((time_s - begin) / width)
+        if stretch not in largest or count > largest[stretch][1]:
+            largest[stretch] = (time_s, count)
+    return [*largest.values(), steps[-1]]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import cycle
+from itertools import accumulate, cycle
 from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.adapters import with_adapters
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
 from trtllm_hpc.bench.workload.lengths import (
     Lengths,
@@ -23,10 +22,10 @@ from trtllm_hpc.bench.workload.lengths import (
 )
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
 from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadSpec
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder
 from trtllm_hpc.bench.workload.trace import check_trace, trace
-from trtllm_hpc.config.benchmark import Workload
+from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 BUILT_IN_PROMPTS = (
     "What is machine learning?",
@@ -139,3 +138,38 @@ _KINDS: dict[str, Callable[[WorkloadSpec], BuiltWorkload]] = {
     "shared-prefix": _shared_prefix,
     "trace": trace,
 }
+
+
+# LoRA adapters --------------------------------------------------------------------------
+
+_BLOCK = 12
+"""Requests in which each adapter has its share, give or take one; halves, thirds and quarters exactly."""
+
+
+def with_adapters(requests: Sequence[Request], settings: Benchmark) -> list[Request]:
+    """Return the requests, each with the number of its adapter, if the workload has any."""
+    if not settings.workload.lora:
+        return list(requests)
+    drawn = _draw(settings)
+    return [
+        request if task_id is None else replace(request, lora_task_id=task_id)
+        for request, task_id in zip(requests, drawn, strict=False)
+    ]
+
+
+def _draw(settings: Benchmark) -> Iterator[int | None]:
+    """Yield the adapter of one request after the other, ``None`` for none, without end.
+
+    Within a block the points of a grid with a random start are in random order (systematic sampling): short
+    measurements have the shares, too, and the adapters do not take turns in step with the instances of a
+    server.
+    """
+    workload = settings.workload
+    task_ids: list[int | None] = [*workload.lora_task_ids, None]
+    # Rounded, so that a sum of thirds is no hair below 1.
+    bounds = [round(bound, 9) for bound in accumulate(workload.lora_shares)]
+    source = random_source(settings.seed, Stream.ADAPTERS)
+    while True:
+        points = (source.permutation(_BLOCK) + source.random_sample()) / _BLOCK
+        for place in np.searchsorted(bounds, points, side="right").tolist():
+            yield task_ids[place]

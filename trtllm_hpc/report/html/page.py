@@ -23,8 +23,6 @@ from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as
 from trtllm_hpc.report.html.curves import curve_section, search_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.distributions import distribution_section
-from trtllm_hpc.report.html.phases import phase_section
-from trtllm_hpc.report.html.server import server_section
 from trtllm_hpc.report.html.tables import (
     adapter_table,
     error_table,
@@ -36,7 +34,7 @@ from trtllm_hpc.report.html.tables import (
     token_table,
     use_table,
 )
-from trtllm_hpc.report.html.timelines import timeline_section
+from trtllm_hpc.report.html.timelines import phase_section, server_section, timeline_section
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
 _FOLDER = "report"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from trtllm_hpc.bench.records import RequestRecord
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample
 from trtllm_hpc.report.formatting import quantity
 from trtllm_hpc.report.html.chart import (
     ASIDE,
@@ -14,13 +15,15 @@ from trtllm_hpc.report.html.chart import (
     FAILED,
     Chart,
     NoChart,
+    Row,
     Section,
     altair,
     axis,
     described,
     scale,
 )
-from trtllm_hpc.report.html.data import ReportData
+from trtllm_hpc.report.html.data import WAITS, ReportData
+from trtllm_hpc.report.perfetto import most_in_flight
 
 MOST_DOTS = 1500
 """Requests in the latency chart: failed and slowest ones first, then evenly chosen ones."""
@@ -212,3 +215,146 @@ def _parts(record: RequestRecord) -> Iterator[dict[str, Any]]:
 
 def _part(name: str, begin_s: float, end_s: float) -> dict[str, Any]:
     return {"part": name, "begin": begin_s, "end": end_s, "ms": 1e3 * (end_s - begin_s)}
+
+
+# The server's own metrics ----------------------------------------------------------------
+
+MOST_SAMPLES = 400
+"""Points of one line; of more samples, only the largest of each interval is drawn."""
+_METRIC_HEIGHT = 150
+_CLIENT = "client: outstanding"
+
+
+def server_section(data: ReportData) -> Section:
+    """Requests in flight, KV cache and queue over time."""
+    intro = "Sampled from the server's metrics page while the load ran, on the client's clock."
+    cache = lines(data.samples, "kv_used_share", "KV cache in use")
+    percent = [{**row, "value": 100 * row["value"]} for row in cache]
+    queue = lines(data.samples, "queue_ms", "")
+    by_model = [{**row, "line": row["line"].strip("[] ")} for row in queue]
+    charts = [
+        _lines(data, "server-in-flight", "Requests in flight", "requests", _in_flight(data)),
+        _lines(data, "server-kv", "KV cache in use", "% of blocks", percent),
+        _lines(data, "server-queue", "Time in the server's queue", "ms", by_model),
+    ]
+    return Section("server", "Server metrics", intro, charts, wide=True)
+
+
+def lines(samples: Sequence[ServerSample], key: str, label: str) -> list[dict[str, Any]]:
+    """One series as rows; one line for each model where several have it."""
+    rows = []
+    for sample in samples:
+        for name, value in sample.values.items():
+            if name == key:
+                rows.append({"time": sample.time_s, "value": value, "line": label})
+            elif name.startswith(f"{key}["):
+                rows.append({"time": sample.time_s, "value": value, "line": f"{label} {name[len(key) :]}"})
+    return rows
+
+
+def thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most ``MOST_SAMPLES`` rows of each line: the largest of each interval, so that no peak is lost."""
+    kept = []
+    for line in dict.fromkeys(row["line"] for row in rows):
+        mine = [row for row in rows if row["line"] == line]
+        step = -(-len(mine) // MOST_SAMPLES)
+        kept += [max(mine[at : at + step], key=lambda row: row["value"]) for at in range(0, len(mine), step)]
+    return kept
+
+
+def _in_flight(data: ReportData) -> list[dict[str, Any]]:
+    client = [
+        {"time": time_s, "value": float(count), "line": _CLIENT}
+        for time_s, count in most_in_flight(data.records, MOST_SAMPLES)
+    ]
+    server = lines(data.samples, "requests_active", "server: active")
+    server += lines(data.samples, "requests_waiting", "server: waiting")
+    return client + server
+
+
+def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[str, Any]]) -> Chart | NoChart:
+    if not rows:
+        return NoChart(title, "The server has no metric for it.")
+    # Sampling goes on a little longer than the load; later points would compress the chart.
+    end = end_of(data)
+    kept = thinned([row for row in rows if 0 <= row["time"] <= end])
+    if not kept:
+        return NoChart(title, "No sample was taken while the load ran.")
+    names = list(dict.fromkeys(row["line"] for row in kept))
+    alt = altair()
+    legend = alt.Legend(columns=2) if len(names) > 1 else None
+    base = alt.Chart(alt.NamedData("lines")).encode(
+        x=seconds_axis(alt, "time", end),
+        y=alt.Y("value:Q", title=unit, scale=alt.Scale(zero=True)),
+        # Model names go into the domain, which is data; a sort order would become an expression.
+        color=alt.Color("line:N", scale=alt.Scale(domain=names), legend=legend),
+    )
+    tooltip = [alt.Tooltip("line:N"), alt.Tooltip("time:Q", title="s"), alt.Tooltip("value:Q", format=".4~r")]
+    points = base.mark_point(opacity=0, size=60).encode(tooltip=tooltip)
+    chart = alt.layer(shaded(alt), base.mark_line(interpolate="step-after", clip=True), points)
+    most = max(kept, key=lambda row: row["value"])
+    description = (
+        f"{title} over time: {', '.join(name for name in names if name) or 'one line'}. "
+        f"The highest is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
+    )
+    note = (
+        f"Each line has {MOST_SAMPLES} points: the largest value of each interval."
+        if len(kept) < len(rows)
+        else None
+    )
+    datasets = {"lines": kept, "bands": bands(data)}
+    return Chart(key, title, description, described(chart, _METRIC_HEIGHT), datasets, note)
+
+
+# From submit to ready -------------------------------------------------------------------
+
+_ROW = 34
+_LABEL_PX = 300
+"""Width limit of a phase's label in pixels; a chart on a phone has no more."""
+
+
+def phase_section(data: ReportData) -> Section:
+    """The phases between ``submit`` and a ready server."""
+    ready = data.start.ready_s
+    intro = (
+        "No server of this run became ready, as far as its events show."
+        if ready is None
+        else f"The server was ready {quantity(ready)} s after the run was submitted."
+    )
+    return Section("phases", "From submit to ready", intro, [_phases(data)], wide=True)
+
+
+def _phases(data: ReportData) -> Chart | NoChart:
+    title = "Phases of the run"
+    rows: list[Row] = [
+        {
+            "phase": f"{phase.stage}: {phase.name}, {quantity(phase.end_s - phase.begin_s)} s",
+            "begin": phase.begin_s,
+            "end": phase.end_s,
+            "seconds": phase.end_s - phase.begin_s,
+            "kind": "waits" if phase.name == WAITS else "works",
+        }
+        for phase in data.start.phases
+    ]
+    if not rows:
+        return NoChart(title, "The run folder holds no events of a server start.")
+    longest = max(rows, key=lambda row: row["seconds"])
+    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
+    note = f"The longest is {longest['phase']}."
+    return Chart("phases", title, f"{description}.", _phase_spec(len(rows)), {"phases": rows}, note)
+
+
+def _phase_spec(count: int) -> dict[str, Any]:
+    alt = altair()
+    colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
+    base = alt.Chart(alt.NamedData("phases")).encode(
+        y=alt.Y("phase:N", sort=None, axis=None), tooltip=alt.Tooltip("phase:N")
+    )
+    bars = base.mark_bar(height=9, cornerRadius=2, yOffset=7).encode(
+        x=alt.X("begin:Q", title="seconds since submit", scale=alt.Scale(zero=True, nice=False)),
+        x2="end:Q",
+        color=alt.Color("kind:N", scale=colors),
+    )
+    # Above the bars and not beside them: a narrow screen has no room for both.
+    words = base.mark_text(align="left", dy=-7, limit=_LABEL_PX).encode(x=alt.value(0), text="phase:N")
+    return described(alt.layer(bars, words), _ROW * count)
