@@ -312,10 +312,7 @@ class _Run:
         return True
 
     def write(
-        self,
-        findings: Sequence[str] = (),
-        warnings: Sequence[str] = (),
-        server: ServerTokens | None = None,
+        self, findings: Sequence[str] = (), warnings: Sequence[str] = (), server: ServerTokens | None = None
     ) -> Measurement:
         """Write the summary and the workload so far, and return the summary."""
         feed = self._passes.feed

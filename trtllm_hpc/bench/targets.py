@@ -6,12 +6,7 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import CoreModel, Target
-from trtllm_hpc.client.connect import (
-    describe_over,
-    refuse_protocol,
-    usual_openai_model,
-    usual_protocol,
-)
+from trtllm_hpc.client.connect import describe_over, refuse_protocol, usual_openai_model, usual_protocol
 from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT
 from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, usual_model
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol

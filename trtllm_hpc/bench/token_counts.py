@@ -21,14 +21,7 @@ from typing import Any
 from trtllm_hpc.bench.load.messages import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import DRAIN, MEASURED, WARMUP, RequestRecord
 from trtllm_hpc.bench.results import Window
-from trtllm_hpc.bench.workload.request import (
-    BY_MODEL,
-    BY_REQUEST,
-    BY_RESPONSES,
-    BY_USAGE,
-    Request,
-    Tokenizer,
-)
+from trtllm_hpc.bench.workload.request import BY_MODEL, BY_REQUEST, BY_RESPONSES, BY_USAGE, Request, Tokenizer
 
 _BATCH = 512
 """Texts in one call of the tokenizer."""

@@ -188,10 +188,7 @@ _VALIDITY = (
     ),
     _setting("no_slo", "--no-slo", "No limits, not even the job file's.", is_flag=True, default=None),
     _setting(
-        "find_max",
-        "--find-max/--no-find-max",
-        "Find the highest rate at which --slo holds.",
-        default=None,
+        "find_max", "--find-max/--no-find-max", "Find the highest rate at which --slo holds.", default=None
     ),
     _setting(
         "max_error_share",

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import (
-    BashComplete,
-    CompletionItem,
-    add_completion_class,
-    split_arg_string,
-)
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

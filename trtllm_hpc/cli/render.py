@@ -10,13 +10,7 @@ import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.report.engines import (
-    FoundEngine,
-    MissedEngine,
-    UnknownEngine,
-    engine_lines,
-    engine_record,
-)
+from trtllm_hpc.report.engines import FoundEngine, MissedEngine, UnknownEngine, engine_lines, engine_record
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,7 @@ class Course:
 
 
 async def until_ended(
-    responses: AsyncGenerator[Response],
-    course: Course,
-    after_s: float | None,
-    ended: asyncio.Event | None,
+    responses: AsyncGenerator[Response], course: Course, after_s: float | None, ended: asyncio.Event | None
 ) -> AsyncGenerator[Response]:
     """Yield responses until the last, until a time has passed or until ``ended`` is set."""
     event = ended if ended is not None else asyncio.Event()

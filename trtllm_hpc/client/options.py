@@ -75,10 +75,7 @@ OPTIONS: tuple[Option, ...] = (
     _option("min_tokens", "count", "Fewest tokens of the answer.", "min_length"),
     _option("temperature", "number", "Randomness; alone it leaves Triton's models greedy."),
     _option(
-        "top_k",
-        "count",
-        "Sample among the K likeliest tokens; 1 is greedy, 0 is all.",
-        core="runtime_top_k",
+        "top_k", "count", "Sample among the K likeliest tokens; 1 is greedy, 0 is all.", core="runtime_top_k"
     ),
     _option("top_p", "number", "Sample among the likeliest tokens up to this share.", core="runtime_top_p"),
     _option("min_p", "number", "Leave out tokens less likely than this share of the likeliest."),

@@ -25,13 +25,7 @@ from trtllm_hpc.client.inputs import (
     text_inputs,
     texts_tensor,
 )
-from trtllm_hpc.client.lora import (
-    CONFIG_INPUT,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    Adapter,
-    is_unknown_adapter,
-)
+from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT, Adapter, is_unknown_adapter
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.errors import (
-    AnswerTimedOut,
-    InvalidRequest,
-    RequestFailed,
-    RequestRefused,
-    ServerUnreachable,
-)
+from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, RequestRefused, ServerUnreachable
 
 _QUEUE_WORDS = "maximum queue size"
 """Of TensorRT-LLM's executor, of Triton and of the reference backend, in any case."""

@@ -27,17 +27,7 @@ ERRORS = re.compile(
 """Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
 
 ERROR_TEXTS = (
-    *(
-        b"\nE",
-        b"\nF",
-        b"[ERROR]",
-        b"[FATAL]",
-        b"[E]",
-        b"rror",
-        b"ERROR",
-        b"atal",
-        b"FATAL",
-    ),
+    *(b"\nE", b"\nF", b"[ERROR]", b"[FATAL]", b"[E]", b"rror", b"ERROR", b"atal", b"FATAL"),
     *(
         b"xception: ",
         b"ut of memory",

@@ -241,10 +241,7 @@ class EngineProcess(EngineClient):
         command = [python, *isolated, "-m", module, str(theirs.fileno()), str(os.getpid())]
         with theirs:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=_environment(),
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=_environment()
             )
         connection = Connection(ours.detach())
         connection.send(start)

@@ -81,10 +81,7 @@ class World:
             backend = "gloo"
         try:
             dist.init_process_group(
-                backend,
-                rank=self.rank,
-                world_size=self.size,
-                timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S),
+                backend, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
             )
         except RuntimeError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

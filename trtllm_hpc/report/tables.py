@@ -159,11 +159,7 @@ def wrap(text: str, width: int | None) -> str:
     for line in text.splitlines():
         indent = line[: len(line) - len(line.lstrip())]
         wrapped = textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=f"{indent}  ",
-            break_long_words=False,
-            break_on_hyphens=False,
+            line, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
         )
         lines += wrapped or [""]
     return "\n".join(lines)

@@ -12,13 +12,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.layers import (
-    job_defaults,
-    merge,
-    merge_jobs,
-    read_settings,
-    with_absolute_paths,
-)
+from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic

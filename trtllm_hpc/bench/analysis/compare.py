@@ -168,11 +168,7 @@ class Comparison:
 
 
 def compare(
-    a: Side,
-    b: Side,
-    tolerance: Tolerance = Tolerance(),
-    *,
-    allow_different_workload: bool = False,
+    a: Side, b: Side, tolerance: Tolerance = Tolerance(), *, allow_different_workload: bool = False
 ) -> Comparison:
     """Compare every figure at the levels of load that both measurements have.
 

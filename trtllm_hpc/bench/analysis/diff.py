@@ -9,13 +9,7 @@ from typing import Any
 
 from trtllm_hpc.bench.results import Measurement
 
-_WORKLOAD = (
-    "workload.*",
-    "max_tokens",
-    "exact_output",
-    "arrival",
-    "burstiness",
-)
+_WORKLOAD = ("workload.*", "max_tokens", "exact_output", "arrival", "burstiness")
 """Settings that decide what is requested, and when."""
 _REQUESTS = ("workload.*", "max_tokens")
 """Those of them that do not matter if the files of requests are the same to the byte."""

@@ -177,11 +177,7 @@ SERIES: tuple[Series, ...] = (
     _engine("context_tokens", "prompt tokens in the last step", "tokens", _BATCHER, "total_context_tokens"),
     _engine("static_tokens", "static batch: generated tokens", "tokens", _STATIC, "total_generation_tokens"),
     _engine(
-        "static_context_tokens",
-        "static batch: prompt tokens",
-        "tokens",
-        _STATIC,
-        "total_context_tokens",
+        "static_context_tokens", "static batch: prompt tokens", "tokens", _STATIC, "total_context_tokens"
     ),
     _engine("static_empty_slots", "static batch: empty slots", "requests", _STATIC, "empty_generation_slots"),
     _ratio("kv_used_share", "KV cache in use", _BLOCKS, "used", "max"),
@@ -194,13 +190,7 @@ SERIES: tuple[Series, ...] = (
     _engine("memory_cpu_bytes", "host memory of the engine", "bytes", _MEMORY, "cpu"),
     _engine("memory_pinned_bytes", "pinned memory of the engine", "bytes", _MEMORY, "pinned"),
     _rate("iterations_per_s", "steps of the engine", "1/s", "engine", Source(*_GENERAL, "iteration_counter")),
-    _rate(
-        "output_tokens_per_s",
-        "tokens of finished answers",
-        "tokens/s",
-        "engine",
-        _OUTPUT_TOKENS,
-    ),
+    _rate("output_tokens_per_s", "tokens of finished answers", "tokens/s", "engine", _OUTPUT_TOKENS),
     _rate(
         "input_tokens_per_s",
         "tokens of finished prompts",

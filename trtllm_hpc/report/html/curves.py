@@ -7,12 +7,7 @@ from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult
-from trtllm_hpc.report.formatting import (
-    count_levels,
-    quantity,
-    search_sentence,
-    with_interval,
-)
+from trtllm_hpc.report.formatting import count_levels, quantity, search_sentence, with_interval
 from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     CATEGORIES,
