@@ -70,9 +70,8 @@ def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
 def arrival_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stream) -> Times:
     """Return when ``count`` requests are due at a mean rate of one a second.
 
-    The first is due at 0; the gap after the last one ends at exactly
-    ``count``. Gaps are equal (``constant``) or gamma distributed; shape 1 is
-    the exponential distribution: the arrivals of a Poisson process.
+    The first is due at 0; the gap after the last one ends at exactly ``count``. Gaps are equal (``constant``)
+    or gamma distributed; shape 1 is the exponential distribution: the arrivals of a Poisson process.
     """
     if level.arrival == "constant" or count == 0:
         return np.arange(count, dtype=np.float64)

@@ -3,10 +3,9 @@
 To add one: define it here, and add a row to ``docs/metrics.md`` and a test to
 ``tests/bench/test_metrics.py``.
 
-Times are measured from the schedule and from the send. From the schedule, what a
-stalled server or a late client holds up counts in full: there is no coordinated
-omission. Times that only a stream shows have no value without streaming; they are
-never zero then.
+Times are measured from the schedule and from the send. From the schedule, what a stalled server or a late
+client holds up counts in full: there is no coordinated omission. Times that only a stream shows have no value
+without streaming; they are never zero then.
 """
 
 from __future__ import annotations

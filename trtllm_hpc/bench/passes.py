@@ -237,9 +237,8 @@ def open_length(level: OpenLoop, settings: Benchmark) -> int:
 def closed_length(level: ClosedLoop, settings: Benchmark) -> tuple[int | None, float | None]:
     """Return the requests of a closed loop, or the seconds for which it sends; warm-up included.
 
-    Only for a trace may ``requests`` be missing, which means all of them. A warm-up of
-    ``n`` requests ends with the ``n``-th answer; until then ``n - 1`` more requests than
-    the concurrency have been sent.
+    Only for a trace may ``requests`` be missing, which means all of them. A warm-up of ``n`` requests ends
+    with the ``n``-th answer; until then ``n - 1`` more requests than the concurrency have been sent.
     """
     warmup = settings.warmup_requests or 0
     if settings.duration_seconds is not None:

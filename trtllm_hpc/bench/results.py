@@ -1,7 +1,6 @@
 """The results of a measurement, as written to ``results/NAME.json``.
 
-A figure is a float, or a :class:`Distribution` over requests. Keys end with the unit
-(``ttft_ms``).
+A figure is a float, or a :class:`Distribution` over requests. Keys end with the unit (``ttft_ms``).
 """
 
 from __future__ import annotations

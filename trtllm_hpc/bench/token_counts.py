@@ -1,14 +1,12 @@
 """The tokens of answers, by the best source there is, and the records made with them.
 
 In this order: the server (OpenAI's ``usage``); the model (the ids of its answer, or its ``sequence_length``);
-the responses of a stream, unless the tokenizer finds some with several tokens;
-the tokenizer, run on the text; the requested number. Each record names its
-source.
+the responses of a stream, unless the tokenizer finds some with several tokens; the tokenizer, run on the
+text; the requested number. Each record names its source.
 
-A server that is behind may send all tokens that are ready in one response, so
-each response is counted by itself. Counts by the tokenizer are close, not exact:
-a model may generate other tokens for a text than the tokenizer. A token that is
-part of a letter arrives as U+FFFD, or is held back until the letter is complete.
+A server that is behind may send all tokens that are ready in one response, so each response is counted by
+itself. Counts by the tokenizer are close, not exact: a model may generate other tokens for a text than the
+tokenizer. A token that is part of a letter arrives as U+FFFD, or is held back until the letter is complete.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """The options of a request, and what carries them in each kind of served model.
 
-The names are those of ``inflight_batcher_llm_client.py`` and
-``end_to_end_grpc_client.py`` (tensorrtllm_backend v0.16), in underscores. The
-inputs are those of ``all_models/inflight_batcher_llm`` (v0.16; v0.19 for guided
-decoding) and of ``triton_backend/all_models/llmapi`` (TensorRT-LLM 1.2). The
-keys of OpenAI's completions are OpenAI's, and for the rest those of
-``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM shares.
+The names are those of ``inflight_batcher_llm_client.py`` and ``end_to_end_grpc_client.py``
+(tensorrtllm_backend v0.16), in underscores. The inputs are those of ``all_models/inflight_batcher_llm``
+(v0.16; v0.19 for guided decoding) and of ``triton_backend/all_models/llmapi`` (TensorRT-LLM 1.2). The keys of
+OpenAI's completions are OpenAI's, and for the rest those of ``trtllm-serve``
+(``tensorrt_llm/serve/openai_protocol.py``), which vLLM shares.
 """
 
 from __future__ import annotations

@@ -155,6 +155,7 @@ class Reply:
                 raise RequestFailed(self._missing(prompt, name))
         texts = tuple(text.text for text in found) if self._model.takes_text else ()
         tokens, counted_by = self._counted(found)
+        asks_log_probs = self._request.options.get("log_probs")
         return Answer(
             protocol=self._protocol,
             text=texts[0] if texts else "",
@@ -165,7 +166,7 @@ class Reply:
             token_ids=() if self._model.takes_text else tuple(tuple(text.ids) for text in found),
             first_text_s=first_text_s,
             is_stopped=is_stopped,
-            log_probs=_first_log_probs(found) if self._request.options.get("log_probs") else None,
+            log_probs=(found[0].log_probs if found else ()) if asks_log_probs else None,
             responses=self.responses,
             logits=logits,
             request_id=self._request.request_id,
@@ -241,10 +242,6 @@ class Reply:
 
     def _wrong(self, output: str, what: str) -> RequestFailed:
         return RequestFailed(f"Model {self._model.name!r} answered with a wrong output {output!r}: {what}.")
-
-
-def _first_log_probs(texts: Sequence[_Text]) -> tuple[float, ...]:
-    return texts[0].log_probs if texts else ()
 
 
 _PROTOCOLS = {"grpc": "gRPC", "http": "HTTP"}

@@ -29,10 +29,6 @@ Counted = Literal["server", "tokenizer", "responses"]
 is the number of responses of a stream, usually one for each token. Only the first is exact."""
 
 
-def _new_id() -> str:
-    return uuid.uuid4().hex
-
-
 @dataclass(frozen=True)
 class Request:
     """What to ask."""
@@ -55,7 +51,7 @@ class Request:
     """For the whole answer."""
     retries: int = RETRIES
     """How often it is sent again if the server was not reached or lost before anything of the answer came."""
-    request_id: str = field(default_factory=_new_id)
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """By which the server knows it, so that it can be ended."""
     messages: tuple[Message, ...] = ()
     """Of a chat, the last of which ``prompts`` repeats; over OpenAI's protocol only. Empty: it is no chat."""

@@ -55,9 +55,8 @@ def wait_for_endpoint(
 def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     """Return the error that says why there will be no server; ``None`` while one may still become ready.
 
-    There will be none if, by their events, the serve stage has ended or the
-    build before it has failed, or if by their records all ranks have ended; and
-    if no other job waits to serve (``serve.renew``).
+    There will be none if, by their events, the serve stage has ended or the build before it has failed, or if
+    by their records all ranks have ended; and if no other job waits to serve (``serve.renew``).
     """
     hint = f"trtllm-hpc logs {call_name(paths)}"
     end = stage_end(paths, "serve")

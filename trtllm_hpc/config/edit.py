@@ -6,15 +6,13 @@ So ruamel only tells where keys and values are, and the text is cut there.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from trtllm_hpc.config.dump import scalar
+from trtllm_hpc.config.dump import flow, scalar
 
 Keys = tuple[str, ...]
 """From the root down."""
@@ -124,19 +122,6 @@ class EditedText:
         after = _last_line(section) + 1 if section.value else len(lines)
         lines.insert(after, f"{' ' * column}{text}\n")
         self.text = "".join(lines)
-
-
-def flow(value: Any) -> str:
-    """Return a value on one line."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{scalar(key)}: {flow(inner)}" for key, inner in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(flow, value)) + "]"
-    text = scalar(value)
-    # What stands bare on a line of its own may end a flow: commas, brackets.
-    return (
-        f'"{text}"' if isinstance(value, str) and re.search(r"[,\[\]{}]", text) and text[0] != '"' else text
-    )
 
 
 def _last_line_of(key: Node, value: Node) -> int:

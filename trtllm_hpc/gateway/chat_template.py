@@ -1,8 +1,7 @@
 """Chats to prompts, by the Jinja template that a model's tokenizer brings.
 
-Templates are written for ``apply_chat_template`` of transformers
-(``utils/chat_template_utils.py``), so the environment and its helpers are the
-same, and they are sandboxed as there.
+Templates are written for ``apply_chat_template`` of transformers (``utils/chat_template_utils.py``), so the
+environment and its helpers are the same, and they are sandboxed as there.
 """
 
 from __future__ import annotations

@@ -235,8 +235,7 @@ async def together(coroutines: Sequence[Any]) -> list[Any]:
 def _sampling(request: GenerationRequest) -> dict[str, Any]:
     """Return how tokens are chosen: at random unless the request says otherwise, as OpenAI's protocol has it.
 
-    Triton's models are greedy without ``top_k`` and ``top_p``, and draw the
-    same each time without a seed.
+    Triton's models are greedy without ``top_k`` and ``top_p``, and draw the same each time without a seed.
     """
     if request.beam_width > 1:
         return {"beam_width": request.beam_width}

@@ -171,9 +171,8 @@ class _Recipes:
     def _values(self, model: str, chosen: Chosen) -> dict[str, Value | None]:
         """A value for every placeholder that the template has in any release.
 
-        A container may carry templates from between two releases. A placeholder
-        without a value is left to the backend: its parameter is removed, or
-        emptied where the model's code requires it.
+        A container may carry templates from between two releases. A placeholder without a value is left to
+        the backend: its parameter is removed, or emptied where the model's code requires it.
         """
         values: dict[str, Value | None] = {}
         for name, known in known_placeholders(self.release.version, GROUPS[model], model).items():

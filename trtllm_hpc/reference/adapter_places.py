@@ -1,9 +1,8 @@
 """The leader's table of LoRA adapters: which are loaded, and whether a new one fits the model. NumPy only.
 
-The numbers of the modules and the layout of the tensors are TensorRT-LLM's
-(``docs/source/advanced/lora.md``, and for the layers behind the numbers
-``get_default_trtllm_modules_to_hf_modules`` in ``tensorrt_llm/lora_manager.py``,
-as of 2025; the two differ in gate and up, and the code is followed here).
+The numbers of the modules and the layout of the tensors are TensorRT-LLM's (``docs/source/advanced/lora.md``,
+and for the layers behind the numbers ``get_default_trtllm_modules_to_hf_modules`` in
+``tensorrt_llm/lora_manager.py``, as of 2025; the two differ in gate and up, and the code is followed here).
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Beam search beside the batch: transformers' own ``generate``, one forward pass at a time.
 
-The search runs in a greenlet. It is suspended before each pass but the first
-and resumed in the engine's next step, so that other requests never wait
-longer for a search than for one pass.
+The search runs in a greenlet. It is suspended before each pass but the first and resumed in the engine's next
+step, so that other requests never wait longer for a search than for one pass.
 
-In beam search, TensorRT-LLM and transformers differ a little in the meaning of
-some settings. Here they have transformers' meaning: penalties, bias and bad
-words change the log-probabilities, not the logits before the softmax. A search
-ends, as TensorRT-LLM's does by default (``getEarlyStopping`` in
-``layers/defaultDecodingParams.h``, read as of 2024), when it has as many finished
-sequences as beams.
+In beam search, TensorRT-LLM and transformers differ a little in the meaning of some settings. Here they have
+transformers' meaning: penalties, bias and bad words change the log-probabilities, not the logits before the
+softmax. A search ends, as TensorRT-LLM's does by default (``getEarlyStopping`` in
+``layers/defaultDecodingParams.h``, read as of 2024), when it has as many finished sequences as beams.
 """
 
 from __future__ import annotations
@@ -64,8 +61,7 @@ class BeamSearch:
 def attach(model: Any) -> None:
     """Let searches suspend the model's passes; to be called once for each model.
 
-    One pair of hooks serves all searches: torch does not expect a hook to be
-    removed while another one waits.
+    One pair of hooks serves all searches: torch does not expect a hook to be removed while another one waits.
     """
     model.register_forward_pre_hook(_before_pass, with_kwargs=True)
     model.register_forward_hook(_after_pass, with_kwargs=True)
@@ -124,11 +120,10 @@ def _config(request: GenerationRequest) -> GenerationConfig:
 class BeamCache(Cache):  # type: ignore[misc]
     """Keys and values of one search's beams, in the pool's blocks.
 
-    Each beam writes into its own blocks, but reads by a table of indices, one
-    for each earlier token. A beam that continues another one copies its row
-    of the table, not the keys and values: they are never overwritten, because
-    an index belongs to one position. TensorRT-LLM's ``cache_indirection`` is
-    such a table.
+    Each beam writes into its own blocks, but reads by a table of indices, one for each earlier token. A beam
+    that continues another one copies its row of the table, not the keys and values: they are never
+    overwritten, because an index belongs to one position. TensorRT-LLM's ``cache_indirection`` is such a
+    table.
     """
 
     def __init__(
@@ -172,9 +167,8 @@ class BeamCache(Cache):  # type: ignore[misc]
 class Record(StoppingCriteria):  # type: ignore[misc]
     """Records what a search's result needs of each pass; as a criterion it never stops a search.
 
-    ``generate`` can keep the logits of all passes, but those of a long answer
-    would fill a GPU. A stopping criterion sees the candidates of each pass, so
-    this one keeps only the log-probabilities of their tokens.
+    ``generate`` can keep the logits of all passes, but those of a long answer would fill a GPU. A stopping
+    criterion sees the candidates of each pass, so this one keeps only the log-probabilities of their tokens.
     """
 
     def __init__(self, request: GenerationRequest) -> None:

@@ -45,10 +45,9 @@ class Channel:
     def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
         """Call ``on_lost`` from another thread when the first rank is lost, whatever this one waits for.
 
-        Between CPUs a collective raises an error when a peer's connection closes.
-        Between GPUs it does not: NCCL's kernels wait on the device for a peer that
-        is gone, and the host waits for the kernels. So a thread exchanges
-        messages with the other ranks over a process group of its own, on CPUs.
+        Between CPUs a collective raises an error when a peer's connection closes. Between GPUs it does not:
+        NCCL's kernels wait on the device for a peer that is gone, and the host waits for the kernels. So a
+        thread exchanges messages with the other ranks over a process group of its own, on CPUs.
         """
         if self._group is not None:
             self._heartbeat = threading.Thread(

@@ -1,9 +1,8 @@
 """Passes requests from Triton to the engine, its answers to Triton, and cancellations to the engine.
 
-A thread reads what the engine generated. Another one makes tensors of it and
-sends these to Triton, for which it waits for another process. If it falls
-behind, all tokens that are ready for a request go into one response, so that
-the engine's speed never depends on the number of responses.
+A thread reads what the engine generated. Another one makes tensors of it and sends these to Triton, for which
+it waits for another process. If it falls behind, all tokens that are ready for a request go into one
+response, so that the engine's speed never depends on the number of responses.
 """
 
 from __future__ import annotations
@@ -54,14 +53,11 @@ class Answer:
         """The wanted output tensors of the next response by name, as far as they exist.
 
         Names, types and shapes are those of ``fillTritonResponse`` in
-        ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's
-        tensorrtllm_backend v0.16.0, and what each response of a stream holds
-        follows ``createResponse`` of TensorRT-LLM's ``llmRequest.h``: its own
-        tokens and their logits, but all log-probabilities so far, and the
-        context logits each time.
+        ``inflight_batcher_llm/src/model_instance_state.cc`` of NVIDIA's tensorrtllm_backend v0.16.0, and what
+        each response of a stream holds follows ``createResponse`` of TensorRT-LLM's ``llmRequest.h``: its own
+        tokens and their logits, but all log-probabilities so far, and the context logits each time.
 
-        ``output_ids`` begins with the prompt unless the request excludes it or
-        is streaming.
+        ``output_ids`` begins with the prompt unless the request excludes it or is streaming.
         """
         part, request = self.part, self.part.request
         tokens = _joined([progress.tokens for progress in parts], part.beams)
@@ -245,8 +241,7 @@ class Delivery:
     def stop(self, sender: Any, request_id: str) -> None:
         """Stop the requests with this id; each gets what was generated so far.
 
-        The stop request itself gets an empty answer, whether or not there was
-        a request with that id.
+        The stop request itself gets an empty answer, whether or not there was a request with that id.
         """
         if not request_id:
             missing = RequestFailed("stop=true needs a request id: that of the request to be stopped.")

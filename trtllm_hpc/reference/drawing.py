@@ -1,18 +1,16 @@
 """Draws one token for each row, among the likeliest k tokens or from the whole vocabulary.
 
-Tokens are ordered by probability, those of equal probability by id. The token
-is taken at which the running sum of the probabilities exceeds ``draw * top_p``
-of the total. So top_p cuts the share of the last token and does not scale the
-others, as in TensorRT-LLM (as of 2024, ``kernels/samplingTopKKernels.cu`` and
+Tokens are ordered by probability, those of equal probability by id. The token is taken at which the running
+sum of the probabilities exceeds ``draw * top_p`` of the total. So top_p cuts the share of the last token and
+does not scale the others, as in TensorRT-LLM (as of 2024, ``kernels/samplingTopKKernels.cu`` and
 ``kernels/samplingTopPKernels.cu``).
 
 Sums are of integers, so that a row's token does not depend on the order in
 which a device adds, and so not on the other rows.
 
-The random numbers depend only on a request's seed and the index of the new
-token: the same seed gives the same answer in any batch, on any device and
-after a restart. The mixing function is SplitMix64's (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", OOPSLA 2014).
+The random numbers depend only on a request's seed and the index of the new token: the same seed gives the
+same answer in any batch, on any device and after a restart. The mixing function is SplitMix64's (Steele, Lea
+and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
 from __future__ import annotations

@@ -155,10 +155,9 @@ def _number(name: str, text: str) -> float:
 def plain_path(path: str) -> str:
     """A name for ``path`` that this process can open.
 
-    Triton's stub starts Python isolated and without a locale, so that file
-    names are ASCII whatever the environment says, and the libraries that read
-    the files take no escaped bytes. A path with other letters gets a link with
-    an ASCII name in the rank's scratch folder, which the job removes.
+    Triton's stub starts Python isolated and without a locale, so that file names are ASCII whatever the
+    environment says, and the libraries that read the files take no escaped bytes. A path with other letters
+    gets a link with an ASCII name in the rank's scratch folder, which the job removes.
     """
     if path.isascii() or sys.getfilesystemencoding() == "utf-8":
         return path

@@ -1,11 +1,9 @@
 """The engine in a process of its own, as the models' processes see it.
 
-Threads of one Python process take turns. In one process, the threads that
-send answers to Triton and the engine would keep each other waiting: a step
-would begin late, and the answers of the last one would, too. So the models'
-processes only read requests and send answers, and exchange the messages of
-this module with the engine's process. ``tensorrt_llm`` starts it; the others
-connect to it.
+Threads of one Python process take turns. In one process, the threads that send answers to Triton and the
+engine would keep each other waiting: a step would begin late, and the answers of the last one would, too. So
+the models' processes only read requests and send answers, and exchange the messages of this module with the
+engine's process. ``tensorrt_llm`` starts it; the others connect to it.
 """
 
 from __future__ import annotations
@@ -182,8 +180,7 @@ class EngineClient:
     def cancel(self, ticket: int, *, keep: bool) -> None:
         """End a request and free its slot; does nothing for an unknown or finished one.
 
-        With ``keep`` the tokens generated so far are reported as the final
-        ones, otherwise a failure.
+        With ``keep`` the tokens generated so far are reported as the final ones, otherwise a failure.
         """
         self._send(Cancel(ticket, keep))
 

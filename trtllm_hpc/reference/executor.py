@@ -1,8 +1,7 @@
 """Carries out the steps: the forward passes of the model, on every rank.
 
-A step decodes one token for every running sequence in one pass, and computes
-the prompts of new ones in others. The inputs of a pass follow from the step
-alone, so that all ranks do the same.
+A step decodes one token for every running sequence in one pass, and computes the prompts of new ones in
+others. The inputs of a pass follow from the step alone, so that all ranks do the same.
 """
 
 from __future__ import annotations

@@ -1,14 +1,12 @@
 """Fewer kernels in a forward pass on GPUs.
 
-A decode step of a small model launches some forty kernels for each layer, and
-each takes longer to launch than to run. Norms, rotary embeddings and
-activations are several kernels each; here each is one (``fusion_kernels``).
-On an H200 a step of a model of 1 B parameters takes 2.0 ms instead of 2.9.
+A decode step of a small model launches some forty kernels for each layer, and each takes longer to launch
+than to run. Norms, rotary embeddings and activations are several kernels each; here each is one
+(``fusion_kernels``). On an H200 a step of a model of 1 B parameters takes 2.0 ms instead of 2.9.
 
-Models write these parts in several ways. So each replacement is tried beside
-what it replaces, on random numbers, and left out where it differs.
-``torch.compile`` would make such kernels for any model, but takes 8 s at each
-start even where it finds what it compiled before.
+Models write these parts in several ways. So each replacement is tried beside what it replaces, on random
+numbers, and left out where it differs. ``torch.compile`` would make such kernels for any model, but takes 8 s
+at each start even where it finds what it compiled before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """CUDA graphs of the passes that every request needs.
 
-On a GPU a pass of a small model takes less time than Python needs to launch
-its kernels one by one: 15 ms against 3 ms for 1 B parameters on an H200. A
-recorded graph launches them all at once. A graph has fixed shapes, so there is
-one for each number of rows or tokens, and of blocks, rounded up.
+On a GPU a pass of a small model takes less time than Python needs to launch its kernels one by one: 15 ms
+against 3 ms for 1 B parameters on an H200. A recorded graph launches them all at once. A graph has fixed
+shapes, so there is one for each number of rows or tokens, and of blocks, rounded up.
 """
 
 from __future__ import annotations

@@ -105,8 +105,7 @@ class Leader:
     def cancel(self, ticket: Hashable, *, keep: bool) -> None:
         """End a request and free its slot; does nothing for an unknown or finished one.
 
-        With ``keep`` its listener gets what was generated so far as the final
-        progress, otherwise a failure.
+        With ``keep`` its listener gets what was generated so far as the final progress, otherwise a failure.
         """
         self._commands.put(partial(self._cancel, ticket, keep))
 

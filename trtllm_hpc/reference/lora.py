@@ -1,10 +1,9 @@
 """LoRA adapters, each for the rows of its own requests in a shared batch.
 
-All adapters are in two matrices for each linear layer. One product gives the
-low-rank values of every adapter, those of other rows' adapters are set to
-zero, and a second product gives the outputs. So a pass needs the same few
-kernels for any mix of adapters, does not wait for the host, and can be recorded
-into a CUDA graph. To a row without an adapter, zeros are added.
+All adapters are in two matrices for each linear layer. One product gives the low-rank values of every
+adapter, those of other rows' adapters are set to zero, and a second product gives the outputs. So a pass
+needs the same few kernels for any mix of adapters, does not wait for the host, and can be recorded into a
+CUDA graph. To a row without an adapter, zeros are added.
 
 The layout of an adapter's tensors is in ``adapter_places``.
 """

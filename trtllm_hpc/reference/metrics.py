@@ -123,9 +123,8 @@ class Metrics:
     def start(self) -> None:
         """Start the updates.
 
-        Not while Triton still initialises the model: its stub has crashed
-        when another thread sent messages to Triton then. Nothing changes before
-        the first request.
+        Not while Triton still initialises the model: its stub has crashed when another thread sent messages
+        to Triton then. Nothing changes before the first request.
         """
         if not self._thread.is_alive():
             self._thread.start()

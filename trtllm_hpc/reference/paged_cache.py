@@ -1,8 +1,7 @@
 """Keys and values of all running sequences, in one pool of blocks.
 
-A block holds ``tokens_per_block`` tokens of one sequence in every layer. The
-blocks of a sequence are listed in its row of a block table, as in
-PagedAttention (Kwon et al., SOSP 2023). Block 0 belongs to no sequence:
+A block holds ``tokens_per_block`` tokens of one sequence in every layer. The blocks of a sequence are listed
+in its row of a block table, as in PagedAttention (Kwon et al., SOSP 2023). Block 0 belongs to no sequence:
 padding is written there.
 """
 
@@ -32,9 +31,8 @@ class LayerShape:
 class PagedCache(Cache):  # type: ignore[misc]
     """The cache that a model's forward pass writes to and reads from.
 
-    ``aim`` sets, before each pass, where its tokens are written and which
-    blocks its rows read. The tensors of the pool never move, so that CUDA
-    graphs may hold their addresses.
+    ``aim`` sets, before each pass, where its tokens are written and which blocks its rows read. The tensors
+    of the pool never move, so that CUDA graphs may hold their addresses.
     """
 
     def __init__(self, model: Any, layers: list[LayerShape], *, blocks: int, tokens_per_block: int) -> None:

@@ -1,10 +1,9 @@
 """Reads and checks one request to the ``tensorrt_llm`` model.
 
-Names, types, defaults and meanings of the tensors are those of NVIDIA's
-TensorRT-LLM 0.16 and its backend for Triton (``inflight_batcher_llm/src/utils.cc``
-of tensorrtllm_backend v0.16.0, ``cpp/tensorrt_llm/executor/samplingConfig.cpp``
-and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What this backend
-cannot do is refused by name, never ignored.
+Names, types, defaults and meanings of the tensors are those of NVIDIA's TensorRT-LLM 0.16 and its backend for
+Triton (``inflight_batcher_llm/src/utils.cc`` of tensorrtllm_backend v0.16.0,
+``cpp/tensorrt_llm/executor/samplingConfig.cpp`` and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What
+this backend cannot do is refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -124,9 +123,8 @@ def refuse_parameters(parameters: Mapping[str, object]) -> None:
 def queue_is_full(waiting: int, max_queue_size: int) -> str:
     """Why a request is refused now, with the words by which upstream's clients know it.
 
-    They look for "Maximum queue size of" (TensorRT-LLM's executor) and for
-    "Exceeds maximum queue size" (Triton), see ``test_max_queue_size.py`` of
-    NVIDIA's tensorrtllm_backend v0.16.0.
+    They look for "Maximum queue size of" (TensorRT-LLM's executor) and for "Exceeds maximum queue size"
+    (Triton), see ``test_max_queue_size.py`` of NVIDIA's tensorrtllm_backend v0.16.0.
     """
     return (
         f"Exceeds maximum queue size: {waiting} requests wait. "
@@ -137,9 +135,8 @@ def queue_is_full(waiting: int, max_queue_size: int) -> str:
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
     """The parts of the answer to one prompt.
 
-    Sampled sequences differ by their seed: each adds its index
-    (``LlmRequest::createChildRequest`` in TensorRT-LLM's llmRequest.cpp). A
-    beam search returns its best beams in one part.
+    Sampled sequences differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in
+    TensorRT-LLM's llmRequest.cpp). A beam search returns its best beams in one part.
     """
     count = row.integer("num_return_sequences", 1)
     if count < 1:

@@ -1,15 +1,13 @@
 """Chooses the next tokens of all running requests at once, each by the rules of its request.
 
-A row's token does not depend on the other rows of the step: a rule that only
-some rows need leaves the scores of the others unchanged to the last bit.
-The host knows which rules a step needs, so that a step of greedy requests
-costs little more than finding the largest logit.
+A row's token does not depend on the other rows of the step: a rule that only some rows need leaves the scores
+of the others unchanged to the last bit. The host knows which rules a step needs, so that a step of greedy
+requests costs little more than finding the largest logit.
 
 The rules and their order are TensorRT-LLM's, as of 2024 (``kernels/penaltyKernels.cu``,
-``layers/layersFactory.h``): embedding bias, temperature, repetition penalty,
-presence penalty, frequency penalty, minimum length, bad words. The
-prompt's tokens count for all three penalties. Temperature, penalties and
-words apply to greedy requests, too.
+``layers/layersFactory.h``): embedding bias, temperature, repetition penalty, presence penalty, frequency
+penalty, minimum length, bad words. The prompt's tokens count for all three penalties. Temperature, penalties
+and words apply to greedy requests, too.
 """
 
 from __future__ import annotations

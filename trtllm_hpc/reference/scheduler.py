@@ -1,9 +1,8 @@
 """Decides which requests get a slot in the batch, and what the next step computes.
 
-Pure Python, without a model. The policy is TensorRT-LLM's default,
-``guaranteed_no_evict``: a request is admitted, in the order of arrival, when
-a slot is free and there are blocks for its prompt and its longest possible
-answer. So a running request never has to give anything back.
+Pure Python, without a model. The policy is TensorRT-LLM's default, ``guaranteed_no_evict``: a request is
+admitted, in the order of arrival, when a slot is free and there are blocks for its prompt and its longest
+possible answer. So a running request never has to give anything back.
 """
 
 from __future__ import annotations

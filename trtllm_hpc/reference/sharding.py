@@ -66,8 +66,7 @@ def slice_shape(name: str, shape: Shape, plan: dict[str, str], ranks: int) -> Sh
 def stored_names(model: Any, ranks: int) -> Iterator[str]:
     """The parameters that a rank's file contains.
 
-    A tied parameter is left out, unless it is split in another way than the
-    one that it is tied to.
+    A tied parameter is left out, unless it is split in another way than the one that it is tied to.
     """
     plan = model.tp_plan
     for name, parameter in model.named_parameters(remove_duplicate=False):

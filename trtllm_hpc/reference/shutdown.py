@@ -1,7 +1,6 @@
 """Ends a rank's server: in order, or at once when this rank cannot go on.
 
-This code runs in the stub process of the ``tensorrt_llm`` model, a child of
-its rank's Triton server.
+This code runs in the stub process of the ``tensorrt_llm`` model, a child of its rank's Triton server.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Shutdown:
     def die(self, sentence: str) -> NoReturn:
         """End this process and its server: a server that lost a rank must not go on answering.
 
-        The server gets SIGKILL, since an orderly end would wait for requests
-        that nobody will finish.
+        The server gets SIGKILL, since an orderly end would wait for requests that nobody will finish.
         """
         self._report(sentence)
         self.release()

@@ -1,9 +1,8 @@
 """Random Llamas and their tokenizer, so that nothing must be downloaded.
 
-The models are untrained and generate nonsense, but always the same for the
-same seed, and with the same code as a real Llama. They share a tokenizer of
-``VOCAB_SIZE`` tokens, trained on a short text; the further tokens of the larger
-models are made-up words, so that a text shows how many tokens it has.
+The models are untrained and generate nonsense, but always the same for the same seed, and with the same code
+as a real Llama. They share a tokenizer of ``VOCAB_SIZE`` tokens, trained on a short text; the further tokens
+of the larger models are made-up words, so that a text shows how many tokens it has.
 """
 
 from __future__ import annotations
@@ -54,8 +53,7 @@ _SPELLING = ("bdfghklmnprstvwz", "aeiou", "bdfghklmnprstvwz", "aeiou", "bdfghklm
 def make_model(name: str = "tiny-llama", *, seed: int, dtype: str, max_seq_len: int) -> Any:
     """The Llama of that name with random weights.
 
-    They are drawn in float32 and then rounded, so that the models of all types
-    differ only by rounding.
+    They are drawn in float32 and then rounded, so that the models of all types differ only by rounding.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

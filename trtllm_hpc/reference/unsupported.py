@@ -1,8 +1,7 @@
 """Inputs of upstream's models that ask for what this backend does not have.
 
-Every one of them is declared, as in ``config.pbtxt`` of NVIDIA's
-tensorrtllm_backend v0.16.0, and accepted while its value asks for nothing:
-upstream's clients always send some of them.
+Every one of them is declared, as in ``config.pbtxt`` of NVIDIA's tensorrtllm_backend v0.16.0, and accepted
+while its value asks for nothing: upstream's clients always send some of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Kills a Triton server when the process of its model dies, and that process when the server dies.
 
-Runs as ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``. Its standard
-input is a pipe from the model's process, its parent; the kernel closes it
-however that process ends. A model that waits for other ranks cannot notice by
-itself that its server is gone.
+Runs as ``python3 watchdog.py SERVER_PID SENTENCE FAILURE_FILE``. Its standard input is a pipe from the
+model's process, its parent; the kernel closes it however that process ends. A model that waits for other
+ranks cannot notice by itself that its server is gone.
 """
 
 from __future__ import annotations

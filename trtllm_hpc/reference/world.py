@@ -1,7 +1,6 @@
 """A rank's number and its connection to the other ranks.
 
-The rank supervisor starts one Triton server for each rank and passes its
-number in environment variables.
+The rank supervisor starts one Triton server for each rank and passes its number in environment variables.
 """
 
 from __future__ import annotations

@@ -34,9 +34,8 @@ def ascending_levels(measurement: Measurement) -> list[int]:
 def headline_level(measurement: Measurement) -> int | None:
     """The level whose figures stand for the measurement; ``None`` without levels.
 
-    The one that the search found; else, of those that are valid (of all if
-    none is), the highest load that the server kept up with; else the one with
-    the most requests finished each second.
+    The one that the search found; else, of those that are valid (of all if none is), the highest load that
+    the server kept up with; else the one with the most requests finished each second.
     """
     levels = measurement.levels
     search = measurement.search

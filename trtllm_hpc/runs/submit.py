@@ -161,8 +161,7 @@ def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> No
 class _Interruptions:
     """Turns a signal that would end this process into KeyboardInterrupt, but never inside ``hold``.
 
-    The signals are not masked: a child process would inherit the mask and
-    could never be stopped.
+    The signals are not masked: a child process would inherit the mask and could never be stopped.
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

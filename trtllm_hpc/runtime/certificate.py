@@ -1,8 +1,7 @@
 """The certificate that the door shows: one that is made for the run, or a given one.
 
-Clients trust exactly the file ``certificate.crt`` of the run folder, whoever
-has signed it. ``certificate.pem`` is what HAProxy takes: certificate and
-private key.
+Clients trust exactly the file ``certificate.crt`` of the run folder, whoever has signed it.
+``certificate.pem`` is what HAProxy takes: certificate and private key.
 """
 
 from __future__ import annotations

@@ -31,10 +31,9 @@ def adopt_orphans() -> None:
 def allow_large_requests() -> None:
     """Give the threads of programs that start from now on room on their stacks for a large request.
 
-    Triton's HTTP server (2.51) puts the body of a ``generate`` request on the
-    stack, and dies with a segmentation fault where it does not fit: at 8 MB,
-    with the usual limit, or at 2 MB without any, which glibc takes for threads
-    then. A stack takes memory only as it is used.
+    Triton's HTTP server (2.51) puts the body of a ``generate`` request on the stack, and dies with a
+    segmentation fault where it does not fit: at 8 MB, with the usual limit, or at 2 MB without any, which
+    glibc takes for threads then. A stack takes memory only as it is used.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     room = _LARGEST_REQUEST if hard == resource.RLIM_INFINITY else min(_LARGEST_REQUEST, hard)

@@ -1,10 +1,9 @@
 """The folder that Triton's Python backend makes in /tmp, and that a killed server leaves there.
 
-It is for models' packed environments, and most stay empty. The backend makes it whatever ``TMPDIR``
-says (``pb_env.cc``, ``EnvironmentManager``; 2.51), under a name that does not tell whose it is. Two
-servers that share ``/tmp`` may start in the same second, and one whose folder is gone aborts when it
-ends. But a server keeps the path of its own folder, and its supervisor may look for that in its
-memory (proc(5)).
+It is for models' packed environments, and most stay empty. The backend makes it whatever ``TMPDIR`` says
+(``pb_env.cc``, ``EnvironmentManager``; 2.51), under a name that does not tell whose it is. Two servers that
+share ``/tmp`` may start in the same second, and one whose folder is gone aborts when it ends. But a server
+keeps the path of its own folder, and its supervisor may look for that in its memory (proc(5)).
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The files that the job writes for its readers: endpoint, rank records, stop requests, events.
 
-The writers run inside the job, the readers in the command line and in the companion. Both
-use these types.
+The writers run inside the job, the readers in the command line and in the companion. Both use these types.
 """
 
 from __future__ import annotations

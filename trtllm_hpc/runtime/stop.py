@@ -1,7 +1,6 @@
 """Stop requests, and the companion's heartbeat.
 
-Both are files in the run folder: they work across nodes, in and out of
-containers, with and without Slurm.
+Both are files in the run folder: they work across nodes, in and out of containers, with and without Slurm.
 """
 
 from __future__ import annotations

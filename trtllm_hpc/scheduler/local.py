@@ -35,9 +35,8 @@ _TERMINATE_GRACE_S = 20.0
 class StageScript:
     """The script of one stage, as submitit submits it.
 
-    With Slurm the file goes to ``sbatch`` and this object is never called.
-    submitit's local executor calls it in a process of its own, which runs the
-    same file with bash.
+    With Slurm the file goes to ``sbatch`` and this object is never called. submitit's local executor calls it
+    in a process of its own, which runs the same file with bash.
     """
 
     run_folder: str
@@ -102,9 +101,8 @@ def local_executor(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> Lo
 def detached(paths: RunPaths) -> Iterator[None]:
     """Start child processes that are independent of this terminal.
 
-    submitit starts its controllers as plain children. Ctrl-C or closing the
-    terminal would end them, and because they inherit our output,
-    ``submit | tail`` would not end before they do.
+    submitit starts its controllers as plain children. Ctrl-C or closing the terminal would end them, and
+    because they inherit our output, ``submit | tail`` would not end before they do.
     """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     saved = [os.dup(number) for number in (0, 1, 2)]

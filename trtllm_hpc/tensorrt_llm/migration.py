@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trtllm_hpc.config.edit import EditedText, Keys, flow
+from trtllm_hpc.config.dump import flow
+from trtllm_hpc.config.edit import EditedText, Keys
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.runtime.quantize import FORMATS
 from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases

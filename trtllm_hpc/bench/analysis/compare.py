@@ -21,16 +21,12 @@ SIGNIFICANCE = 0.05
 _MAX_ROWS_NAMED = 5
 
 
-class Worse(TrtllmHpcError):
+class Worse(TrtllmHpcError, exit_code=ExitCode.MEASUREMENT):
     """The second measurement is worse than the first, beyond the tolerance."""
 
-    exit_code = ExitCode.MEASUREMENT
 
-
-class DifferentWorkloads(TrtllmHpcError):
+class DifferentWorkloads(TrtllmHpcError, exit_code=ExitCode.USAGE):
     """The two measurements had different workloads, so neither can be called worse."""
-
-    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,8 @@ _LIMIT = re.compile(r"([^\s.<>=:]+)(?:\.([^\s<>=:]*))?\s*(<=|>=|<|>|:)\s*([0-9.e
 _EXAMPLE = "--slo 'ttft.p99<500ms,tpot.p99<50ms'"
 
 
-class BadSlo(TrtllmHpcError):
+class BadSlo(TrtllmHpcError, exit_code=ExitCode.USAGE):
     """A limit that cannot be parsed."""
-
-    exit_code = ExitCode.USAGE
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class Slo:
     def met_by(self, record: RequestRecord) -> bool:
         """Return whether an answered request keeps every limit on single requests.
 
-        If it has several values (``itl``), the limit's statistic is taken over these. A
-        request without a value, such as the time between tokens of an answer of one
-        token, cannot break the limit.
+        If it has several values (``itl``), the limit's statistic is taken over these. A request without a
+        value, such as the time between tokens of an answer of one token, cannot break the limit.
         """
         return all(_keeps(limit, metric.values(record)) for limit, metric in self._per_request)
 

@@ -1,8 +1,7 @@
 """Means over passes, how certain they are, and whether two of them differ.
 
-Each pass is one observation, because one run of a server differs from the next
-by more than its own requests show (Kalibera and Jones 2013, "Rigorous
-benchmarking in reasonable time", section 4).
+Each pass is one observation, because one run of a server differs from the next by more than its own requests
+show (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", section 4).
 """
 
 from __future__ import annotations

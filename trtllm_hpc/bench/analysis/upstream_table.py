@@ -1,8 +1,7 @@
 """The table of upstream's ``benchmark_core_model.py``, by upstream's formulas.
 
-The source is ``extract_print_stats`` in ``tools/utils/utils.py`` of
-tensorrtllm_backend v0.16.0, and ``check_performance`` in
-``tools/inflight_batcher_llm/benchmark_core_model.py`` of the same release.
+The source is ``extract_print_stats`` in ``tools/utils/utils.py`` of tensorrtllm_backend v0.16.0, and
+``check_performance`` in ``tools/inflight_batcher_llm/benchmark_core_model.py`` of the same release.
 docs/metrics.md explains how these differ from the benchmark's own figures.
 """
 

@@ -1,7 +1,6 @@
 """gRPC client of a Triton server, for thousands of calls a second.
 
-How gRPC uses HTTP/2 is described in
-https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+How gRPC uses HTTP/2 is described in https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
 """
 
 from __future__ import annotations
@@ -35,23 +34,9 @@ _BARE_TIMEOUT_MESSAGES = ("", "deadline exceeded")
 _LOST = "the server was lost before it had answered: try again"
 _SERVICE = "/inference.GRPCInferenceService/"
 _CODES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
+    *("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"),
+    *("PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"),
+    *("UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"),
 )
 """Status codes by number: gRPC's statuscodes.md."""
 _CODE_OF_HTTP = {

@@ -1,7 +1,6 @@
 """Requests as the bytes that are sent, and replies as the bytes that came back.
 
-Requests are serialised before the measurement and replies parsed after it, so
-that neither delays a send.
+Requests are serialised before the measurement and replies parsed after it, so that neither delays a send.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The figures in the server's Prometheus page, and how they change from one page to the next.
 
 Names and labels are Triton's (docs/user_guide/metrics.md of the server) and those of
-``custom_metrics_reporter.cc`` in NVIDIA's tensorrtllm_backend v0.16.0; ``waiting`` came
-with v0.18. Which of them a page has depends on release, backend and machine: a series
-whose names are missing is absent, never zero. Upstream's Python backend, for one, has no
-metrics of its engine (tensorrtllm_backend issue 479).
+``custom_metrics_reporter.cc`` in NVIDIA's tensorrtllm_backend v0.16.0; ``waiting`` came with v0.18. Which of
+them a page has depends on release, backend and machine: a series whose names are missing is absent, never
+zero. Upstream's Python backend, for one, has no metrics of its engine (tensorrtllm_backend issue 479).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Random numbers that are the same on every machine and for every version of Python and NumPy.
 
-They come from ``numpy.random.RandomState``: its stream is frozen (NEP 19),
-while those of ``random`` and of NumPy's ``Generator`` may change with any
-release.
+They come from ``numpy.random.RandomState``: its stream is frozen (NEP 19), while those of ``random`` and of
+NumPy's ``Generator`` may change with any release.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ class TritonPythonModel:
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Decode the sequences of each request: its texts in one row, beam after beam, prompt after prompt.
 
-        That is upstream's shape. A batch dimension before it would make every
-        text an array for the client.
+        That is upstream's shape. A batch dimension before it would make every text an array for the client.
         """
         return [self._respond(request) for request in triton_requests]
 
@@ -34,11 +33,8 @@ class TritonPythonModel:
         tokens = pb_utils.get_input_tensor_by_name(request, "TOKENS_BATCH").as_numpy()
         lengths = pb_utils.get_input_tensor_by_name(request, "SEQUENCE_LENGTH").as_numpy()
         texts = [
-            self._text(beam[:length].tolist())
+            self._tokenizer.decode(beam[:length].tolist(), skip_special_tokens=self._skip_special).encode()
             for beams, row in zip(tokens, lengths, strict=True)
             for beam, length in zip(beams, row, strict=True)
         ]
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=np.object_))])
-
-    def _text(self, tokens: list[int]) -> bytes:
-        return self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special).encode()

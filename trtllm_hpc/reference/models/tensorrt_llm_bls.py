@@ -1,10 +1,9 @@
 """Triton model ``tensorrt_llm_bls``: text in, text out. Runs in Triton's Python stub.
 
-Upstream's model calls ``preprocessing``, ``tensorrt_llm`` and
-``postprocessing``; each instance waits for one request at a time. This one
-does the work of the first and the last itself and asks the engine's process
-directly. So an instance answers any number of requests at once, and
-``bls_instance_count`` is the number of processes that share the work.
+Upstream's model calls ``preprocessing``, ``tensorrt_llm`` and ``postprocessing``; each instance waits for one
+request at a time. This one does the work of the first and the last itself and asks the engine's process
+directly. So an instance answers any number of requests at once, and ``bls_instance_count`` is the number of
+processes that share the work.
 """
 
 from __future__ import annotations

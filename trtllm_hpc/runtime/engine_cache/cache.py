@@ -7,8 +7,7 @@
                             used            touched at each use
                             damaged.txt     what reading every byte has found wrong
 
-Everything in it has the permissions of the cache's folder: a group that shares the
-folder shares the engines.
+Everything in it has the permissions of the cache's folder: a group that shares the folder shares the engines.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The key of a step's output: a hash of everything that determines it.
 
-Two models of one family that differ only in the values of their weights, such as a model and
-its fine-tuned child, have the same file names, sizes and ``config.json``. So a piece of each
-tensor is read as well: a few thousand short reads for the largest models, where a hash of all
-bytes would read hundreds of GB.
+Two models of one family that differ only in the values of their weights, such as a model and its fine-tuned
+child, have the same file names, sizes and ``config.json``. So a piece of each tensor is read as well: a few
+thousand short reads for the largest models, where a hash of all bytes would read hundreds of GB.
 """
 
 from __future__ import annotations

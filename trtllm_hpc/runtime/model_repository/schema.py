@@ -1,8 +1,7 @@
 """Triton's own schema of ``config.pbtxt``, and the protobuf library that reads it.
 
-Where this package is installed both come from there (tritonclient's
-``model_config_pb2``). In a container they may be missing or of the wrong
-version: then both come from the zipapp, in protobuf's pure-Python form.
+Where this package is installed both come from there (tritonclient's ``model_config_pb2``). In a container
+they may be missing or of the wrong version: then both come from the zipapp, in protobuf's pure-Python form.
 """
 
 from __future__ import annotations

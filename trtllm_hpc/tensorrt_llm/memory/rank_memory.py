@@ -81,11 +81,10 @@ def dtype_of(engine: Engine, shape: ModelShape) -> str:
 def format_of(quantization: Quantization, dtype: str) -> Format:
     """How the quantized matrices are stored.
 
-    Scales as TensorRT-LLM's quantized layers hold them (``quantization/layers.py``):
-    float32 for each output of INT8 and of row-wise FP8, 16 bits for each output of
-    weight-only matrices and for each group of AWQ, and zeros besides for GPTQ; 16 bits
-    for each output of QServe, with zeros or, by groups, 8 bits and 8 bits of zeros for each;
-    8 bits for each 16 inputs of NVFP4.
+    Scales as TensorRT-LLM's quantized layers hold them (``quantization/layers.py``): float32 for each output
+    of INT8 and of row-wise FP8, 16 bits for each output of weight-only matrices and for each group of AWQ,
+    and zeros besides for GPTQ; 16 bits for each output of QServe, with zeros or, by groups, 8 bits and 8 bits
+    of zeros for each; 8 bits for each 16 inputs of NVFP4.
     """
     group = quantization.awq_block_size or quantization.group_size or 128
     bits = quantization.auto_bits

@@ -23,10 +23,8 @@ _VERSION = re.compile(r"tensorrt-llm[/#+_-]release[:+_-]v?(\d+(?:\.\d+)*(?:(?:rc
 _KEY = "engine.tensorrt_llm_version"
 
 
-class UnknownRelease(TrtllmHpcError):
+class UnknownRelease(TrtllmHpcError, exit_code=ExitCode.CONFIG):
     """The release follows neither from the image nor from what was stated; ``choices`` are known."""
-
-    exit_code = ExitCode.CONFIG
 
     def __init__(
         self, message: str, *, hint: str, choices: Sequence[str] = (), is_newer: bool = False
