@@ -140,10 +140,7 @@ class Sample:
 
 
 def append_records(path: Path, records: Iterable[RequestRecord], *, sync: bool = True) -> None:
-    """Append records as JSON lines, with ``first_token_s`` added.
-
-    Without ``sync`` a killed process loses nothing, but a machine that fails may.
-    """
+    """Append records as JSON lines with ``first_token_s``; with ``sync`` a machine may fail, too."""
     # Not asdict, which copies deeply: while a pass runs, the sender waits for who writes.
     plain = ({**vars(record), "first_token_s": record.first_token_s} for record in records)
     mode = os.O_WRONLY | os.O_APPEND | os.O_CREAT

@@ -48,10 +48,7 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
 
 
 def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
-    """Return settings with the protocol that a server without a run speaks: ``grpc``, ``http`` or ``openai``.
-
-    Raises InvalidRequest if the settings name another one, or LoRA adapters, which need gRPC.
-    """
+    """Return settings with the protocol that a server without a run speaks; raises InvalidRequest."""
     protocol = settings.protocol or spoken
     if protocol not in (OPENAI_PROTOCOLS if spoken == "openai" else (spoken,)):
         raise InvalidRequest(

@@ -62,17 +62,13 @@ def command(job: Path, output: Path | None, force: bool, as_json: bool) -> None:
 
 def _migrated(job: Path) -> Migrated:
     """Read a job file, and rewrite it. Raises ConfigError if it is wrong, or has no engine."""
-    from trtllm_hpc.config.files import find_job, read_tree
+    from trtllm_hpc.config.files import find_job, read_whole
     from trtllm_hpc.config.job import JobFile
-    from trtllm_hpc.config.validate import validate
     from trtllm_hpc.errors import ConfigError, Diagnostic
     from trtllm_hpc.tensorrt_llm.migration import AlreadyMigrated, migrate
 
     file = find_job(job)
-    tree, diagnostics = read_tree(file, "job file")
-    read, wrong = validate(JobFile, tree) if tree is not None else (None, [])
-    if read is None or diagnostics or wrong:
-        raise ConfigError([*diagnostics, *wrong])
+    read = read_whole(JobFile, file, "job file")
     try:
         return migrate(file.read_text(encoding="utf-8-sig"), read)
     except AlreadyMigrated as error:

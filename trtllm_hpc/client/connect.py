@@ -127,10 +127,7 @@ async def connect(
 
 
 def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
-    """Ask a server what it is; return its protocol, and where its models are asked.
-
-    Raises InvalidRequest if the URL is none of these protocols; RequestFailed if it does not answer.
-    """
+    """Ask a server what it is; return its protocol and where its models are. Raises RequestFailed."""
     protocol, endpoint = parse_url(address)
     if protocol == "grpc":
         return protocol, replace(endpoint, models=_models_over_grpc(endpoint, timeout_s))
@@ -210,10 +207,7 @@ async def _triton(
 
 
 def describe_over(endpoint: Endpoint, model: str, protocol: str, timeout_s: float) -> ServedModel:
-    """Fetch a model's configuration: over HTTP unless the server is known by its gRPC port alone.
-
-    Raises RequestFailed with the server's error message, for example that it has no such model.
-    """
+    """Fetch a model's configuration, over gRPC if only that port is known; raises RequestFailed."""
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
         return describe(endpoint, model, timeout_s)
     from tritonclient.utils import InferenceServerException

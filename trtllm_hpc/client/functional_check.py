@@ -60,11 +60,7 @@ class _Way:
 
 
 async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
-    """Ask every prompt every way.
-
-    Raises InvalidRequest if fewer than two ways can be asked this, or a prompt is not a text; RequestFailed
-    if it does not answer at all.
-    """
+    """Ask every prompt every way; raises RequestFailed, also if there are not two ways."""
     ways = await _ways(endpoint, timeout_s)
     try:
         if len(ways) < 2:

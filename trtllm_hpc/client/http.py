@@ -51,10 +51,7 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
 
 
 def call_json(endpoint: Endpoint, path: str, timeout_s: float, body: Any = None) -> Any:
-    """GET ``path`` of Triton, or POST ``body`` to it as JSON, and return the JSON answer.
-
-    Raises RequestFailed with the server's error message if there is one.
-    """
+    """GET ``path`` of Triton, or POST ``body``, and return the JSON answer; raises RequestFailed."""
     return _call_url(endpoint, f"{endpoint.scheme}://{endpoint.http}/{path.lstrip('/')}", timeout_s, body)
 
 

@@ -51,10 +51,7 @@ _TEXT_KINDS = ("texts", "numbers")
 
 
 def text_inputs(model: ServedModel, request: Request) -> dict[str, Any]:
-    """Return the inputs of a request to a model that takes texts, by name, each as ``array`` takes it.
-
-    Raises InvalidRequest if the model lacks the input of an option or output, or takes no text.
-    """
+    """Return the inputs of a request to a model that takes texts, by name; raises InvalidRequest."""
     if not model.takes_text:
         raise InvalidRequest(
             f"Model {model.name!r} takes token ids, not text.", hint="choose another one: --model ensemble"

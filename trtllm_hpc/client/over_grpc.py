@@ -67,10 +67,7 @@ class Call:
             self._source.cancel()
 
     async def responses(self) -> AsyncGenerator[Outputs]:
-        """Send the request and yield its responses; left before the last one, it is ended on the server.
-
-        Raises RequestFailed with the server's error message.
-        """
+        """Send the request and yield its responses; left early, the server ends it. Raises RequestFailed."""
         from grpc.aio import AioRpcError  # type: ignore[import-untyped]
 
         if self.is_stopped:

@@ -122,10 +122,7 @@ class TritonModel:
             return None
 
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
-        """Yield the reply each time that a response has come; leaving it ends the request on the server.
-
-        Raises RequestFailed with the server's error message.
-        """
+        """Yield the reply at each response; leaving it ends the request there. Raises RequestFailed."""
         reply = Reply(self.model, request, self.server.protocol)
         async with aclosing(self._responses(request, None, Course())) as responses:
             async for outputs in responses:

@@ -20,6 +20,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 
 Model = TypeVar("Model", bound=Section)
 
+_OTHER_VERSION = "another version of trtllm-hpc may have written the run; submit its job file again"
 MAX_BYTES = 1024 * 1024
 
 
@@ -162,17 +163,17 @@ def read_spec(path: Path) -> JobFile:
 
 def read_cluster(path: Path) -> ClusterProfile:
     """Read the cluster profile in a run folder. Raises ConfigError as :func:`read_spec`."""
-    return _read_whole(ClusterProfile, path, "cluster profile of the run")
+    return read_whole(ClusterProfile, path, "cluster profile of the run", _OTHER_VERSION)
 
 
-def _read_whole(model: type[Model], path: Path, what: str) -> Model:
+def read_whole(model: type[Model], path: Path, what: str, hint: str | None = None) -> Model:
+    """Read a file that needs no others; raises ConfigError with everything that is wrong."""
     tree, wrong = read_tree(path, what)
     value = None
     if tree is not None:
         value, more = validate(model, tree)
         wrong += more
     if value is None or wrong:
-        hint = "another version of trtllm-hpc may have written the run; submit its job file again"
         raise ConfigError(wrong, hint=hint)
     return value
 

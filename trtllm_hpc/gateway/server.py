@@ -85,10 +85,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def listening(path: Path) -> Iterator[socket.socket]:
-    """Yield a Unix socket that only this user may connect to, and remove it at the end.
-
-    Raises StartFailed if it cannot be made; a file with this name is left alone.
-    """
+    """Yield a Unix socket of this user, removed at the end; raises StartFailed, also if the file exists."""
     made = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:

@@ -10,10 +10,7 @@ from collections.abc import Sequence
 
 
 class Vectorscan:
-    """Finds in which lines of a block texts are; one that begins with a line end is at a line's start.
-
-    Raises ImportError if the package is not installed, or does not work on this machine.
-    """
+    """Finds in which lines of a block texts are, those with a line end first at its start; or ImportError."""
 
     def __init__(self, texts: Sequence[bytes]) -> None:
         import hyperscan  # imported here: most commands search no large log

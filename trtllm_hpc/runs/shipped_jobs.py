@@ -8,9 +8,8 @@ from pathlib import Path
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import scalar
-from trtllm_hpc.config.files import jobs, read_tree
+from trtllm_hpc.config.files import jobs, read_whole
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.plan.resolve import instances_of
 
@@ -58,10 +57,7 @@ def shipped_jobs() -> list[ShippedJob]:
 
 
 def copy_of(name: str, own_name: str, model: str | None) -> str:
-    """Return the text of a shipped job file with another name, and with ``model`` as ``model.path``.
-
-    Raises ConfigError if a model is given, and the file makes its own.
-    """
+    """Return the text of a shipped job file with another name and ``model.path``; raises ConfigError."""
     text = jobs()[name].read_text(encoding="utf-8")
     text = re.sub(r"(?m)^name: \S+", lambda _: f"name: {scalar(own_name)}", text, count=1)
     if model is None:
@@ -74,10 +70,7 @@ def copy_of(name: str, own_name: str, model: str | None) -> str:
 
 
 def _described(name: str, path: Path) -> ShippedJob:
-    tree, diagnostics = read_tree(path, "job file")
-    job, wrong = validate(JobFile, tree) if tree is not None else (None, [])
-    if job is None:
-        raise ConfigError([*diagnostics, *wrong])
+    job = read_whole(JobFile, path, "job file")
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
     [layout] = instances_of(job, cluster).components
     needs_gpus = job.engine.backend != "reference"

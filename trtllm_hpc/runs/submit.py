@@ -198,10 +198,7 @@ class _Interruptions:
 
 
 def require_scheduler(plan: Chain) -> None:
-    """Refuse a submission that is impossible from this machine, before anything is written.
-
-    Raises SubmissionError if the profile needs Slurm, and there is no sbatch or no readable slurm.conf.
-    """
+    """Refuse a submission that is impossible from this machine; raises SubmissionError."""
     if plan.cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(
             f"The profile {plan.cluster.name!r} is for a Slurm cluster, but this machine has no sbatch.",

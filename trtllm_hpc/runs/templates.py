@@ -77,10 +77,7 @@ def extract_templates(
 
 
 def finished_configs(plan: Plan, profile_name: str) -> dict[str, str]:
-    """Return the text of each model's ``config.pbtxt`` as ``submit`` would write it.
-
-    Raises RenderError if the image's templates are not on this machine, or a model cannot be rendered.
-    """
+    """Return each model's ``config.pbtxt`` as ``submit`` would write it; raises RenderError."""
     if not isinstance(plan.repository, RepositoryRecipe):
         files = render_repository(plan)
         return {path.split("/")[0]: text for path, text in files.items() if path.endswith("config.pbtxt")}

@@ -102,9 +102,7 @@ def exclude_option(paths: RunPaths) -> str:
 
 
 def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
-    """Return the hosts because of which the last server has ended, whose job's ``state`` is Slurm's, with
-    reasons.
-    """
+    """Return the hosts because of which the last server has ended, by its job's state, with reasons."""
     found: dict[str, str] = {}
     has_failed = state.startswith("NODE_FAIL")
     told = _told_by_supervisor(paths)

@@ -43,10 +43,7 @@ def interface_address(interface: str) -> str | None:
 
 
 def own_address(interface: str | None = None) -> str:
-    """Return the IPv4 address at which other nodes reach this one: ``interface``'s, if the profile names one.
-
-    Raises SystemExit if the named interface has no address here.
-    """
+    """Return this node's IPv4 address for others, ``interface``'s if named; raises SystemExit."""
     if interface is not None:
         address = interface_address(interface)
         if address is None:

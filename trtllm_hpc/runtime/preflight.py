@@ -278,10 +278,7 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 
 
 def find_problem(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
-    """Return the first thing that is wrong with the world, in one sentence; ``None`` if nothing is.
-
-    Without MPI only rank 0 is known, not ``all_ranks``.
-    """
+    """Return the first thing that is wrong with the world, in one sentence; ``None`` if nothing is."""
     first = gathered[0]
     tasks = step_world(first.step_tasks, expected.world_size)
     if tasks.state == FAIL:

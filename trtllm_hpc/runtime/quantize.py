@@ -60,10 +60,7 @@ class Quantization:
 
 
 def quantize(wanted: Quantization) -> None:
-    """Write the quantized checkpoint, with the model's tokenizer and other small files.
-
-    Raises BuildFailed if the image lacks Model Optimizer, the texts cannot be used, or nothing was quantized.
-    """
+    """Write the quantized checkpoint with the model's tokenizer and small files; raises BuildFailed."""
     try:
         mtq = import_module("modelopt.torch.quantization")
         export = import_module("modelopt.torch.export")

@@ -103,10 +103,7 @@ class Endpoint(JsonRecord):
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header that every call needs, over HTTP and gRPC; empty without a key.
-
-        Raises RequestFailed if the key cannot be read: it is only for the run's owner.
-        """
+        """The header that every call needs, empty without a key; raises RequestFailed if that is not ours."""
         if self.key_file is None:
             return {}
         try:
@@ -174,10 +171,7 @@ class Endpoint(JsonRecord):
 
     @property
     def openai_root(self) -> str:
-        """URL of what an OpenAI server has besides its protocol, such as ``/health``.
-
-        Raises RequestFailed if the server does not speak that protocol.
-        """
+        """URL of an OpenAI server's own pages, such as ``/health``; raises RequestFailed for any other."""
         if self.openai_url is None:
             raise RequestFailed(f"The server at {self.http} does not speak OpenAI's protocol.")
         return self.openai_url.removesuffix("/v1")

@@ -57,9 +57,7 @@ def note_next(paths: RunPaths, next_job_id: str | None) -> None:
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
-    """Return whether this job is to serve after another one, of ``state`` if Slurm knows it, and prepare
-    that.
-    """
+    """Return whether this job is to serve after another one in that state, and prepare it."""
     request = StopRequest.read(paths.stop_request)
     if request is not None and request.by not in (RENEWAL, SUPERVISOR):
         return _refused(f"the run was stopped by {request.by}: {request.reason}")

@@ -20,10 +20,7 @@ from trtllm_hpc.sandbox.nodes import Node
 
 
 def free_subnet(claimed: Iterable[str]) -> str:
-    """Return the first three numbers of a /24 that no route of this machine covers; raises SandboxError.
-
-    Subnets ``claimed`` by other sandboxes may not have routes yet.
-    """
+    """Return the first three numbers of a /24 that is neither routed nor claimed; raises SandboxError."""
     taken = [*_routed_networks(), *(ipaddress.ip_network(f"{subnet}.0/24") for subnet in claimed)]
     for pool in POOLS:
         for number in range(256):

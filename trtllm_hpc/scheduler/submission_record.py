@@ -45,10 +45,7 @@ class SubmissionRecord:
 
 
 def read_submission(paths: RunPaths) -> SubmissionRecord | None:
-    """Return the record of a run; ``None`` if ``submit`` never submitted it.
-
-    Unknown keys are ignored: a newer version may have written them.
-    """
+    """Return the record of a run, a newer version's too; ``None`` if it was never submitted."""
     try:
         raw: Any = read_json(paths.jobs)
         jobs = raw.pop("stages", {}).items()

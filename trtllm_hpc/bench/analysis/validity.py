@@ -105,10 +105,7 @@ def check_pass(
 
 
 def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the requests at the end of a pass that found the server gone, last first; mostly none.
-
-    Requests that were in flight when the server went away are among them.
-    """
+    """Return the last requests of a pass, mostly none, that found the server gone or were in flight then."""
     in_order = sorted(records, key=lambda record: record.sent_s)
     last = list(takewhile(lambda record: record.status == "UNAVAILABLE", reversed(in_order)))
     return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []

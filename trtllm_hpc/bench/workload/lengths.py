@@ -189,10 +189,7 @@ def refuse_mostly_cut(
 def cut_to_limit(
     lengths: Sequence[Lengths], limit: int | None, prefix_tokens: int = 0
 ) -> tuple[list[Lengths], list[str]]:
-    """Return the lengths with prompts cut to the limit, and a sentence if any were.
-
-    ``prefix_tokens`` stand before each drawn length. Raises ConfigError if they alone reach the limit.
-    """
+    """Return lengths cut to the limit less the prefix, and a sentence if any were; raises ConfigError."""
     if limit is None:
         return list(lengths), []
     room = limit - prefix_tokens

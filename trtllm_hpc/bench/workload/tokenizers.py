@@ -95,10 +95,7 @@ def _read_tokenizer(file: Path) -> Any:
 
 
 class ServedTokenizer:
-    """The server's model ``preprocessing``, called over gRPC by clients that cannot read the model's folder.
-
-    Raises RequestFailed if the server has no such model, or does not answer in time.
-    """
+    """The server's ``preprocessing``, for clients that cannot read the model; raises RequestFailed."""
 
     counted_by = BY_PREPROCESSING
     token_texts = None

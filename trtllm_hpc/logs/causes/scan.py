@@ -149,9 +149,7 @@ class _Finder:
         """Shapes of lines that can tell nothing new."""
 
     def search(self, block: bytes, cut: int, at: int) -> None:
-        """Search the lines of a block at ``at`` of the log that begin before ``cut``; matches may reach
-        beyond it.
-        """
+        """Search the lines of a block at ``at`` that begin before ``cut``; matches may reach beyond it."""
         for one in _sieve().suspects(block[:cut]):
             line = block[one.start : one.end]
             if self.error_at is None and None in one.values and _begins_error(line):

@@ -41,11 +41,7 @@ _FOLDER = "report"
 
 
 def write_report(paths: RunPaths, name: str, to: Path) -> None:
-    """Write the report of a measurement as one HTML file.
-
-    Raises RunNotFound if there is no such measurement; TrtllmHpcError if the packages that draw charts are
-    not installed.
-    """
+    """Write a measurement's report as HTML; raises RunNotFound, or TrtllmHpcError without Altair."""
     write_text(to, report_page(read_report_data(paths, name)))
 
 

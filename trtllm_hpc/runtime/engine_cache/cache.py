@@ -161,9 +161,7 @@ class Entry:
         return False
 
     def make(self, key: StepKey, about: Mapping[str, str], chain: Mapping[str, Any]) -> None:
-        """Make the folder and its ``key.json``, with the ``chain`` of documents that a later miss is compared
-        with.
-        """
+        """Make the folder and its ``key.json``, with what a later miss is compared with."""
         make_shared(self.folder)
         if self.key() is None:
             record = {"key": key.digest, "document": key.document, "about": about, "chain": chain}

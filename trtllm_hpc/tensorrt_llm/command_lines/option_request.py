@@ -75,10 +75,7 @@ class OptionRequest:
 
 
 def argv(option: Option, value: Any) -> tuple[str, ...] | None:
-    """Return an option and its value as arguments; ``None`` if the option does not take the value.
-
-    A flag that is off is left out.
-    """
+    """Return an option as arguments, none for a flag that is off; ``None`` if it cannot have the value."""
     if value is OMIT:
         return ()
     if value is None:

@@ -104,10 +104,7 @@ def settable_placeholders(version: str, group: str, model: str) -> Mapping[str, 
 
 
 def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list[str]:
-    """How the placeholders of templates, by group and model, differ from those of a release, a line each.
-
-    Templates that are not known do not count.
-    """
+    """How known templates' placeholders, by group and model, differ from those of a release, by line."""
     lines = []
     for group, model in templates():
         there = found.get((group, model))
