@@ -158,7 +158,7 @@ def read_spec(path: Path) -> JobFile:
 
     Raises ConfigError if it cannot be read, or another version of this package wrote it.
     """
-    return _read_whole(JobFile, path, "job file of the run")
+    return read_whole(JobFile, path, "job file of the run", _OTHER_VERSION)
 
 
 def read_cluster(path: Path) -> ClusterProfile:
