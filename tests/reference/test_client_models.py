@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.runs.test_find import submit
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Address
@@ -45,6 +46,7 @@ def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
     paths.make_folders()
     write_json(paths.plan, {"name": "demo"})
     endpoint.write(paths.endpoint)
+    submit(paths, 0)
     return paths
 
 

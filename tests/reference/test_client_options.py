@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.runs.test_find import submit
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
@@ -250,6 +251,7 @@ def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
     paths.make_folders()
     write_json(paths.plan, {"name": "demo"})
     endpoint.write(paths.endpoint)
+    submit(paths, 0)
     return paths
 
 

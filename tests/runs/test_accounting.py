@@ -40,7 +40,7 @@ def with_gpus(paths: RunPaths, **gpus: int) -> RunPaths:
 
 def uses(types: Types) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """What ``status --json`` says of each stage, and of what the run has used."""
-    record = documented("status", types("status", "--json").output)
+    record = documented("status", types("status", "demo", "--json").output)
     return {stage["stage"]: stage for stage in record["stages"]}, record["use"]
 
 
@@ -101,4 +101,4 @@ def test_earlier_attempts_and_servers_before_a_renewal_count(
 def test_a_rendered_run_has_used_nothing(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     written(home / "runs" / "demo-1")
     assert uses(types)[1] == {"waited_s": None, "gpu_hours": None, "energy_j": None}
-    assert "used:" not in types("status").output
+    assert "used:" not in types("status", "demo").output

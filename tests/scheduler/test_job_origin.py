@@ -42,6 +42,7 @@ def evidence(run: RunPaths) -> dict[str, dict[str, str]]:
     script, runs, here = run.sbatch("serve"), run.folder.parent, str(run.folder)
     return {
         "squeue: script": {"script": str(script), "name": "renamed"},
+        "squeue: ./": {"script": "./demo-1/scripts/serve.sbatch", "folder": str(runs), "name": "renamed"},
         "squeue: read from standard input": {"script": "(null)", "folder": here},
         "scontrol: log": {"output": str(run.batch_log("serve"))},
         "scontrol: log of an edited script": {"output": f"{here}/results/mine.log"},

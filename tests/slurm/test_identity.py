@@ -7,6 +7,7 @@ import os
 import pwd
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +23,12 @@ from trtllm_hpc.sandbox import Sandbox, network, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
 from trtllm_hpc.sandbox.processes import Process
+from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
 pytestmark = pytest.mark.slurm
 
-NODES, GPUS = 1, 4
+NODES, GPUS = 2, 4
 SERVER: dict[str, Any] = {
     "repository": {"bls_instances": 1},
     "serve": {"keep_running": True, "ready_timeout_seconds": 120},
@@ -145,6 +148,66 @@ def test_accounting_remembers_the_job_whose_id_another_job_has(
     assert serve_of(ana, run) == before
     assert ana.types("cancel", run.folder).returncode == 0
     assert runs_on(bob, their_job)
+
+
+def test_every_way_to_submit_a_script_is_seen_in_what_slurm_records(sandbox: Sandbox, home: Path) -> None:
+    """Slurm prints each of them in another way; beside them a job of the same user and name of no run."""
+    run, parts = (hand_made(home / "by hand" / name) for name in ("demo-1", "parts-1"))
+    script = run.sbatch("serve")
+    parts.sbatch("serve").write_text(script_of(parts, "#SBATCH hetjob", "#SBATCH --ntasks=1"))
+    copy = run.folder.parent / "copy.sbatch"
+    shutil.copy(script, copy)
+    slurm = Slurm(str(sandbox.slurm_conf))
+
+    def job(paths: RunPaths, *words: str | Path, cwd: Path = home, text: str | None = None) -> RunJob:
+        command = ["sbatch", "--parsable", *map(str, words)]
+        environment = {**os.environ, **sandbox.environment()}
+        said = subprocess.check_output(command, cwd=cwd, input=text, text=True, env=environment)
+        return RunJob.of(paths, {"serve": said.strip()})["serve"]
+
+    ways = {
+        "by its path": job(run, script),
+        "from its folder": job(run, "scripts/serve.sbatch", cwd=run.folder),
+        "under another name": job(run, "-J", "my, 'own' x", "./demo-1/scripts/serve.sbatch", cwd=copy.parent),
+        "on standard input": job(run, cwd=run.folder, text=script.read_text()),
+        "a copy": job(run, copy),
+        "in two parts": job(parts, parts.sbatch("serve")),
+    }
+    other = job(run, "-J", "demo-serve", "-o", "/dev/null", "--wrap", "echo x\nsleep 600")
+
+    def states() -> dict[str, str]:
+        found = slurm.query([*ways.values(), other])
+        return {way: found[it].state.name for way, it in {**ways, "other": other}.items()}
+
+    def all_are(state: str) -> bool:
+        return states() == {**dict.fromkeys(ways, state), "other": "LOST"}
+
+    assert eventually(lambda: all_are("RUNNING"), 60), str(states())
+    requeued = run_command(["scontrol", "requeue", ways["by its path"].job_id], str(sandbox.slurm_conf))
+    assert requeued.returncode == 0, requeued.stderr
+    assert eventually(lambda: states()["by its path"] == "PENDING", 60), states()
+    slurm.cancel([*ways.values(), other])
+    assert eventually(lambda: all_are("CANCELLED"), 60), states()
+    [left] = run_command(["squeue", "--noheader", "--format=%i"], str(sandbox.slurm_conf)).stdout.split()
+    assert left == other.job_id
+    assert run_command(["scancel", other.job_id], str(sandbox.slurm_conf)).returncode == 0
+
+
+def hand_made(folder: Path) -> RunPaths:
+    """A run whose only script sleeps."""
+    paths = RunPaths(folder)
+    paths.make_folders()
+    directive = {"option": "--job-name", "value": "demo-serve"}
+    plan = {"run_folder": str(folder), "stages": [{"name": "serve", "directives": [directive]}]}
+    paths.plan.write_text(json.dumps(plan), encoding="utf-8")
+    paths.sbatch("serve").write_text(script_of(paths), encoding="utf-8")
+    return paths
+
+
+def script_of(paths: RunPaths, *further: str) -> str:
+    log = str(paths.batch_log("serve")).replace('"', '\\"')
+    lines = ["#!/bin/bash", "#SBATCH --job-name=demo-serve", f'#SBATCH --output="{log}"', "#SBATCH --requeue"]
+    return "\n".join([*lines, *further, "sleep 600", ""])
 
 
 def forget_every_job(sandbox: Sandbox) -> None:

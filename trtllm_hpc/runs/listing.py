@@ -183,7 +183,8 @@ def _query(slurm: Slurm, runs: Iterable[_Found]) -> tuple[JobWatcher, dict[Path,
         if run.record is None:
             scripts += [run.paths.sbatch(stage["name"]) for stage in read_plan(run.paths).get("stages", [])]
     queued = slurm.find_scripts(scripts)
-    watcher.job_infos({job for run in known for job in watched_jobs(run.paths, run.record, queued)}, "force")
+    jobs = {job for run in known for job in watched_jobs(run.paths, run.record, queued).values()}
+    watcher.job_infos(jobs, "force")
     return watcher, queued
 
 

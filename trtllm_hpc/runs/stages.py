@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -117,53 +117,37 @@ def stages_of(
     elif record is None and planned(paths, "scheduler") == "local":
         stages = [_stage_run_by_hand(name, events) for name in jobs]
     else:
-        following = Renewal.read(paths.renewal)
-        jobs = _slurm_jobs(paths, record, events, following, queued)
-        watched = _watched(paths, jobs, following)
+        watched = watched_jobs(paths, record, queued)
         watcher = watcher or watcher_of(paths)
         known = watcher.job_infos(watched.values(), mode) if watched else {}
-        infos = {key: known.get(job) for key, job in watched.items()}
+        infos = {name: known.get(job) for name, job in watched.items()}
         waiting = watcher.waiting() if places and watched else {}
-        stages = [_slurm_stage(name, job, infos.get(name), events, interrupted) for name, job in jobs.items()]
-        if following is not None:
-            stages = [_renewed(stage, following, infos.get(_NEXT), events) for stage in stages]
+        stages = [_slurm_stage(it, watched.get(it), infos.get(it), events, interrupted) for it in jobs]
+        if (following := Renewal.read(paths.renewal)) is not None:
+            stages = [_renewed(it, following, watched.get(_NEXT), infos.get(_NEXT), events) for it in stages]
     gpus = planned_gpus(paths)
     stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
     return [_timed(stage, record, events, gpus.get(stage.stage)) for stage in stages]
 
 
 def watched_jobs(
-    paths: RunPaths, record: SubmissionRecord | None, queued: Mapping[Path, str]
-) -> Collection[RunJob]:
-    """Return the jobs that decide a run's status; ``queued`` as for :func:`stages_of`."""
-    following = Renewal.read(paths.renewal)
-    return _watched(
-        paths, _slurm_jobs(paths, record, read_events(paths), following, queued), following
-    ).values()
+    paths: RunPaths, record: SubmissionRecord | None, queued: Mapping[Path, str] | None
+) -> dict[str, RunJob]:
+    """Return the jobs that decide a run's status by stage, and under ``_NEXT`` the job that waits to serve.
 
-
-def _watched(paths: RunPaths, jobs: Mapping[str, str | None], following: Renewal | None) -> dict[str, RunJob]:
-    """Return the jobs by stage, and under ``_NEXT`` the one that waits to serve."""
-    watched = RunJob.of(paths, jobs)
-    if following is not None and following.next_job_id is not None:
-        watched[_NEXT] = RunJob.of(paths, {"serve": following.next_job_id})["serve"]
-    return watched
-
-
-def _slurm_jobs(
-    paths: RunPaths,
-    record: SubmissionRecord | None,
-    events: list[Event],
-    following: Renewal | None,
-    queued: Mapping[Path, str] | None,
-) -> dict[str, str | None]:
-    """Return the job id of each stage, also of jobs that have not written anything yet."""
-    jobs = _job_ids(paths, record, events)
+    Args:
+        queued: as for :func:`stages_of`.
+    """
+    jobs = _job_ids(paths, record, read_events(paths))
     if record is None:
         jobs |= _queued_by_hand(paths, jobs, queued)
-    if following is not None and int(following.job_id) > int(jobs.get("serve") or 0):
+    following = Renewal.read(paths.renewal)
+    if following is None:
+        return RunJob.of(paths, jobs)
+    if int(following.job_id) > int(jobs.get("serve") or 0):
         jobs["serve"] = following.job_id  # it has begun, and not said so yet
-    return jobs
+    waiting = RunJob.of(paths, {"serve": following.next_job_id})
+    return RunJob.of(paths, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
 
 
 def unanswered_stages(paths: RunPaths, record: SubmissionRecord | None) -> list[StageStatus]:
@@ -220,10 +204,11 @@ def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Even
 
 
 def _slurm_stage(
-    name: str, job_id: str | None, info: JobInfo | None, events: list[Event], interrupted: bool
+    name: str, job: RunJob | None, info: JobInfo | None, events: list[Event], interrupted: bool
 ) -> StageStatus:
-    if job_id is None:
+    if job is None:
         return _in_state(name, INTERRUPTED if interrupted else NOT_SUBMITTED)
+    job_id = job.job_id
     last = last_mark(events, name) or _NO_EVENT
     if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event decides.
@@ -274,22 +259,19 @@ def _timed(
     return replace(stage, times=times, gpus=gpus, waited_s=waited_s, gpu_hours=gpu_hours)
 
 
-def _renewed(stage: StageStatus, renewal: Renewal, info: JobInfo | None, events: list[Event]) -> StageStatus:
-    """Return the status of a serve stage that another job follows: that job's, once this one has ended.
-
-    Args:
-        info: what Slurm knows of the other job.
-    """
-    waiting = renewal.next_job_id
-    if stage.stage != "serve" or waiting is None or stage.job_id != renewal.job_id:
+def _renewed(
+    stage: StageStatus, renewal: Renewal, following: RunJob | None, info: JobInfo | None, events: list[Event]
+) -> StageStatus:
+    """Return the status of a serve stage that another job follows: that job's, once this one has ended."""
+    if stage.stage != "serve" or following is None or stage.job_id != renewal.job_id:
         return stage
     if stage.final and info is not None and not info.state.final:
-        stage = _slurm_stage("serve", waiting, info, events, interrupted=False)
+        stage = _slurm_stage("serve", following, info, events, interrupted=False)
         return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
     if stage.final:
         return stage
-    sentence = f"{stage.sentence}; job {waiting} waits to follow it"
-    return replace(stage, sentence=sentence, next_job_id=waiting)
+    sentence = f"{stage.sentence}; job {following.job_id} waits to follow it"
+    return replace(stage, sentence=sentence, next_job_id=following.job_id)
 
 
 def _signal_note(info: JobInfo) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from trtllm_hpc.scheduler.job_origin import UNKNOWN_ORIGIN, Origin, RunJob
+from trtllm_hpc.scheduler.job_origin import Origin, RunJob
 from trtllm_hpc.scheduler.states import JobState
 
 
@@ -46,7 +46,7 @@ class JobInfo:
     """Of a pending job, as are the next two."""
     account: str = ""
     qos: str = ""
-    origin: Origin = UNKNOWN_ORIGIN
+    origin: Origin = field(default_factory=Origin)
 
 
 def whole_job(job_id: str) -> str:

@@ -24,14 +24,11 @@ class Origin:
     folder: str = ""
     """The folder in which sbatch was called."""
     script: str = ""
-    """Its path (squeue, scontrol)."""
+    """Its path, which may be relative to the folder (squeue, scontrol)."""
     output: str = ""
     """Path of the log (scontrol)."""
     submit_line: str = ""
     """The command line of sbatch (sacct)."""
-
-
-UNKNOWN_ORIGIN = Origin()
 
 
 @dataclass(frozen=True)
@@ -51,10 +48,13 @@ class RunJob:
     def of(cls, paths: RunPaths, job_ids: Mapping[str, str | None]) -> dict[str, RunJob]:
         """Return the jobs of a run by stage, without the stages that have no job."""
         plan = read_plan(paths)
-        names = {}
-        for stage in plan.get("stages", []):
-            options = {it["option"]: it["value"] for it in stage.get("directives", ())}
-            names[stage["name"]] = options.get("--job-name")
+        options = {it["name"]: it.get("directives", ()) for it in plan.get("stages", [])}
+        names = {
+            stage: one["value"]
+            for stage, its in options.items()
+            for one in its
+            if one["option"] == "--job-name"
+        }
         folders = dict.fromkeys((str(paths.folder), os.path.realpath(paths.folder)))
         planned = Path(str(plan.get("run_folder", paths.folder)))
         try:
@@ -78,7 +78,9 @@ class RunJob:
         if origin.uid not in self.uids:
             return False
         scripts = [str(RunPaths(folder).sbatch(self.stage)) for folder in self.folders]
-        if origin.script in scripts or any(_names(origin, script) for script in scripts):
+        # Of "sbatch ./scripts/serve.sbatch" squeue prints just that.
+        script = os.path.normpath(Path(origin.folder, origin.script))
+        if script in scripts or any(_names(origin, script) for script in scripts):
             return True
         places = [_plain(f"{place}/") for place in (origin.output, origin.folder)]
         inside = any(place.startswith(_plain(f"{folder}/")) for place in places for folder in self.folders)

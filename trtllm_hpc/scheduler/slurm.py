@@ -13,9 +13,9 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, accounted, by_id, together, whole_job
-from trtllm_hpc.scheduler.job_origin import UNKNOWN_ORIGIN, Origin, RunJob
+from trtllm_hpc.scheduler.job_origin import Origin, RunJob
 from trtllm_hpc.scheduler.reasons import names_no_nodes
-from trtllm_hpc.scheduler.states import JobState, parse_state, replaced_by
+from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -117,7 +117,9 @@ class Slurm:
                 known[job] = info
             others = [row.origin for row in rows.get(job.job_id, before) if not job.is_of(row.origin)]
             if others and job not in known:
-                known[job] = JobInfo(job.job_id, replaced_by(job.job_id, others[-1]))
+                now = f"{others[-1].name} of {others[-1].user}"
+                sentence = f"is lost: job {job.job_id} is another job now: {now}"
+                known[job] = JobInfo(job.job_id, replace(LOST, sentence=sentence))
         return known
 
     def find_scripts(self, scripts: Iterable[Path]) -> dict[Path, str]:
@@ -237,7 +239,7 @@ class Slurm:
             if "JobState" in fields:
                 user, code = (re.search(pattern, component) for pattern in (_USER, r" ExitCode=(\S+)"))
                 texts = [fields.get(key, "") for key in ("JobName", "WorkDir", "Command", "StdOut")]
-                origin = Origin(int(user[2]), user[1], *texts) if user else UNKNOWN_ORIGIN
+                origin = Origin(int(user[2]), user[1], *texts) if user else Origin()
                 state, nodes = parse_state(fields["JobState"]), _nodes(fields.get("NodeList", ""))
                 info = JobInfo(job_id, state, "", "", nodes, *_exit(code[1] if code else ""))
                 found.append(replace(info, origin=origin))

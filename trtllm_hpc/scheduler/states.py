@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trtllm_hpc.scheduler.job_origin import Origin
-
 
 @dataclass(frozen=True)
 class JobState:
@@ -56,13 +54,6 @@ STATES = _table(
 
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A submitted job that Slurm does not know; never treated as completed."""
-
-
-def replaced_by(job_id: str, origin: Origin) -> JobState:
-    """Return the state of a lost job whose id Slurm has given to another job."""
-    sentence = f"is lost: job {job_id} is another job now: {origin.name} of {origin.user}"
-    return JobState(LOST.name, True, False, sentence)
-
 
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
