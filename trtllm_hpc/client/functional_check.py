@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.client.async_client import AsyncClient
@@ -61,8 +62,8 @@ class _Way:
 
 async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: float) -> Check:
     """Ask every prompt every way; raises RequestFailed, also if there are not two ways."""
-    ways = await _ways(endpoint, timeout_s)
-    try:
+    async with AsyncExitStack() as clients:
+        ways = await _ways(clients, endpoint, timeout_s)
         if len(ways) < 2:
             raise InvalidRequest(f"The server has one way to ask only ({ways[0].name}): nothing to compare.")
         answers: list[CheckedAnswer] = []
@@ -72,28 +73,28 @@ async def check(endpoint: Endpoint, requests: Sequence[Request], timeout_s: floa
             answers += compared
             left_out |= dict.fromkeys(lacking)
         return Check(tuple(answers), tuple(left_out))
-    finally:
-        for way in ways:
-            await way.client.__aexit__(None, None, None)
 
 
-async def _ways(endpoint: Endpoint, timeout_s: float) -> list[_Way]:
+async def _ways(clients: AsyncExitStack, endpoint: Endpoint, timeout_s: float) -> list[_Way]:
     """Open a client for each way; the models called by hand are the first."""
+
+    async def opened(model: str | None, protocol: Protocol) -> AsyncClient:
+        client = AsyncClient(endpoint, model, protocol=protocol, timeout_s=timeout_s)
+        return await clients.enter_async_context(client)
+
     found: list[_Way] = []
     for model in (CORE_MODEL, *(name for name in TEXT_MODELS if name != CORE_MODEL)):
         if not endpoint.is_triton or model not in endpoint.models:
             continue
         protocols: tuple[Protocol, ...] = ("grpc", "http")
         for protocol in protocols:
-            client = await AsyncClient(endpoint, model, protocol=protocol, timeout_s=timeout_s).__aenter__()
+            client = await opened(model, protocol)
             if client.model.takes_text or (protocol == "grpc" and client.can_tokenize):
                 name = model if client.model.takes_text else BY_HAND
                 found.append(_Way(f"{name} ({protocol})", client))
-            else:
-                await client.__aexit__(None, None, None)
     if endpoint.openai_url is not None:
         for stream in (False, True):
-            client = await AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s).__aenter__()
+            client = await opened(None, "openai")
             name = f"{client.model.name} (openai{', streamed' if stream else ''})"
             found.append(_Way(name, client, stream))
     return found

@@ -28,15 +28,8 @@ ERRORS = re.compile(
 
 ERROR_TEXTS = (
     *(b"\nE", b"\nF", b"[ERROR]", b"[FATAL]", b"[E]", b"rror", b"ERROR", b"atal", b"FATAL"),
-    *(
-        b"xception: ",
-        b"ut of memory",
-        b"oom-kill",
-        b"oom_kill",
-        b"oom kill",
-        b"Segmentation fault",
-        b"core dumped",
-    ),
+    *(b"xception: ", b"Segmentation fault", b"core dumped"),
+    *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),
     *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
     *(b": unrecognized option", b": invalid option", b": unknown option"),
     *(b": command not found", b": No such file or directory", b": Permission denied", b": cannot open"),

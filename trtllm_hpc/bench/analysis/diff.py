@@ -32,23 +32,11 @@ _IGNORED = (
     "concurrencies*",
 )
 _ENVIRONMENT = (
-    "server.cluster",
-    "server.container",
-    "server.image",
-    "server.world_size",
-    "server.ranks.*.gpu_models*",
-    "server.ranks.*.mpi_library",
-    "engine.backend",
-    "engine.model",
-    "engine.tensorrt_llm",
-    "engine.key",
-    "engine.layout",
-    "engine.versions.*",
-    "client.same_host_as_server",
-    "client.cpu",
-    "client.cpus",
-    "client.python",
-    "client.packages.*",
+    *("server.cluster", "server.container", "server.image", "server.world_size"),
+    *("server.ranks.*.gpu_models*", "server.ranks.*.mpi_library"),
+    *("engine.backend", "engine.model", "engine.tensorrt_llm"),
+    *("engine.key", "engine.layout", "engine.versions.*"),
+    *("client.same_host_as_server", "client.cpu", "client.cpus", "client.python", "client.packages.*"),
 )
 """Parts of the provenance that may explain a difference; the rest, such as job ids, always differs."""
 _MAX_LENGTH = 60

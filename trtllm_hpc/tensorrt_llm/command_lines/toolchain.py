@@ -32,23 +32,13 @@ PROGRAMS: Mapping[Role, str] = {
     "build": "trtllm-build",
 }
 MODEL_OPTIONS = (
-    "--checkpoint_dir",
-    "--model_dir",
-    "--model-dir",
-    "--hf_model_dir",
-    "--weight_dir",
-    "--in-file",
-    "--in_file",
-    "-in_file",
+    *("--checkpoint_dir", "--model_dir", "--model-dir", "--hf_model_dir", "--weight_dir"),
+    *("--in-file", "--in_file", "-in_file"),
 )
 """Options for what a program reads, in the order of preference."""
 OUTPUT_OPTIONS = (
-    "--output_dir",
-    "--output-model-dir",
-    "--export_path",
-    "--out-dir",
-    "--out_dir",
-    "-saved_dir",
+    *("--output_dir", "--output-model-dir", "--export_path"),
+    *("--out-dir", "--out_dir", "-saved_dir"),
 )
 """Options for where a program writes."""
 
