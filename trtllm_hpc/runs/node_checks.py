@@ -253,9 +253,10 @@ def _missing(
     paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
 ) -> list[Diagnostic]:
     """Return a failure for each part that has left no result: its step did not get as far as Python."""
+    has_tensorrt_llm = checked.job.engine.is_tensorrt_llm
     used = {
-        "image": checked.job.engine.is_tensorrt_llm,
-        "build": bool(checked.build_steps),
+        "image": has_tensorrt_llm,
+        "build": has_tensorrt_llm and bool(checked.build_steps),  # others' builds start no MPI
         "front": bool(checked.server.front),
     }
     missing = []
