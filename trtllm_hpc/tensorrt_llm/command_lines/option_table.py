@@ -198,6 +198,14 @@ def plugin(key: str, name: str, value: Plugin) -> OptionRequest:
     return OptionRequest(key, value, mappings)
 
 
+LORA: Mapping[str, tuple[str, ...]] = {
+    "target_modules": ("--lora_target_modules",),
+    "directories": ("--lora_dir", "--hf_lora_dir"),
+    "checkpoint_source": ("--lora_ckpt_source",),
+}
+"""Options of the keys of ``engine.lora``."""
+
+
 def lora(job: JobFile) -> Iterator[OptionRequest]:
     """LoRA: what the engine must be built with so that requests may name adapters."""
     engine = job.engine
@@ -208,12 +216,8 @@ def lora(job: JobFile) -> Iterator[OptionRequest]:
     if "lora" not in engine.plugins:
         # Without its plugin an engine takes no adapters. Its type is the model's.
         yield plugin("engine.max_lora_rank", "lora", "auto")
-    keys: Mapping[str, tuple[Any, tuple[str, ...]]] = {
-        "target_modules": (engine.lora.target_modules, ("--lora_target_modules",)),
-        "directories": (engine.lora.directories, ("--lora_dir", "--hf_lora_dir")),
-        "checkpoint_source": (engine.lora.checkpoint_source, ("--lora_ckpt_source",)),
-    }
-    for key, (value, options) in keys.items():
+    for key, options in LORA.items():
+        value = getattr(engine.lora, key)
         if value:
             mappings = tuple(each for option in options for each in same(option, *in_programs))
             yield OptionRequest(f"engine.lora.{key}", value, mappings)

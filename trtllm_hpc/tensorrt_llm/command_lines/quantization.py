@@ -33,6 +33,8 @@ CALIBRATE_CACHE = ("--calibrate-kv-cache", "--calibrate_kv_cache")
 """Options of the programs before ``build.py`` that compute the scales of an int8 KV cache."""
 WITH_SCALES = ("--ft_model_dir", "--bin_model_dir", "--ft_dir_path")
 """Options of ``build.py`` for a folder of weights with int8 scales; a family has one of them."""
+CONVERTED = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
+"""Options of ``convert_checkpoint.py`` for weights that are quantized already."""
 FROM_CHECKPOINT = ("int4_gptq", *QSERVE)
 """Methods of weights that another tool has quantized."""
 DEFAULT_SMOOTHING = 0.5
@@ -144,19 +146,21 @@ def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
         yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
 
 
+DETAILS: Mapping[str, tuple[OptionMapping, ...]] = {
+    "per_token": same("--per_token", *_FLAGGED),
+    "per_channel": same("--per_channel", *_FLAGGED),
+    "group_size": same("--group_size", *_FLAGGED),
+    "calibration_dataset": same("--calib_dataset", "quantize", "convert"),
+    "calibration_size": same("--calib_size", "quantize", "convert"),
+    "batch_size": same("--batch_size", "quantize"),
+    "awq_block_size": same("--awq_block_size", "quantize"),
+    "auto_bits": same("--auto_quantize_bits", "quantize"),
+}
+"""Keys of ``engine.quantization`` whose options do not depend on the method."""
+
+
 def _details(quantization: Quantization) -> Iterator[OptionRequest]:
-    mappings = {
-        "per_token": same("--per_token", *_FLAGGED),
-        "per_channel": same("--per_channel", *_FLAGGED),
-        "group_size": same("--group_size", *_FLAGGED),
-        "calibration_dataset": same("--calib_dataset", "quantize", "convert"),
-        "calibration_size": same("--calib_size", "quantize", "convert"),
-        "batch_size": same("--batch_size", "quantize"),
-        "awq_block_size": same("--awq_block_size", "quantize"),
-        "auto_bits": same("--auto_quantize_bits", "quantize"),
-        "checkpoint": _checkpoint(quantization),
-    }
-    for key, options in mappings.items():
+    for key, options in {**DETAILS, "checkpoint": _checkpoint(quantization)}.items():
         value = getattr(quantization, key)
         if value is not None and value is not False:
             yield OptionRequest(f"engine.quantization.{key}", value, options)
@@ -174,12 +178,11 @@ def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bo
 
 def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
     """Options for weights that are quantized already; their names followed the tool's."""
-    by_convert = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
     method = quantization.method or ""
     quantized = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}
     by_build_py = (quantized[method],) if method in quantized else WITH_SCALES
     return tuple(
         OptionMapping(role, option)
-        for role, options in ((_FLAGGED[0], by_convert), (_FLAGGED[1], by_build_py))
+        for role, options in ((_FLAGGED[0], CONVERTED), (_FLAGGED[1], by_build_py))
         for option in options
     )

@@ -11,7 +11,14 @@ from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.command_lines.option_request import Role
-from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
+from trtllm_hpc.tensorrt_llm.command_lines.option_table import LORA, ROWS
+from trtllm_hpc.tensorrt_llm.command_lines.quantization import (
+    BEFORE_BUILD_PY,
+    CONVERTED,
+    DETAILS,
+    WITH_SCALES,
+)
+from trtllm_hpc.tensorrt_llm.command_lines.speculative import MODES, NUMBERS
 from trtllm_hpc.tensorrt_llm.command_lines.toolchain import Toolchain
 from trtllm_hpc.tensorrt_llm.releases import Command, Option
 from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
@@ -136,53 +143,23 @@ _FOLDERS: Mapping[str, str] = {
     "--gpus_per_node": "leave it out: it comes from the cluster profile and serve.nodes",
     "--model_type": "set model.family",
 }
+_METHODS = (
+    *("--use_weight_only", "--weight_only_precision", "--per_group", "--qformat", "--use_fp8_rowwise"),
+    *("--use_nvfp4", "--use_qserve", "--use_fp8", "--enable_fp8", "--use_smooth_quant"),
+)
 _OTHERS: Mapping[str, Sequence[str]] = {
-    "quantization.method": (
-        "--use_weight_only",
-        "--weight_only_precision",
-        "--per_group",
-        "--qformat",
-        "--use_fp8_rowwise",
-        "--use_nvfp4",
-        "--use_qserve",
-        "--use_fp8",
-        "--enable_fp8",
-        "--use_smooth_quant",
-    ),
+    "quantization.method": _METHODS,
     "quantization.auto_formats": ("--autoq_format",),
-    "quantization.auto_bits": ("--auto_quantize_bits",),
     "quantization.smoothquant": ("--smoothquant",),
-    "quantization.per_token": ("--per_token",),
-    "quantization.per_channel": ("--per_channel",),
-    "quantization.group_size": ("--group_size",),
     "quantization.kv_cache": ("--int8_kv_cache", "--fp8_kv_cache", "--kv_cache_dtype"),
-    "quantization.calibration_dataset": ("--calib_dataset",),
-    "quantization.calibration_size": ("--calib_size",),
-    "quantization.batch_size": ("--batch_size",),
-    "quantization.awq_block_size": ("--awq_block_size",),
-    "quantization.checkpoint": (
-        "--quant_ckpt_path",
-        "--modelopt_quant_ckpt_path",
-        "--ammo_quant_ckpt_path",
-        "--quantized_fp8_model_path",
-        "--ft_model_dir",
-        "--bin_model_dir",
-        "--ft_dir_path",
-    ),
+    "quantization.checkpoint": (*CONVERTED, *BEFORE_BUILD_PY.values(), *WITH_SCALES),
+    **{f"quantization.{key}": [it.option for it in mappings] for key, mappings in DETAILS.items()},
     "max_lora_rank": ("--max_lora_rank",),
-    "lora.target_modules": ("--lora_target_modules",),
-    "lora.directories": ("--lora_dir", "--hf_lora_dir"),
-    "lora.checkpoint_source": ("--lora_ckpt_source",),
+    **{f"lora.{key}": options for key, options in LORA.items()},
     "speculative.mode": ("--speculative_decoding_mode",),
-    "speculative.max_draft_len": (
-        "--max_draft_len",
-        "--max_medusa_token_len",
-        "--redrafter_draft_len_per_beam",
-    ),
-    "speculative.model": ("--medusa_model_dir", "--eagle_model_dir", "--drafter_model_dir"),
-    "speculative.heads": ("--num_medusa_heads", "--redrafter_num_beams"),
-    "speculative.layers": ("--num_medusa_layers", "--num_eagle_layers"),
-    "speculative.max_non_leaves_per_layer": ("--max_non_leaves_per_layer",),
+    "speculative.max_draft_len": [option for mode in MODES.values() for option in mode.draft_length],
+    "speculative.model": [mode.weights for mode in MODES.values() if mode.weights is not None],
+    **{f"speculative.{key}": options for key, options in NUMBERS.items()},
 }
 """Keys below ``engine`` that have no row in the table, and their options."""
 

@@ -44,6 +44,14 @@ MODES: Mapping[str, Mode] = {
 }
 
 
+NUMBERS: Mapping[str, tuple[str, ...]] = {
+    "heads": ("--num_medusa_heads", "--redrafter_num_beams"),
+    "layers": ("--num_medusa_layers", "--num_eagle_layers"),
+    "max_non_leaves_per_layer": ("--max_non_leaves_per_layer",),
+}
+"""Options of keys of ``engine.speculative``, besides the length of a draft."""
+
+
 def mode(job: JobFile) -> Mode | None:
     """How the job drafts tokens; ``None`` without speculative decoding."""
     return MODES[job.engine.speculative.mode] if job.engine.speculative is not None else None
@@ -64,14 +72,8 @@ def requests(job: JobFile) -> Iterator[OptionRequest]:
     if how.weights is not None and wanted.model is not None:
         heads = same(how.weights, "convert", "quantize")
         yield OptionRequest("engine.speculative.model", wanted.model, heads)
-    numbers = {
-        "max_draft_len": how.draft_length,
-        "heads": ("--num_medusa_heads", "--redrafter_num_beams"),
-        "layers": ("--num_medusa_layers", "--num_eagle_layers"),
-        "max_non_leaves_per_layer": ("--max_non_leaves_per_layer",),
-    }
     roles: tuple[Role, ...] = ("convert", "quantize", "build", "build_py")
-    for key, options in numbers.items():
+    for key, options in {"max_draft_len": how.draft_length, **NUMBERS}.items():
         value = getattr(wanted, key)
         if value is not None:
             mappings = tuple(OptionMapping(role, option) for role in roles for option in options)
