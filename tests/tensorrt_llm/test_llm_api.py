@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trtllm_hpc.tensorrt_llm.llm_api import (
 )
 from trtllm_hpc.tensorrt_llm.releases import Release, release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED
 
 VERSIONS = [release.version for release in releases()]
 TO_COME = "1.3.0"
@@ -336,11 +338,12 @@ def test_a_release_whose_keys_are_not_known_refuses_no_value() -> None:
     assert wrong("0.19.0", kv_cache_config=None) == {}
 
 
-def test_a_release_that_an_image_has_described_refuses_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_only_an_image_has_described_refuses_no_value() -> None:
     """Its keys are known then, but not its words."""
-    assert wrong("1.2.1", moe_config=None)
-    monkeypatch.setattr(llm_api, "learned", lambda: {"1.2.1": {}})
-    assert wrong("1.2.1", moe_config=None) == {}
+    release = release_of_version("1.2.1")
+    assert release is not None and list(llm_api.wrong_values(release, {"moe_config": None}))
+    described = replace(release, source=LEARNED)
+    assert list(llm_api.wrong_values(described, {"moe_config": None})) == []
 
 
 @pytest.mark.parametrize("odd", [None, [], [[1]], {}, "x", -1, 2**70, True, {"batch_sizes": [[1], {}, "a"]}])

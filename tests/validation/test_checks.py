@@ -13,7 +13,7 @@ import pytest
 
 from tests.validation.conftest import Checked, says, state
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.validation import file_system_checks
+from trtllm_hpc.runtime import served_model
 from trtllm_hpc.validation.checks import CHECKS, rule_rows
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN
 
@@ -521,7 +521,7 @@ def test_the_vocabulary_of_gpt_oss_is_staged(
         (tmp_path / name).mkdir()
         (tmp_path / name / "o200k_base.tiktoken").write_text(name)
     digest = hashlib.sha256(b"right").hexdigest()
-    monkeypatch.setattr(file_system_checks, "VOCABULARY_SHA256", digest)
+    monkeypatch.setattr(served_model, "VOCABULARY_SHA256", digest)
     environment = {} if staged is None else {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path / staged)}
     row = checked(**PYTORCH, model={"path": str(model)}, cluster={"environment": environment})["vocabulary"]
     assert (row.state, words in row.message) == (found, True), row.message
