@@ -14,6 +14,7 @@ import pytest
 from tests.validation.conftest import Checked, says, state
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.runtime import served_model
+from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.checks import CHECKS, rule_rows
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN
 
