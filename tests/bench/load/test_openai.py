@@ -165,7 +165,7 @@ def test_a_slow_answer_times_out() -> None:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
     (tmp_path / "key").write_text("secret\n")
-    script = Script([event("A"), 0.02, event("B", reason="length"), event(usage=(1, 2)), DONE])
+    script = Script([event("A"), 0.1, event("B", reason="length"), event(usage=(1, 2)), DONE])
     with openai_server(script) as endpoint:
         keyed = Endpoint(**{**vars(endpoint), "key_file": str(tmp_path / "key")})
         target = Target(keyed, "one", protocol="openai", streaming=True)
@@ -178,7 +178,7 @@ def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
         for reply in load.replies
         for before, after in itertools.pairwise(parse_reply(reply, target).chunks)
     ]
-    assert len(gaps) == 12 and min(gaps) > 0.015
+    assert len(gaps) == 12 and min(gaps) > 0.02
 
 
 def test_without_a_server_the_load_does_not_start() -> None:
