@@ -13,6 +13,7 @@ import pytest
 
 from tests.schemas.check import documented
 from tests.slurm.conftest import Person
+from tests.slurm.test_backbone import two_ranks
 from tests.slurm.upstream_site import Site, upstream_site
 from tests.upstream.container import add_llm_api, add_package
 from tests.waiting import eventually
@@ -243,15 +244,16 @@ def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.S
     assert eventually(lambda: folders(site) == others, 30), folders(site) - others
 
 
-def test_the_model_makes_a_token(site: Site, person: Person) -> None:
-    job = site.job(
-        "asked",
-        model={"synthetic": "tiny-llama"},
-        engine={"backend": "reference", "tensor_parallel": 1},
-        serve={"nodes": 1},
-    )
-    found = rows(site, job, "--model")
+def test_the_model_makes_a_token(site: Site, engine: Path) -> None:
+    found = rows(site, site.person.job("asked", **two_ranks(engine)), "--model")
     assert found["model-token"]["outcome"] == "ok", found["model-token"]
+
+
+@pytest.mark.thorough
+def test_an_engine_is_not_built_to_try_the_model(site: Site) -> None:
+    found = rows(site, site.person.job("asked", **two_ranks(model={"synthetic": "stand-in"})), "--model")
+    assert found["model-token"]["outcome"] == "unknown"
+    assert "the engine is not in the cache" in found["model-token"]["sentence"]
 
 
 def test_what_it_cannot_do_is_refused(person: Person) -> None:
