@@ -149,8 +149,20 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert time.monotonic() - began < 60
 
 
-def test_a_job_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(UNATTENDED_VARIABLE, "0.5")
-    wait_until_unattended(RunPaths(tmp_path))  # never touched
-    RunPaths(tmp_path).heartbeat.touch()
-    wait_until_unattended(RunPaths(tmp_path))
+def test_a_job_ends_some_time_after_nobody_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, now = RunPaths(tmp_path), [0]
+    paths.heartbeat.touch()
+
+    def pause(seconds: float) -> None:
+        now[0] += int(seconds)
+        if now[0] <= 5:
+            os.utime(paths.heartbeat, ns=(now[0], now[0]))
+
+    monkeypatch.setenv(UNATTENDED_VARIABLE, "3")
+    monkeypatch.setattr(time, "sleep", pause)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    wait_until_unattended(paths)
+    # The change at 5 s is seen then, and three more seconds pass without another.
+    assert now == [8]
