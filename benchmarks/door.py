@@ -36,6 +36,7 @@ from benchmarks.load import ours
 from benchmarks.load.figures import Figures
 from benchmarks.load.server import running_server
 from benchmarks.triton import ServerFailed
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -45,7 +46,6 @@ from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.door import TRITON_KINDS, threads, write_key
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _START_LIMIT_S = 10.0
 _PACED, _TOO_MANY = 64, 256
@@ -117,7 +117,7 @@ def open_door(folder: Path, server: Endpoint) -> Iterator[tuple[Endpoint, int]]:
         ServerFailed: HAProxy did not start.
     """
     job = JobFile.model_validate({"name": "door", "serve": {"door": "haproxy", "openai": "none"}})
-    facts = JobFacts(job, ClusterProfile(name="here", scheduler="local"))
+    facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))
     configuration = folder / "haproxy.cfg"

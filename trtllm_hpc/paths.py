@@ -156,6 +156,10 @@ class RunPaths:
         """Return the LLM API's configuration for ``trtllm-serve``, in a disaggregated run of one phase."""
         return self.folder / ("llm_api.yaml" if role is None else f"llm_api.{role}.yaml")
 
+    def server(self, role: str | None = None) -> Path:
+        """How the server starts, or the servers of one phase of a disaggregated run."""
+        return self.folder / ("server.json" if role is None else f"server.{role}.json")
+
     def batch_log(self, stage: str) -> Path:
         """Return the log of the batch script itself."""
         return self.logs / f"{stage}.out"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,9 +12,10 @@ import yaml
 
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime import front
+from trtllm_hpc.runtime.server_spec import ServerSpec, expand
 
 PHASES = ("context", "generation")
-_ADDRESS = {"${TRTLLM_HPC_OPENAI%:*}": "127.0.0.1", "${TRTLLM_HPC_OPENAI##*:}": "8000"}
+_ADDRESS = {"address": "127.0.0.1", "port": 8000}
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,12 @@ class Server:
 
 
 def servers(paths: RunPaths) -> Iterator[Server]:
-    """Yield what each script that starts ``trtllm-serve`` passes to it."""
+    """Yield what the ranks of each phase pass to ``trtllm-serve``."""
     for role in (None, *PHASES):
-        script = paths.script("rank" if role is None else f"rank.{role}")
-        if script.exists() and paths.llm_api(role).exists():
-            found = re.search(r"^arguments=\(\n(.*?)^\)$", script.read_text(), re.DOTALL | re.MULTILINE)
-            assert found is not None, script
-            text = found[1]
-            for variable, value in _ADDRESS.items():
-                text = text.replace(variable, value)
+        spec = ServerSpec.read(paths.server(role))
+        if spec is not None and paths.llm_api(role).exists():
             configuration = yaml.safe_load(paths.llm_api(role).read_text())
-            yield Server(role, tuple(shlex.split(text)), configuration)
+            yield Server(role, tuple(expand(spec.leader[1:], _ADDRESS)), configuration)
 
 
 def model_yaml(paths: RunPaths) -> dict[str, Any] | None:

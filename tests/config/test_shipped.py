@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import Folder
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.config.files import jobs, profiles
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+from trtllm_hpc.runtime.server_spec import expand
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.tensorrt_llm.releases.check import check_words
 from trtllm_hpc.validation.load import load
@@ -41,14 +43,20 @@ def test_every_job_loads_with_every_profile_and_comes_back_from_a_run_folder(
 def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Path) -> None:
     for cluster in PROFILES:
         facts = load(jobs()[name], cluster)
-        if facts.job.engine.is_tensorrt_llm and cluster in ("local", "sandbox"):
+        uses_tensorrt_llm = backend_of(facts.job).release_use != "none"
+        if uses_tensorrt_llm and cluster in ("local", "sandbox"):
             continue  # the kind without NVIDIA's container and without GPUs
         plan = make_plan(facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
         scripts = render_scripts(plan)
-        if facts.job.engine.is_tensorrt_llm and cluster == "pyxis":
+        if uses_tensorrt_llm and cluster == "pyxis":
             release = find_release(None, facts.job.engine.tensorrt_llm_version)
-            if plan.server.command:
-                assert check_words(release, plan.server.command).remarks == ()
+            if plan.server.spec.driver == "openai":
+                assert (
+                    check_words(
+                        release, expand(plan.server.spec.leader, {"address": "0.0.0.0", "port": 8000})
+                    ).remarks
+                    == ()
+                )
             assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.build_steps import make_notes, make_steps
+from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.plan.build_steps import make_notes, make_steps
-from trtllm_hpc.plan.layout import make_layout
+from trtllm_hpc.layout import make_layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
 
@@ -38,7 +39,7 @@ def cluster(**keys: Any) -> ClusterProfile:
 
 def found(made: JobFile, where: Site = None) -> list[Diagnostic]:
     """What is wrong with it."""
-    return problems(JobFacts(made, where or cluster()))
+    return problems(facts_of(made, where or cluster()))
 
 
 def steps(made: JobFile, where: Site = None, config: Config = None) -> tuple[BuildStep, ...]:
@@ -49,14 +50,14 @@ def steps(made: JobFile, where: Site = None, config: Config = None) -> tuple[Bui
 
 def planned(made: JobFile, where: Site = None, config: Config = None) -> tuple[BuildStep, ...]:
     """The steps of a job that the rules have not judged, with this ``config.json`` of the model."""
-    known = JobFacts(made, where or cluster(), read_config=lambda folder: config)
+    known = EngineFacts(made, where or cluster(), "exact", lambda folder: config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
 
 
 def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:
     """The notes on a job with which nothing is wrong."""
-    return make_notes(JobFacts(made, cluster(), read_config=lambda folder: config))
+    return make_notes(EngineFacts(made, cluster(), "exact", lambda folder: config))
 
 
 def text(word: Argument) -> str:

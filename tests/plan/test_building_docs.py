@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtllm_hpc.tensorrt_llm.command_lines.option_table import ROWS
+from trtllm_hpc.engines.command_lines.option_table import ROWS
 from trtllm_hpc.tensorrt_llm.releases import COMMANDS, releases
 
 TEXT = (Path(__file__).parents[2] / "docs" / "building-engines.md").read_text(encoding="utf-8")

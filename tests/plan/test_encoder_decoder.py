@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.plan.made_steps import cluster, found, job, options, steps
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.releases.families import find_family
 
@@ -124,7 +124,7 @@ def test_an_answer_need_not_be_longer_than_the_prompt() -> None:
 def test_the_server_is_told_of_both_engines(tmp_path: Path, stated: bool) -> None:
     made = job("0.16.0", "t5", engine={**T5, "encoder_decoder": stated})
     profile = cluster(container={"all_models": "/all_models", "examples": "/examples"})
-    plan = make_plan(JobFacts(made, profile), RunPaths(tmp_path / "one"), "python3")
+    plan = make_plan(facts_of(made, profile), RunPaths(tmp_path / "one"), "python3")
     assert isinstance(plan.repository, RepositoryRecipe)
     [values] = [model.values for model in plan.repository.models if model.name == "tensorrt_llm"]
     assert values["engine_dir"] == f"{tmp_path}/one/engine/decoder"

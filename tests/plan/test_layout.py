@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from trtllm_hpc.plan.layout import Layout, WantedGroup, make_layout, place, place_groups, seats
+from trtllm_hpc.layout import Layout, WantedGroup, make_layout, place, place_groups, seats
 
 CASES = [
     # world, nodes, GPUs a node -> nodes, ranks a node, GPUs asked for

@@ -9,6 +9,7 @@ import yaml
 
 from tests.render.cases import plan_of
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runtime.server_spec import expand
 from trtllm_hpc.tensorrt_llm.releases import Release, releases
 from trtllm_hpc.tensorrt_llm.releases.check import check_words
 
@@ -31,15 +32,17 @@ def job(release: Release, backend: str, **serve: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("release", WITH_SERVER, ids=lambda release: release.version)
 @pytest.mark.parametrize("backend", ["pytorch", "tensorrtllm"])
 def test_every_release_takes_its_command_line(release: Release, backend: str) -> None:
-    command = plan_of(job(release, backend), CLUSTER, "/runs/demo").server.command
-    assert check_words(release, command).remarks == ()
+    command = plan_of(job(release, backend), CLUSTER, "/runs/demo").server.spec.leader
+    words = expand(command, {"address": "127.0.0.1", "port": 8000})
+    assert check_words(release, words).remarks == ()
 
 
 @pytest.mark.parametrize("release", WITH_SERVER, ids=lambda release: release.version)
 def test_every_release_takes_the_fronts_command_line(release: Release) -> None:
     split = job(release, "pytorch", mode="disaggregated", disaggregated=PHASES)
-    front = plan_of(split, CLUSTER, "/runs/demo").server.front
-    assert check_words(release, [*front, "--config_file=front.yaml"]).remarks == ()
+    front = plan_of(split, CLUSTER, "/runs/demo").front
+    assert front is not None
+    assert check_words(release, [*front.command, "--config_file=front.yaml"]).remarks == ()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +51,7 @@ def test_every_release_takes_the_fronts_command_line(release: Release) -> None:
 )
 def test_an_engine_is_served_by_the_backend_for_engines(version: str, words: list[str]) -> None:
     [release] = [release for release in WITH_SERVER if release.version == version]
-    command = plan_of(job(release, "tensorrtllm"), CLUSTER, "/runs/demo").server.command
+    command = plan_of(job(release, "tensorrtllm"), CLUSTER, "/runs/demo").server.spec.leader
     assert [word for word in command if word.startswith("--backend")] == words
 
 
@@ -77,7 +80,7 @@ def split(version: str, engine: dict[str, Any] | None = None, **keys: Any) -> Pl
 
 def configured(plan: Plan) -> list[dict[str, Any]]:
     """The configuration of the context's servers, and of the generation's."""
-    return [yaml.safe_load(server.configuration or "") for server in plan.phase_servers]
+    return [yaml.safe_load(server.configuration or "") for server in plan.servers]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from tests.plan.made_steps import cluster, job, options, planned
+from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.command_lines.raw_options import RAW_ROLES
+from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.rules import RULES
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.command_lines.raw_options import RAW_ROLES
-from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
-from trtllm_hpc.validation import engine_rules, method_rules, release_rules
-from trtllm_hpc.validation.rules import rules_of
 
 CALIBRATION: Mapping[str, Any] = {"calibration_dataset": "/data/calibration"}
 HEADS: Mapping[str, Any] = {"model": "/models/heads"}
@@ -196,9 +196,8 @@ def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) 
 
 def _refused(made: JobFile) -> list[Diagnostic]:
     """What the rules of releases say; those of other things would only take time."""
-    rules = rules_of(release_rules, engine_rules, method_rules)
-    facts = JobFacts(made, SITE)
-    return [problem for rule in rules for problem in rule(facts)]
+    facts = EngineFacts(made, SITE, "exact")
+    return [problem for rule in (shared_rules.release_is_known, *RULES) for problem in rule(facts)]
 
 
 def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile = SITE) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.render.cases import CASES, plan_of
+from trtllm_hpc.backends.reference import MODELS
 from trtllm_hpc.plan.model import Dependency, Plan
-from trtllm_hpc.plan.reference import MODELS
 
 JOB: dict[str, Any] = {"name": "demo"}
 CLUSTER: dict[str, Any] = {"name": "here"}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.triton import link_backends, wheel_folder
-from trtllm_hpc.plan.reference import MODELS, model_source
+from trtllm_hpc.backends.reference import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests

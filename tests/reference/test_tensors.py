@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.reference import servers
-from trtllm_hpc.plan.reference import MODELS
+from trtllm_hpc.backends.reference import MODELS
 from trtllm_hpc.reference.inputs import INPUTS
 from trtllm_hpc.reference.requests import KNOWN_INPUTS
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format

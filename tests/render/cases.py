@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
@@ -24,7 +25,6 @@ from trtllm_hpc.render.scripts import (
     render_scripts,
 )
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -393,7 +393,7 @@ NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-apptainer"
 
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
-    facts = JobFacts(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
+    facts = facts_of(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
     return make_plan(facts, RunPaths(folder), python="/opt/trtllm-hpc/bin/python3")
 
 

@@ -9,11 +9,15 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tests.render.cases import CASES, plan_of
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
+from trtllm_hpc.runtime.servers import driver_of
 
 _SHOWS = """#!/usr/bin/env python3
 import json, os, sys
@@ -64,6 +68,7 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
     plan = replace(plan_of(*CASES[case], str(folder)), task_python=str(shows))
     script = folder / "rank.sh"
     script.write_text(render_scripts(plan)["rank.sh"])
+    plan.server.spec.write(folder / "server.json")
     variables: dict[str, Any] = {
         "SLURM_PROCID": rank,
         "TRTLLM_HPC_PROCID": rank,
@@ -83,8 +88,25 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
     ).stdout
     words, gpus = json.loads(said)
     assert words[1] == "rank" and f"--rank={rank}" in words
-    options = words[words.index("--") + 1 :]
-    return [word.replace(str(folder / "sockets"), "SOCKETS") for word in options], gpus
+    given = dict(word[2:].split("=", 1) for word in words[2:] if "=" in word)
+    with mock.patch.dict(os.environ, environment), mock.patch("shutil.which", lambda name: f"/bin/{name}"):
+        options = RankOptions(
+            rank=rank,
+            world_size=int(given["world-size"]),
+            ranks_per_node=int(given["ranks-per-node"]),
+            prefix=given["prefix"],
+            ready_timeout_seconds=1,
+            companion_start_seconds=None,
+            companion_silence_seconds=None,
+            spec=read_spec(Path(given["spec"])),
+            instance=int(given["instance"]) if "instance" in given else None,
+        )
+        scratch = folder / "scratch"
+        scratch.mkdir()
+        words = driver_of(RunPaths(folder), options).command(scratch).words
+    options_of_server = [word for word in words[1:] if not word.startswith("--backend-directory")]
+    assert options_of_server.pop(0) == f"--model-repository={scratch}/repository"
+    return [word.replace(str(folder / "sockets"), "SOCKETS") for word in options_of_server], gpus
 
 
 @pytest.mark.parametrize(("case", "instance", "rank", "prefix", "options", "gpus"), TABLE)
@@ -113,5 +135,5 @@ def test_the_leaders_sockets_are_in_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_only_a_variable_makes_some_releases_send_the_cache_by_mpi(release: str, says_so: bool) -> None:
     job, cluster = CASES["disaggregated"]
     container = {**cluster["container"], "tensorrt_llm_version": release}
-    scripts = render_scripts(plan_of(job, {**cluster, "container": container}, "/runs/one"))
-    assert ("export TRTLLM_USE_MPI_KVCACHE=1" in scripts["rank.sh"]) is says_so
+    spec = plan_of(job, {**cluster, "container": container}, "/runs/one").server.spec
+    assert (spec.environment.get("TRTLLM_USE_MPI_KVCACHE") == "1") is says_so

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -35,6 +35,7 @@ from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event, read_events
+from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.runtime.stop import request_stop
 
 
@@ -62,12 +63,22 @@ class Ranks:
         server: str | None = None,
         environment: dict[str, str] | None = None,
         words: tuple[str, ...] = (),
+        driver: Literal["triton", "openai"] = "triton",
+        model: str | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
         prefix = f"{self.prefix}{rank}_"
         given = {"ready_timeout_seconds": 30, **options}
         extra = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-        ports = [f"--http-port={self.ports[0]}"] if rank == 0 else ["--load-model=tensorrt_llm"]
+        program = literal(server or str(self.program))
+        own = ["--model-repository={repository}"] if driver == "triton" else []
+        spec = ServerSpec(
+            driver=driver,
+            leader=[program, *own, *map(literal, words), f"--http-port={self.ports[0]}"],
+            worker=[program, *own, *map(literal, words), "--load-model=tensorrt_llm"],
+            model=model,
+        )
+        spec.write(self.runtime.paths.server())
         http, grpc, metrics, rendezvous = map(str, self.ports)
         return self.runtime.start(
             "rank",
@@ -76,10 +87,7 @@ class Ranks:
             f"--ranks-per-node={world}",
             f"--prefix={prefix}",
             *extra,
-            f"--server={server or self.program}",
-            "--",
-            *words,
-            *ports,
+            f"--spec={self.runtime.paths.server()}",
             FAKE=behaviour,
             FAKE_STARTED=str(self.started_file(rank)),
             FAKE_PREFIX=prefix,

@@ -24,22 +24,22 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def model(folder: Path, **files: object) -> list[str]:
-    """The words of a server whose model has these JSON files."""
+def model(folder: Path, **files: object) -> str:
+    """The folder of a model that has these JSON files."""
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    return [str(folder), "--backend=pytorch"]
+    return str(folder)
 
 
 def test_a_model_chats_by_its_template_and_gpt_oss_in_its_own_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = model(tmp_path / "base", config={"model_type": "llama"}, tokenizer_config={"eos_token": "</s>"})
-    assert chat_of(base) == "none" and chat_of(["/nowhere"]) == "none"
+    assert chat_of(base) == "none" and chat_of("/nowhere") == "none"
     instruct = model(tmp_path / "instruct", config={}, tokenizer_config={"chat_template": "{{ messages }}"})
     assert chat_of(instruct) == "template"
-    assert chat_of([*base, f"--tokenizer={tmp_path / 'instruct'}"]) == "template"
+    assert chat_of(base, instruct) == "template"
     (tmp_path / "base" / "chat_template.jinja").write_text("{{ messages }}")
     assert chat_of(base) == "template"
     oss = model(tmp_path / "oss", config=GPT_OSS)
@@ -67,13 +67,13 @@ def test_the_vocabulary_is_made_of_the_checkpoints_own(
     letters = byte_letters()
     words = {"".join(letters[byte] for byte in token): rank for rank, token in enumerate(tokens)}
     backwards = dict(reversed(words.items()))
-    words_of_server = model(tmp_path / "oss", config=GPT_OSS, tokenizer={"model": {"vocab": backwards}})
+    folder = model(tmp_path / "oss", config=GPT_OSS, tokenizer={"model": {"vocab": backwards}})
     expected = "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
     # The real one is the file of 199,998 tokens whose hash is in the module.
     monkeypatch.setattr(
         served_model, "VOCABULARY_SHA256", hashlib.sha256(expected.encode()).hexdigest(), raising=True
     )
-    assert vocabulary_variables(words_of_server, tmp_path) == {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
+    assert vocabulary_variables(folder, None, tmp_path) == {"TIKTOKEN_ENCODINGS_BASE": str(tmp_path)}
     assert (tmp_path / "o200k_base.tiktoken").read_text() == expected
 
 
@@ -84,16 +84,18 @@ def test_without_the_vocabulary_in_the_checkpoint_the_server_downloads_it(
     tmp_path: Path, tokenizer: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {} if tokenizer is None else {"tokenizer": tokenizer}
-    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS, **files), tmp_path) == {}
+    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS, **files), None, tmp_path) == {}
     assert "chats need a download" in capsys.readouterr().out
 
 
 def test_a_staged_vocabulary_and_other_models_are_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert vocabulary_variables(model(tmp_path / "llama", config={"model_type": "llama"}), tmp_path) == {}
+    assert (
+        vocabulary_variables(model(tmp_path / "llama", config={"model_type": "llama"}), None, tmp_path) == {}
+    )
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/staged")
-    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS), tmp_path) == {}
+    assert vocabulary_variables(model(tmp_path / "oss", config=GPT_OSS), None, tmp_path) == {}
     assert capsys.readouterr().out == ""
 
 

@@ -18,7 +18,8 @@ from tests.upstream.llm_api import LAUNCHER, NEW_LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.paths import write_json
 from trtllm_hpc.runtime import launcher_port
-from trtllm_hpc.runtime.server import LaunchedServer, find_server
+from trtllm_hpc.runtime.launched_server import LaunchedServer
+from trtllm_hpc.runtime.servers.triton import find_server
 
 
 def test_only_pythons_own_library_goes_before_those_of_wheels(tmp_path: Path) -> None:

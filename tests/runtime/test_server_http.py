@@ -20,7 +20,7 @@ from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.runtime.server_http import OpenAIHttp
+from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "llama"}]})
 NO_TEMPLATE = json.dumps({"object": "error", "error": {"message": "no chat template is set", "code": 500}})
@@ -239,7 +239,7 @@ def test_a_token_that_hangs_ends_the_server_at_the_limit(
 ) -> None:
     served.answers |= answers
     environment = {"TRTLLM_HPC_OPENAI": served.place}
-    options: dict[str, Any] = {"frontend": "openai", "ready_timeout_seconds": 1}
+    options: dict[str, Any] = {"driver": "openai", "ready_timeout_seconds": 1}
     code, output = end(ranks.start(behaviour="mute", environment=environment, **options))
     assert code == ExitCode.READINESS
     assert f"not ready within 1 s (/health answers, but {told}" in output
@@ -259,8 +259,8 @@ def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(
         ranks.start(
             behaviour="mute",
             environment={"TRTLLM_HPC_OPENAI": served.place},
-            words=(str(tmp_path / "oss"),),
-            frontend="openai",
+            driver="openai",
+            model=str(tmp_path / "oss"),
             ready_timeout_seconds=1,
         )
     )

@@ -25,7 +25,9 @@ from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.client.request import AnswerRecord
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.engines.migration import Change, Migrated
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.causes.table import Kind
@@ -47,7 +49,6 @@ from trtllm_hpc.scheduler.job_info import JobTimes
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
-from trtllm_hpc.tensorrt_llm.migration import Change, Migrated
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.tensorrt_llm.releases.check import check_words
 from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
@@ -124,7 +125,7 @@ DOCTOR = DoctorReport(
         remedy=None,
         suggestion=None,
     ),
-    rules=(row_of(rule_rows()[0]),),
+    rules=(row_of(rule_rows(JobFile.model_validate({"name": "one"}))[0]),),
     notes=(),
 )
 

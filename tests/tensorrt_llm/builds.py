@@ -11,17 +11,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.engines import rules, toolchain_rules
+from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases import Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
-from trtllm_hpc.validation import engine_rules, method_rules, release_rules
-from trtllm_hpc.validation.rules import rules_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
-RULES = rules_of(engine_rules, method_rules)
+RULES = tuple(rule for rule in rules.RULES if rule.__module__ != toolchain_rules.__name__)
 WEIGHTS = "/models/quantized"
 
 Engine = Mapping[str, Any]
@@ -66,7 +66,7 @@ def renders(release: Release, family: str, method: str) -> bool:
     return any(_renders(_facts(release, family, engine)) for engine in METHODS[method])
 
 
-def _renders(facts: JobFacts) -> bool:
+def _renders(facts: EngineFacts) -> bool:
     if facts.toolchain is None or any(lines.problems for lines in facts.command_lines.values()):
         return False
     return not any(True for rule in RULES for _ in rule(facts))
@@ -75,17 +75,21 @@ def _renders(facts: JobFacts) -> bool:
 def refusal(release: Release, family: str, method: str) -> str:
     """What the user is told: every message with its hint."""
     facts = _facts(release, family, METHODS[method][0])
-    found = [problem for rule in (*rules_of(release_rules), *RULES) for problem in rule(facts)]
+    found = [
+        problem
+        for rule in (shared_rules.release_is_known, shared_rules.backend_is_there, *rules.RULES)
+        for problem in rule(facts)
+    ]
     return " ".join(f"{problem.field}: {problem.message} ({problem.hint})" for problem in found)
 
 
-def _facts(release: Release, family: str, engine: Engine) -> JobFacts:
+def _facts(release: Release, family: str, engine: Engine) -> EngineFacts:
     by_build_py = release.command("build.py", _examples(family)) is not None
     # Whether what build.py makes batches in flight is another question.
     job = _job(family, json.dumps(engine), "V1" if by_build_py else "inflight_fused_batching")
     keys = {"tensorrt_llm_version": release.version}
     job = job.model_copy(update={"engine": job.engine.model_copy(update=keys)})
-    return JobFacts(job, SITE, read_config=lambda folder: None)
+    return EngineFacts(job, SITE, read_config=lambda folder: None)
 
 
 @cache

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -21,7 +22,7 @@ def facts(backend: str, image: str | None, stated: str | None = None) -> JobFact
     job: dict[str, Any] = {"name": "demo", "model": {"path": "/m", "synthetic": None}, "engine": engine}
     container = {} if image is None else {"runtime": "pyxis", "image": image}
     profile = ClusterProfile.model_validate({"name": "here", "container": container})
-    return JobFacts(JobFile.model_validate(job), profile, lambda _: None)
+    return facts_of(JobFile.model_validate(job), profile)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.tree import Source, parse
 from trtllm_hpc.config.validate import validate
+from trtllm_hpc.engines.migration import AlreadyMigrated, Change, migrate
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
-from trtllm_hpc.tensorrt_llm.migration import AlreadyMigrated, Change, migrate
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.validation.load import load
 

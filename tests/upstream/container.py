@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.upstream.llm_api import LAUNCHER, NODES, SERVE
-from trtllm_hpc.runtime.server import WHEEL, find_server
+from trtllm_hpc.runtime.servers.triton import WHEEL, find_server
 
 PROGRAMS = Path(__file__).with_name("programs.py")
 BACKEND = Path(__file__).with_name("backend")
@@ -84,14 +84,14 @@ def add_server(container: FakeContainer, folder: Path) -> Path:
     (backends / "tensorrtllm").mkdir()
     shutil.move(folder / "model.py", backends / "tensorrtllm")
     # Copies find no libraries beside them.
-    wheel = Path(server.program).parents[3]
+    wheel = Path(server.words[0]).parents[3]
     libraries = [*map(str, wheel.glob("nvidia_pytriton.libs")), server.environment["LD_LIBRARY_PATH"]]
     environment = {
         "PATH": f"{container.python.parent}{os.pathsep}{server.environment['PATH']}",
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
     }
     arguments = [f"--backend-directory={backends}"]
-    record = {"program": server.program, "arguments": arguments, "environment": environment}
+    record = {"program": server.words[0], "arguments": arguments, "environment": environment}
     (folder / "server.json").write_text(json.dumps(record), encoding="utf-8")
     program = folder / "tritonserver"
     words = shlex.join([str(container.python), str(folder / "server.py")])

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile, Container
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Serve
 from trtllm_hpc.errors import RenderError
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.rules import cluster_problems, problems
 
@@ -210,9 +210,9 @@ def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
 
 def test_rules_take_values_that_were_built_without_files() -> None:
     job = JobFile(name="a", engine=Engine(tensor_parallel=3), serve=Serve(nodes=2))
-    (found,) = problems(JobFacts(job, ClusterProfile(name="b")))
+    (found,) = problems(facts_of(job, ClusterProfile(name="b")))
     assert (found.code, found.file, found.field, found.line) == ("conflict", "job file", "serve.nodes", None)
-    assert problems(JobFacts(JobFile(name="a"), ClusterProfile(name="b"))) == []
+    assert problems(facts_of(JobFile(name="a"), ClusterProfile(name="b"))) == []
 
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:

@@ -130,7 +130,7 @@ def doctor(
     return DoctorReport(
         checks=tuple(map(row_of, checks)),
         memory=memory if isinstance(memory, MemoryPlan) else None,
-        rules=tuple(map(row_of, rule_rows())) if context.has_job else (),
+        rules=tuple(map(row_of, rule_rows(context.job))) if context.has_job else (),
         notes=tuple(context.plan.notes) if context.has_job else (),
     )
 

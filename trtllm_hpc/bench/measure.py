@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
 from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
@@ -96,7 +97,7 @@ def run_measurement(
     earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
     adapters = Adapters.read(settings.workload, subject.paths)
     job = subject.job
-    targets = targets_of(settings, subject.endpoint, None if job is None else job.text_model)
+    targets = targets_of(settings, subject.endpoint, None if job is None else backend_of(job).text_model)
     tokenization = _tokenization(subject, settings)
     clock, progress = earlier.clock(), Progress()
     workload = _workload(subject, settings, tokenization, targets[0])

@@ -102,7 +102,7 @@ def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -
     refuse_existing(file, force)
     _write_text(file, text, "job")
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
-    return "local" if shipped.backend == "reference" else "pyxis"
+    return "local" if not shipped.gpus else "pyxis"
 
 
 @command.command()

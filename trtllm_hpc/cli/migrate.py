@@ -12,7 +12,7 @@ from trtllm_hpc.cli.completion import complete_with, job_names
 from trtllm_hpc.cli.options import force_option, json_option, print_json, refuse_existing, save
 
 if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.migration import Migrated
+    from trtllm_hpc.engines.migration import Migrated
 
 
 @click.command()
@@ -64,8 +64,8 @@ def _migrated(job: Path) -> Migrated:
     """Read a job file, and rewrite it. Raises ConfigError if it is wrong, or has no engine."""
     from trtllm_hpc.config.files import find_job, read_whole
     from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.engines.migration import AlreadyMigrated, migrate
     from trtllm_hpc.errors import ConfigError, Diagnostic
-    from trtllm_hpc.tensorrt_llm.migration import AlreadyMigrated, migrate
 
     file = find_job(job)
     read = read_whole(JobFile, file, "job file")

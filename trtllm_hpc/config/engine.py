@@ -29,6 +29,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Defaults of the keys by backend. Any other key of TensorRT-LLM has the release's own default."""
 
 
+FRONTENDS: Mapping[str, Literal["openai", "triton"]] = {
+    "reference": "triton",
+    "tensorrtllm": "triton",
+    "python": "triton",
+    "pytorch": "openai",
+}
+"""``serve.frontend`` by backend, where the job file does not name it."""
+
+
 class Quantization(Section):
     """Quantization of weights, activations and the KV cache."""
 
@@ -214,21 +223,6 @@ class Engine(Section):
         defaults = DEFAULTS.get(backend, {}) if isinstance(backend, str) else {}
         given = {key: value for key, value in plain.items() if value is not None or key not in defaults}
         return {**defaults, **given}
-
-    @property
-    def is_tensorrt_llm(self) -> bool:
-        """Whether the backend is one of TensorRT-LLM's."""
-        return self.backend != "reference"
-
-    @property
-    def has_engine(self) -> bool:
-        """Whether the backend has an engine: the LLM API on PyTorch loads the model itself."""
-        return self.backend != "pytorch"
-
-    @property
-    def quantizes_checkpoint(self) -> bool:
-        """Whether a build stage quantizes the checkpoint that the LLM API on PyTorch loads."""
-        return self.backend == "pytorch" and self.quantization.method is not None
 
     @property
     def longest_request(self) -> int | None:

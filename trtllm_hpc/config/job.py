@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.engine import Engine, Parallelism
+from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.lora import LoraAdapter
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import (
@@ -112,6 +112,11 @@ class Disaggregated(Section):
     """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default."""
     request_timeout_seconds: Seconds = 180
     """How long the front waits for an answer."""
+
+    @property
+    def roles(self) -> tuple[tuple[str, Phase], ...]:
+        """Both phases with their names, in the order of their servers."""
+        return ("context", self.context), ("generation", self.generation)
 
 
 class Serve(Section):
@@ -230,30 +235,7 @@ class JobFile(Section):
     @property
     def frontend(self) -> Literal["openai", "triton"]:
         """What answers requests."""
-        return self.serve.frontend or ("openai" if self.engine.backend == "pytorch" else "triton")
-
-    @property
-    def has_gateway(self) -> bool:
-        """Whether a gateway in front of Triton speaks OpenAI's protocol."""
-        serve = self.serve
-        is_behind_door = self.frontend == "triton" and serve.door != "none" and serve.openai == "gateway"
-        # The models of disaggregated serving, and the LLM API's own one, take other requests.
-        return is_behind_door and serve.mode != "disaggregated" and self.engine.has_engine
-
-    @property
-    def text_model(self) -> str | None:
-        """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-        if self.frontend == "openai":
-            return None
-        return "ensemble" if self.engine.has_engine else "tensorrt_llm"
-
-    @property
-    def generation(self) -> JobFile | None:
-        """The job of the engine that is built besides, for the generation of a disaggregated server."""
-        phases = self.serve.disaggregated
-        if phases is None or not phases.generation.differs or self.frontend == "openai":
-            return None
-        return self.with_phase(phases.generation)
+        return self.serve.frontend or FRONTENDS[self.engine.backend]
 
     def with_phase(self, phase: Phase) -> JobFile:
         """The job as one phase of a disaggregated server computes it."""
@@ -266,3 +248,27 @@ class JobFile(Section):
     def stops_server(self) -> bool:
         """Whether the companion stops the server when it is done."""
         return self.companion.enabled and not self.serve.keep_running
+
+    @property
+    def asked_tokens(self) -> dict[str, int]:
+        """Each setting of the length of the companion's answers, with its tokens."""
+        asked = {"companion.request.max_tokens": self.companion.request.max_tokens}
+        benchmark = self.companion.benchmark
+        if benchmark is not None:
+            asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
+            if benchmark.workload.output_tokens is not None:
+                asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
+        return asked
+
+    @property
+    def named_adapters(self) -> list[tuple[str, LoraAdapter]]:
+        """The companion's LoRA adapters with their fields; a benchmark's have the field of their list."""
+        companion, adapters = self.companion, list[tuple[str, LoraAdapter]]()
+        if not companion.enabled:
+            return adapters
+        if companion.request.lora is not None:
+            adapters.append(("companion.request.lora", companion.request.lora))
+        if companion.benchmark is not None:
+            field = "companion.benchmark.workload.lora"
+            adapters += [(field, adapter) for adapter in companion.benchmark.workload.lora]
+        return adapters

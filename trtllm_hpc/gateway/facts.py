@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
@@ -35,14 +36,10 @@ def facts_of(run: RunPaths) -> Facts:
     job = read_spec(run.spec)
     folder = _engine_folder(run, job)
     repository = job.repository
-    if job.engine.is_tensorrt_llm:
-        named = repository.tokenizer or job.model.path
-        tokenizer = None if named is None else Path(named)
-    else:
-        tokenizer = folder / "tokenizer"
+    named = backend_of(job).tokenizer(job)
     return Facts(
         name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
-        tokenizer=tokenizer,
+        tokenizer=folder / "tokenizer" if named is None else Path(named),
         max_seq_len=_max_seq_len(folder) or job.engine.max_seq_len,
         add_special_tokens=repository.add_special_tokens is not False,
         skip_special_tokens=repository.skip_special_tokens is not False,

@@ -7,24 +7,23 @@ plan alone decides every byte that is rendered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from trtllm_hpc.backends import backend_of
+from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngine, ServerPlan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.paths import RunPaths, preflight_step
-from trtllm_hpc.plan.checkpoint import loaded_model
-from trtllm_hpc.plan.layout import Instances, Layout, ServerGroup
 from trtllm_hpc.plan.mounts import all_mounts, is_below
-from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
+from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _NOT_RECORDED = ("facts", "repository", "phase")
-GENERATION, GENERATION_STEP = "generation", "build_generation"
-"""Of a disaggregated server, the engine that is built besides, and the step that builds it."""
 
 
 @dataclass(frozen=True)
@@ -75,47 +74,6 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class RepositoryModel:
-    """One model of Triton's repository."""
-
-    name: str
-    config_template: str
-    """Template of its ``config.pbtxt``, relative to the templates folder."""
-    source: str
-    """Text of its ``1/model.py``; empty for an ensemble."""
-
-
-@dataclass(frozen=True)
-class ServerPlan:
-    """What differs between the servers of the backends and of the modes of serving."""
-
-    worker_models: tuple[str, ...]
-    """What ranks above 0 load."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    """For every rank's ``tritonserver``, one word each."""
-    launcher: str | None = None
-    """Program that starts the server and joins the ranks (the LLM API's); ``None`` starts it directly."""
-    command: tuple[str, ...] = ()
-    """``trtllm-serve`` with its model and options, except where it listens; empty for Triton."""
-    configuration: str | None = None
-    """Text of the file with the LLM API's configuration that ``trtllm-serve`` reads."""
-    front: tuple[str, ...] = ()
-    """The process in front of the servers of a disaggregated run, with its options but for its file."""
-    front_configuration: Mapping[str, Any] = field(default_factory=dict)
-    """That file, without what is known only when the servers are ready."""
-
-
-@dataclass(frozen=True)
-class ServedEngine:
-    """An engine that ranks of the server load."""
-
-    folder: str
-    ranks: int
-    """That it is built for."""
-
-
-@dataclass(frozen=True)
 class Plan:
     """A run, resolved."""
 
@@ -126,9 +84,10 @@ class Plan:
     task_python: str
     """Python that runs the runtime in a rank: inside the container, if there is one."""
     instances: Instances
-    server: ServerPlan
-    phase_servers: tuple[ServerPlan, ...]
-    """The servers of each phase of a disaggregated run."""
+    servers: tuple[ServerPlan, ...]
+    """The server of each instance; of a disaggregated run the servers of each phase."""
+    front: Front | None
+    """What stands in front of the servers of a disaggregated run."""
     release: str | None
     """Version of TensorRT-LLM; ``None`` for the reference backend."""
     engines_folder: str
@@ -192,14 +151,28 @@ class Plan:
     @property
     def door_kinds(self) -> tuple[str, ...]:
         """What the door listens for, each at a port of its own."""
-        if self.job.frontend == "openai":
-            return OPENAI_KINDS
-        return (*TRITON_KINDS, *OPENAI_KINDS) if self.job.has_gateway else TRITON_KINDS
+        kinds = self.backend.door_kinds
+        return (*kinds, *OPENAI_KINDS) if self.has_gateway else kinds
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether a gateway of ours, behind the door, speaks OpenAI's protocol."""
+        return self.backend.has_gateway(self.job)
+
+    @property
+    def backend(self) -> Backend:
+        """How the model is served."""
+        return backend_of(self.job)
+
+    @property
+    def server(self) -> ServerPlan:
+        """The server whose scripts this plan is for."""
+        return self.servers[0]
 
     @property
     def spawns_workers(self) -> bool:
         """Whether the server starts its workers itself, by MPI within a job of Slurm."""
-        return self.job.serve.mode == "orchestrator" and self.cluster.scheduler == "slurm"
+        return self.backend.spawns_workers and self.cluster.scheduler == "slurm"
 
     @property
     def restarts(self) -> int:
@@ -221,8 +194,10 @@ class Plan:
         """The plan as each phase of a disaggregated run has it, for its scripts."""
         groups = self.instances.groups
         return tuple(
-            replace(self, phase=group, instances=replace(self.instances, layout=group.layout), server=server)
-            for group, server in zip(groups, self.phase_servers, strict=True)
+            replace(
+                self, phase=group, instances=replace(self.instances, layout=group.layout), servers=(server,)
+            )
+            for group, server in zip(groups, self.servers, strict=bool(groups))
         )
 
     @property
@@ -277,35 +252,27 @@ class Plan:
     @property
     def tokenizer(self) -> str | None:
         """Folder of the tokenizer; ``None`` where the engine brings its own, or none is named."""
-        if not self.job.engine.is_tensorrt_llm:
-            return None
-        return self.job.repository.tokenizer or self.job.model.path
+        return self.backend.tokenizer(self.job)
 
     @property
     def loaded_model(self) -> str | None:
         """Folder of the checkpoint that the server loads itself; ``None``: it loads an engine."""
-        return None if self.job.engine.has_engine else loaded_model(self.job, RunPaths(self.run_folder))
+        return self.backend.loaded_model(self.job, RunPaths(self.run_folder))
 
     @property
     def server_name(self) -> str:
         """The program that each rank starts, for comments."""
-        return self.server.launcher or (self.server.command or ("tritonserver",))[0]
+        return self.server.spec.launcher or self.backend.program
 
     @property
     def needed_programs(self) -> tuple[str, ...]:
         """Programs that every node must have for the server to start."""
-        program = self.server.command[:1]
-        return program if self.server.launcher is None else (*program, self.server.launcher)
+        return self.backend.needed_programs(self.server.spec)
 
     @property
     def needs_paged_context(self) -> str | None:
         """The key that needs an engine with attention over a paged cache for prompts too."""
-        repository = self.job.repository
-        if not (self.job.engine.is_tensorrt_llm and self.job.engine.has_engine):
-            return None
-        if repository.kv_cache_reuse:
-            return "repository.kv_cache_reuse"
-        return "repository.chunked_context" if repository.chunked_context else None
+        return self.backend.paged_context_key(self.job)
 
     @property
     def stops_server(self) -> bool:
@@ -321,8 +288,8 @@ class Plan:
         record["tasks"] = [one.world_size for one in self.instances.components]
         record["model"] = self.job.model.path or self.job.model.synthetic
         record["repository"] = [model.name for model in self.repository_models]
-        record["server"] = asdict(self.server)
-        record["phase_servers"] = [asdict(server) for server in self.phase_servers]
+        record["servers"] = [asdict(server) for server in self.servers]
+        record["front"] = None if self.front is None else asdict(self.front)
         record["served_engines"] = [asdict(engine) for engine in self.served_engines]
         record["build_steps"] = [asdict(step) for step in self.build_steps]
         record["stages"] = [asdict(stage) for stage in self.stages]

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import PurePath
 
+from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.layout import Instances, Layout
-from trtllm_hpc.plan.model import Plan, ServerPlan
+from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.stages import node_check_stage
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.server_spec import ServerSpec, expand
 
 _YAML = "1/model.yaml"
-_ADDRESS = ("--host=127.0.0.1", "--port=8000")
-"""Stand for the address that a server gets in its job."""
+_ADDRESS = {"address": "127.0.0.1", "port": 8000}
+"""Stands for the address that a server gets in its job."""
 
 
 def node_check_plan(plan: Plan, nodes: int) -> Plan:
@@ -28,7 +29,7 @@ def node_check_plan(plan: Plan, nodes: int) -> Plan:
     gpus = min(per_node, facts.cluster.gpus_per_node) if plan.layout.gpus_per_node else 0
     layout = Layout(world_size=2, nodes=nodes, ranks_per_node=per_node, gpus_per_node=gpus)
     stage = node_check_stage(facts.job, facts.cluster, layout, RunPaths(plan.run_folder))
-    return replace(plan, facts=facts, instances=Instances(1, 1, layout), phase_servers=(), stages=(stage,))
+    return replace(plan, facts=facts, instances=Instances(1, 1, layout), stages=(stage,))
 
 
 def wanted_of(plan: Plan, checked: Plan) -> Wanted:
@@ -38,17 +39,19 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
         plan: the job file's own.
         checked: what :func:`node_check_plan` made of it.
     """
-    job, cluster, layout = plan.job, checked.cluster, checked.layout
+    cluster, layout = checked.cluster, checked.layout
     models = plan.repository.models if isinstance(plan.repository, RepositoryRecipe) else ()
     front_file = f"--config_file={RunPaths(plan.run_folder).front_started}"
     return Wanted(
         release=plan.release,
-        has_tensorrt_llm=job.engine.is_tensorrt_llm,
+        has_tensorrt_llm=plan.backend.release_use != "none",
         programs=[list(words) for words in _programs(plan)],
-        launcher=plan.server.launcher,
-        serve={role: [*server.command[1:], *_ADDRESS] for role, server in _servers(plan)},
+        launcher=plan.server.spec.launcher,
+        serve={role: expand(spec.leader[1:], _ADDRESS) for role, spec in _serve_specs(plan)},
+        model=plan.server.spec.model,
+        tokenizer=plan.server.spec.tokenizer,
         model_yaml=next((text for it in models for name, text in it.files.items() if name == _YAML), None),
-        front=[*plan.server.front[1:], front_file] if plan.server.front else [],
+        front=[] if plan.front is None else [*plan.front.command[1:], front_file],
         gpus_per_node=layout.gpus_per_node if cluster.gpu_request != "none" else 0,
         ranks=layout.world_size,
         nodes=layout.nodes,
@@ -58,12 +61,12 @@ def wanted_of(plan: Plan, checked: Plan) -> Wanted:
     )
 
 
-def _servers(plan: Plan) -> Iterator[tuple[str, ServerPlan]]:
+def _serve_specs(plan: Plan) -> Iterator[tuple[str, ServerSpec]]:
     """Yield each ``trtllm-serve`` with the phase that it computes."""
-    if plan.phase_servers:
-        yield from zip((group.role for group in plan.instances.groups), plan.phase_servers, strict=True)
-    elif plan.server.command:
-        yield "serve", plan.server
+    roles = [group.role for group in plan.instances.groups] or ["serve"]
+    for role, server in zip(roles, plan.servers, strict=True):
+        if server.spec.driver == "openai":
+            yield role, server.spec
 
 
 def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -74,10 +77,14 @@ def _programs(plan: Plan) -> Iterator[tuple[str, ...]]:
         count = 2 if PurePath(words[0]).name.startswith("python") else 1
         if words[count - 1] != str(RunPaths(plan.run_folder).runtime):  # not upstream's
             yield (*words[:count], *(word for word in words[count:] if word.startswith("--")))
-    for _, server in _servers(plan):
-        yield (server.command[0], "serve", *(word for word in server.command[1:] if word.startswith("--")))
-    if plan.server.front:
-        name, command, *options = plan.server.front
+    for _, spec in _serve_specs(plan):
+        yield (spec.leader[0], "serve", *_options(spec))
+    if plan.front is not None:
+        name, command, *options = plan.front.command
         yield (name, command, *options, "--config_file")
-    if not plan.server.command and plan.job.engine.is_tensorrt_llm:
-        yield (plan.cluster.triton.server, *plan.server.options)
+    elif plan.server.spec.driver == "triton" and plan.backend.release_use != "none":
+        yield (plan.cluster.triton.server, *_options(plan.server.spec))
+
+
+def _options(spec: ServerSpec) -> list[str]:
+    return [word for word in spec.leader[1:] if word.startswith("--")]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.layout import Instances, Layout, one_node
 from trtllm_hpc.plan.model import Component, Dependency, Directive, Stage
 
 _STOP_SECONDS = 60
@@ -69,7 +70,7 @@ def _build_gpus(job: JobFile, cluster: ClusterProfile) -> int:
     """GPUs of the build stage. TensorRT tunes its kernels on the GPU that will run them."""
     if job.build.gpus is not None:
         return job.build.gpus
-    return 1 if job.engine.is_tensorrt_llm and cluster.gpus_per_node else 0
+    return 1 if backend_of(job).needs_gpus and cluster.gpus_per_node else 0
 
 
 def _stage(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from trtllm_hpc import __version__
 from trtllm_hpc.errors import ExitCode
@@ -101,15 +101,16 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
 
 
 def render_configurations(plan: Plan) -> dict[str, str]:
-    """Return the text of every file that ``trtllm-serve`` reads, by its name in the run folder."""
-    paths = RunPaths(plan.run_folder)
-    if plan.instances.groups:
-        found = {
-            paths.llm_api(group.role).name: server.configuration or ""
-            for group, server in zip(plan.instances.groups, plan.phase_servers, strict=True)
-        }
-        return {**found, paths.front.name: json.dumps(plan.server.front_configuration, indent=2) + "\n"}
-    return {} if plan.server.configuration is None else {paths.llm_api().name: plan.server.configuration}
+    """Return the text of every file by which a server starts, by its name in the run folder."""
+    paths, files = RunPaths(plan.run_folder), dict[str, str]()
+    roles: list[str | None] = [group.role for group in plan.instances.groups]
+    for role, server in zip(roles or [None], plan.servers, strict=True):
+        files[paths.server(role).name] = json.dumps(asdict(server.spec), indent=2) + "\n"
+        if server.configuration is not None:
+            files[paths.llm_api(role).name] = server.configuration
+    if plan.front is not None:
+        files[paths.front.name] = json.dumps(plan.front.configuration, indent=2) + "\n"
+    return files
 
 
 def render_node_checks(plan: Plan) -> dict[str, str]:

@@ -67,7 +67,7 @@ def plan_run(
     facts = load(job_file, cluster, tuple(settings), command=command, options=options)
     with path_errors(facts.job, facts.cluster, {"--runs": str(runs)} if runs else None):
         paths = new_run_folder(runs or runs_folder(facts.cluster), facts.job.name)
-        templates = find_templates(facts.cluster) if facts.job.engine.is_tensorrt_llm else None
+        templates = find_templates(facts.cluster) if facts.release is not None else None
         engines = str(engines_folder(facts.cluster.engines_folder, paths.folder.parent))
         refuse_folder_names(paths.folder, engines, facts.cluster)
         plan = make_plan(

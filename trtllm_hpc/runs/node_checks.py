@@ -142,11 +142,11 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
         write_text(paths.scripts / name, text, mode=0o700)
     for name, text in render_configurations(plan).items():
         write_text(paths.folder / name, text)
-    if plan.server.front:
+    if plan.front is not None:
         roles = {group.role: [one.number for one in group.servers] for group in plan.instances.groups}
         places = {it: f"127.0.0.1:{9000 + it}" for numbers in roles.values() for it in numbers}
         # As the run's own: any free port, and a key.
-        front = with_addresses(plan.server.front_configuration, roles, places, 0) | {AUTH_KEY: "0" * 43}
+        front = with_addresses(plan.front.configuration, roles, places, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp())
@@ -253,11 +253,11 @@ def _missing(
     paths: RunPaths, checked: Plan, found: Collection[str], info: JobInfo | None
 ) -> list[Diagnostic]:
     """Return a failure for each part that has left no result: its step did not get as far as Python."""
-    has_tensorrt_llm = checked.job.engine.is_tensorrt_llm
+    has_tensorrt_llm = checked.backend.release_use != "none"
     used = {
         "image": has_tensorrt_llm,
         "build": has_tensorrt_llm and bool(checked.build_steps),  # others' builds start no MPI
-        "front": bool(checked.server.front),
+        "front": checked.front is not None,
     }
     missing = []
     for part in (part for part in PARTS if used.get(part, True) and part not in found):

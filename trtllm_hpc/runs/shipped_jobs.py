@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.dump import scalar
 from trtllm_hpc.config.files import jobs, read_whole
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.plan.resolve import instances_of
 
 _GPUS_PER_NODE = 8
 """GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
@@ -72,8 +72,8 @@ def copy_of(name: str, own_name: str, model: str | None) -> str:
 def _described(name: str, path: Path) -> ShippedJob:
     job = read_whole(JobFile, path, "job file")
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
-    [layout] = instances_of(job, cluster).components
-    needs_gpus = job.engine.backend != "reference"
+    backend = backend_of(job)
+    [layout] = backend.topology(job, cluster).components
     text = path.read_text(encoding="utf-8")
     return ShippedJob(
         name,
@@ -82,7 +82,7 @@ def _described(name: str, path: Path) -> ShippedJob:
         job.engine.backend,
         job.engine.tensorrt_llm_version,
         layout.world_size,
-        layout.nodes * layout.gpus_per_node if needs_gpus else 0,
+        layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
         layout.nodes,
         _gpu_types(text),
         _summary(text),

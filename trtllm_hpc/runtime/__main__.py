@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from trtllm_hpc.errors import BuildFailed, ExitCode
+from trtllm_hpc.errors import BuildFailed, ExitCode, StartFailed
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.node_checks import PARTS
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         use_caches(os.environ)
     try:
         return _run(paths, options)
-    except BuildFailed as error:
+    except (BuildFailed, StartFailed) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:
@@ -164,11 +164,8 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--companion-start-seconds", type=float)
     rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--hang-seconds", type=float)
-    rank.add_argument("--server", required=True)
-    rank.add_argument("--frontend", choices=("triton", "openai"), default="triton")
-    rank.add_argument("--launcher")
-    rank.add_argument("server_arguments", nargs="*")
-
+    rank.add_argument("--spec", type=Path, required=True, help="how the server is started: server.json")
+    rank.add_argument("--launcher", help="in place of the specification's")
     rank.add_argument("--instance", type=int, help="number of the instance, behind a door")
     rank.add_argument("--step", default="serve", help="name of its logs and records")
 
@@ -339,9 +336,10 @@ def _door_options(options: argparse.Namespace) -> DoorOptions:
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
-            from trtllm_hpc.runtime.leader import RankOptions
             from trtllm_hpc.runtime.rank import Supervisor
+            from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 
+            options.spec = read_spec(options.spec)
             return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "instances":
             from trtllm_hpc.runtime.instances import Supervisor as InstanceSupervisor
@@ -356,7 +354,7 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
 
             return run_node_door(paths, options.node, _door_options(options), options.instances)
         case "launched":
-            from trtllm_hpc.runtime.server import run_launched
+            from trtllm_hpc.runtime.launched_server import run_launched
 
             return run_launched(options.scratch)
         case "alone":

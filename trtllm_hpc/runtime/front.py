@@ -12,7 +12,7 @@ from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_bound
 from trtllm_hpc.runtime.served_model import AUTH_KEY
-from trtllm_hpc.runtime.server_http import OpenAIHttp
+from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 _GRACE_S = 10.0
 

@@ -11,11 +11,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import OPENAI_VARIABLE, SOCKETS_VARIABLE
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.notice import notify
@@ -29,8 +27,7 @@ from trtllm_hpc.runtime.records import (
     rank_records,
     read_events,
 )
-from trtllm_hpc.runtime.served_model import chat_of
-from trtllm_hpc.runtime.server_http import OpenAIHttp, ServerHttp, TritonHttp
+from trtllm_hpc.runtime.server_spec import RankOptions, ServerDriver
 
 
 @dataclass(frozen=True)
@@ -42,32 +39,6 @@ class StopReason:
     exit_code: ExitCode
     blames: int | None = None
     """The rank at fault, if there is a fault."""
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """The options that ``rank.sh`` passes."""
-
-    rank: int
-    world_size: int
-    ranks_per_node: int
-    prefix: str
-    """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
-    ready_timeout_seconds: float
-    companion_start_seconds: float | None
-    companion_silence_seconds: float | None
-    server: str
-    frontend: str
-    """``triton`` or ``openai``: what the server speaks."""
-    launcher: str | None
-    """Program that starts the server and joins the ranks, e.g. ``trtllm-llmapi-launch``."""
-    server_arguments: list[str]
-    instance: int | None = None
-    """``None`` in a run without a door."""
-    step: str = "serve"
-    """``serve.1`` for instance 1 of several."""
-    hang_seconds: float | None = None
-    """How long a rank may be silent, or the server compute nothing for a request; ``None``: for ever."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +58,11 @@ class InstanceLeader:
     In a run with a door it tells the supervisor, which publishes the endpoint.
     """
 
-    def __init__(self, paths: RunPaths, options: RankOptions, server: ServerHttp) -> None:
+    def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
         self._paths = paths
         self._options = options
-        self._server = server
+        self._driver = driver
+        self._server = driver.http()
         self._started = time.monotonic()
         self._started_at = time.time()
         self._is_ready = False
@@ -98,7 +70,7 @@ class InstanceLeader:
         self._ranks = watch_ranks(paths, options.step, range(options.world_size), options.hang_seconds, own)
         self._probe: Probe | None = None
         if options.hang_seconds is not None:
-            self._probe = Probe(server, options.hang_seconds, options.ready_timeout_seconds)
+            self._probe = Probe(self._server, options.hang_seconds, options.ready_timeout_seconds)
 
     def tick(self) -> StopReason | None:
         """Publish that the server is ready; returns why it must be stopped, if it must."""
@@ -163,8 +135,7 @@ class InstanceLeader:
         return StopReason(by, f"{name}: {why}{because}", ExitCode.START, blames=rank)
 
     def _publish(self, names: list[str]) -> None:
-        place = os.environ.get(OPENAI_VARIABLE)
-        record = ReadyRecord(models=names, started_at=self._started_at, place=place)
+        record = ReadyRecord(models=names, started_at=self._started_at, place=self._driver.place)
         record.write(self._paths.ready_record(self._options.step))
         print(f"ready: {', '.join(names)}", flush=True)
 
@@ -190,20 +161,10 @@ class InstanceLeader:
 class Leader(InstanceLeader):
     """The same in a run without a door: publishes the endpoint, and watches the companion."""
 
-    def __init__(self, paths: RunPaths, options: RankOptions, job_id: str) -> None:
+    def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver, job_id: str) -> None:
         self._job_id = job_id
         self._is_withdrawn = False
-        self._address = os.environ["TRTLLM_HPC_ADDRESS"]
-        self._http, self._grpc, self._metrics = (
-            int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in ("HTTP", "GRPC", "METRICS")
-        )
-        self._is_openai = options.frontend == "openai"
-        server = (
-            OpenAIHttp(os.environ[OPENAI_VARIABLE], chat=chat_of(options.server_arguments))
-            if self._is_openai
-            else TritonHttp(self._address, self._http, self._metrics)
-        )
-        super().__init__(paths, options, server)
+        super().__init__(paths, options, driver)
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
@@ -230,14 +191,11 @@ class Leader(InstanceLeader):
         endpoint = Endpoint(
             job_id=self._job_id,
             host=socket.gethostname(),
-            address=self._address,
-            http_port=0 if self._is_openai else self._http,
-            grpc_port=0 if self._is_openai else self._grpc,
-            metrics_port=0 if self._is_openai else self._metrics,
+            address=os.environ["TRTLLM_HPC_ADDRESS"],
             models=names,
             ready_at=ready_at,
             phases_s=phases(self._paths, self._started_at, ready_at),
-            openai_url=f"http://{self._address}:{self._http}/v1" if self._is_openai else None,
+            **self._driver.endpoint(),
         )
         endpoint.write(self._paths.endpoint)
         self._companion.begin()
@@ -267,14 +225,11 @@ class Leader(InstanceLeader):
         return stop
 
 
-def make_leader(paths: RunPaths, options: RankOptions, job_id: str) -> InstanceLeader:
+def make_leader(paths: RunPaths, options: RankOptions, driver: ServerDriver, job_id: str) -> InstanceLeader:
     """Return what rank 0 needs, in a run with a door or without."""
     if options.instance is None:
-        return Leader(paths, options, job_id)
-    if options.frontend == "openai":
-        server = OpenAIHttp(os.environ[OPENAI_VARIABLE], chat=chat_of(options.server_arguments))
-        return InstanceLeader(paths, options, server)
-    return InstanceLeader(paths, options, TritonHttp("", 0, 0, Path(os.environ[SOCKETS_VARIABLE])))
+        return Leader(paths, options, driver, job_id)
+    return InstanceLeader(paths, options, driver)
 
 
 def tell_ready(paths: RunPaths, endpoint: Endpoint) -> None:

@@ -24,7 +24,8 @@ from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
-from trtllm_hpc.runtime.leader import RankOptions, make_leader, rank_name
+from trtllm_hpc.runtime.launched_server import LaunchedServer
+from trtllm_hpc.runtime.leader import make_leader, rank_name
 from trtllm_hpc.runtime.model_processes import ModelProcesses
 from trtllm_hpc.runtime.node import (
     SCRATCH,
@@ -43,8 +44,8 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.python_environment import PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
-from trtllm_hpc.runtime.served_model import vocabulary_variables, with_auth_key
-from trtllm_hpc.runtime.server import LaunchedServer, find_server
+from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.servers import driver_of
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
@@ -59,7 +60,7 @@ _AFTER_LEADER_S = 20.0
 
 
 class Supervisor:
-    """Runs one rank's ``tritonserver`` to its end."""
+    """Runs one rank's server to its end."""
 
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         self._paths = paths
@@ -88,7 +89,10 @@ class Supervisor:
         self._step_daemon = step_daemon()
         self._models = ModelProcesses()
         self._leader_watch = watch_ranks(paths, options.step, range(1), options.hang_seconds, own)
-        self._leader = make_leader(paths, options, self._record.job_id) if options.rank == 0 else None
+        self._server = driver_of(paths, options)
+        self._leader = None
+        if options.rank == 0:
+            self._leader = make_leader(paths, options, self._server, self._record.job_id)
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -103,7 +107,7 @@ class Supervisor:
         except StartFailed as error:
             return self._not_started(error.message, error.hint)
         except OSError as error:
-            sentence = f"{self._options.server} cannot be started: {error.strerror}"
+            sentence = f"{self._options.spec.leader[0]} cannot be started: {error.strerror}"
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
             environment.begin()
@@ -126,21 +130,15 @@ class Supervisor:
     # Starting -----------------------------------------------------------------------
 
     def _make_scratch(self) -> Path:
-        """Make a folder of this rank's own, with a link to the model repository.
-
-        Triton's Python backend puts the model's path into a shell command as it is, so it gets one without
-        spaces or quotes. Made here and not in ``rank.sh``: from now on no signal leaves it behind.
-        """
-        scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
-        (scratch / "repository").symlink_to(self._paths.repository)
-        return scratch
+        """Make this rank's own folder; not in ``rank.sh``: from now on no signal leaves it behind."""
+        return Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
 
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
         if tasks.state == FAIL:
             raise StartFailed(tasks.message, hint=tasks.hint)
-        server = find_server(self._options.server, scratch)
-        launcher = self._options.launcher
+        spec, server = self._options.spec, self._server.command(scratch)
+        launcher = self._options.launcher or spec.launcher
         environment = {**os.environ, **server.environment, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
         ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
@@ -149,21 +147,18 @@ class Supervisor:
             environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
-        own, words = list(server.arguments), self._options.server_arguments
-        if self._options.frontend == "triton":
-            own.append(f"--model-repository={scratch}/repository")
-        elif self._options.rank == 0:
-            environment |= vocabulary_variables(words, scratch)
-            words = with_auth_key(words, self._paths, scratch)
-        command = [server.program, *own, *words]
-        shown = [launcher, *command] if launcher is not None else command
+        for name, value in spec.environment.items():
+            environment.pop(name, None)
+            if value is not None:
+                environment[name] = value
+        shown = [launcher, *server.words] if launcher is not None else server.words
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
         allow_large_requests()
         if launcher is None:
-            return start_bound(command, environment)
+            return start_bound(server.words, environment)
         return LaunchedServer(
             launcher,
-            command,
+            server.words,
             environment,
             scratch,
             self._paths.runtime,

@@ -1,4 +1,4 @@
-"""What a ``trtllm-serve`` command needs beyond its options, depending on image and model."""
+"""What a server with OpenAI's protocol needs beyond its options, depending on image and model."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ _FILE = "--extra_llm_api_options="
 Chat = Literal["none", "template", "harmony"]
 
 
-def chat_of(arguments: Sequence[str]) -> Chat:
-    """Return how the model of a command line of ``trtllm-serve`` chats."""
-    folders = [arguments[0], *(it.partition("=")[2] for it in arguments if it.startswith("--tokenizer="))]
+def chat_of(model: str, tokenizer: str | None = None) -> Chat:
+    """Return how the model in a folder chats, with the tokenizer of another folder if one is given."""
     texts: dict[str, str] = {}
-    for folder in map(Path, folders):
+    for folder in map(Path, filter(None, (model, tokenizer))):
         for name in ("config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
             with suppress(OSError, ValueError):
                 texts[name] = (folder / name).read_text(encoding="utf-8")
@@ -39,16 +38,16 @@ def chat_of(arguments: Sequence[str]) -> Chat:
     return "template" if has_own or any(name.startswith("chat") for name in texts) else "none"
 
 
-def vocabulary_variables(arguments: Sequence[str], folder: Path) -> Mapping[str, str]:
+def vocabulary_variables(model: str, tokenizer: str | None, folder: Path) -> Mapping[str, str]:
     """Make gpt-oss's vocabulary of its ``tokenizer.json``, and return the variable that names the folder."""
-    if VOCABULARY_VARIABLE in os.environ or chat_of(arguments) != "harmony":
+    if VOCABULARY_VARIABLE in os.environ or chat_of(model, tokenizer) != "harmony":
         return {}
     # A byte is written as itself if it can be printed, and the others as the letters from 256 on (GPT-2).
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     letters = {chr(byte): byte for byte in printed}
     letters |= {chr(256 + nth): byte for nth, byte in enumerate(sorted({*range(256)} - {*printed}))}
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        words = json.loads((Path(arguments[0]) / "tokenizer.json").read_bytes())["model"]["vocab"]
+        words = json.loads((Path(model) / "tokenizer.json").read_bytes())["model"]["vocab"]
         tokens = {rank: bytes(map(letters.__getitem__, word)) for word, rank in words.items()}
         text = b"".join(b"%s %d\n" % (base64.b64encode(tokens[rank]), rank) for rank in sorted(tokens))
         if hashlib.sha256(text).hexdigest() == VOCABULARY_SHA256:

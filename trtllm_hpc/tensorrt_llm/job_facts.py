@@ -1,4 +1,4 @@
-"""What a job file and a cluster profile mean together: release, model, programs, command lines."""
+"""What a job file and a cluster profile mean together: the release and the model."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 
 if TYPE_CHECKING:
     # Data files of releases are read only for jobs that use TensorRT-LLM.
-    from trtllm_hpc.tensorrt_llm.command_lines.compile import CommandLines
-    from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import Part
-    from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, Toolchain
     from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
-    from trtllm_hpc.tensorrt_llm.releases.families import Family
 
+ReleaseUse = Literal["none", "exact", "nearest"]
+"""What a backend needs of a release: nothing, the facts of exactly this release, or those of the nearest
+known one where the image is newer than all."""
 
 TAG = "{tag}"
 """In a profile's ``container.image``: the tag of Triton's container with the job's release."""
@@ -50,12 +49,13 @@ class JobFacts:
 
     job: JobFile
     cluster: ClusterProfile
+    release_use: ReleaseUse = "none"
     read_config: Callable[[str | None], Mapping[str, Any] | None] = read_model_config
     """Reads the ``config.json`` in a model's folder."""
 
     @cached_property
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
-        if not self.job.engine.is_tensorrt_llm:
+        if self.release_use == "none":
             return None, None
         from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
@@ -65,9 +65,8 @@ class JobFacts:
             return self._nearest_release(), error
 
     def _nearest_release(self) -> Release | None:
-        """Return the release whose facts are assumed; ``None`` for engines, which fit only their own."""
-        container = self.cluster.container
-        if self.job.engine.has_engine or TAG in (container.image or ""):
+        """Return the release whose facts are assumed; ``None`` where only the exact release fits."""
+        if self.release_use == "exact" or TAG in (self.cluster.container.image or ""):
             return None
         from trtllm_hpc.tensorrt_llm.releases import nearest_release
 
@@ -110,10 +109,7 @@ class JobFacts:
 
     @property
     def release(self) -> Release | None:
-        """The release of TensorRT-LLM; ``None`` for the reference backend, and where it is not known.
-
-        For the LLM API on PyTorch it is then the nearest known one.
-        """
+        """The release of TensorRT-LLM, as :data:`ReleaseUse` says; ``None``: not needed, or not known."""
         return self._found_release[0]
 
     @property
@@ -132,90 +128,6 @@ class JobFacts:
         folder = self.job.model.path
         # str() raises where the path is a wrong value.
         return self.read_config(None if folder is None else str(folder))
-
-    @cached_property
-    def family(self) -> Family | None:
-        """The family whose programs convert the model; ``None`` if unknown or not needed."""
-        if not self.job.engine.is_tensorrt_llm:
-            return None
-        from trtllm_hpc.tensorrt_llm.releases.families import find_family
-
-        return find_family(self.job.model.family, self.model_config)
-
-    @property
-    def examples_folder(self) -> str | None:
-        """The folder of upstream's ``examples`` in the container; ``None`` where it is not known."""
-        return self.cluster.container.examples or (self.release.paths.examples if self.release else None)
-
-    @property
-    def builds_engine(self) -> bool:
-        """Whether the job has an engine of TensorRT-LLM to build."""
-        engine = self.job.engine
-        return engine.is_tensorrt_llm and engine.has_engine and engine.directory is None
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether there are two engines, an encoder's and a decoder's."""
-        if self.job.engine.encoder_decoder:
-            return True
-        return self.builds_engine and self.family is not None and self.family.encoder_decoder
-
-    @cached_property
-    def _found_toolchain(self) -> tuple[Toolchain | None, NoToolchain | None]:
-        if self.release is None or self.family is None or not self.builds_engine:
-            return None, None
-        from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
-
-        try:
-            return find_toolchain(self.job, self.release, self.family, self.model_config), None
-        except NoToolchain as error:
-            return None, error
-
-    @property
-    def toolchain(self) -> Toolchain | None:
-        """The programs that build the engine; ``None`` where none is built, or none can be."""
-        return self._found_toolchain[0]
-
-    @property
-    def no_toolchain(self) -> NoToolchain | None:
-        """Why the release cannot build the engine."""
-        return self._found_toolchain[1]
-
-    @cached_property
-    def first_able(self) -> Release | None:
-        """The first release after the job's whose programs can build this engine; ``None`` if none can."""
-        from trtllm_hpc.tensorrt_llm.command_lines.toolchain import NoToolchain, find_toolchain
-        from trtllm_hpc.tensorrt_llm.releases import releases
-
-        if self.release is None or self.family is None or not self.builds_engine:
-            return None
-        # What trtllm-build makes batches in flight without being told.
-        engine = self.job.engine.model_copy(update={"inflight_batching": None})
-        job = self.job.model_copy(update={"engine": engine})
-        known = releases()
-        for later in known[known.index(self.release) + 1 :]:
-            try:
-                toolchain = find_toolchain(job, later, self.family, self.model_config)
-            except NoToolchain:
-                continue
-            if not any(lines.problems for lines in self._compiled(job, toolchain).values()):
-                return later
-        return None
-
-    @cached_property
-    def command_lines(self) -> Mapping[Part | None, CommandLines]:
-        """The options of the toolchain's programs: for encoder and decoder, or under ``None`` for one engine.
-
-        Empty where there is no toolchain.
-        """
-        return {} if self.toolchain is None else self._compiled(self.job, self.toolchain)
-
-    def _compiled(self, job: JobFile, toolchain: Toolchain) -> Mapping[Part | None, CommandLines]:
-        from trtllm_hpc.tensorrt_llm.command_lines.compile import compile_options
-        from trtllm_hpc.tensorrt_llm.command_lines.encoder_decoder import PARTS
-
-        parts = PARTS if self.is_encoder_decoder else (None,)
-        return {part: compile_options(job, toolchain, self.model_config, part) for part in parts}
 
 
 def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterProfile:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.path_errors import path_diagnostic
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.plan.model import Plan
@@ -16,7 +17,7 @@ from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
 from trtllm_hpc.validation import slurm_checks as slurm
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
-from trtllm_hpc.validation.rules import RULES
+from trtllm_hpc.validation.rules import rules_of
 
 CHECKS: tuple[Check, ...] = (
     *slurm.CHECKS,
@@ -41,17 +42,19 @@ def _run(check: Check, context: Context) -> Diagnostic | None:
     try:
         return check.function(context)
     except OSError as error:
-        job = context.job if context.has_job else None
+        job_file = context.job if context.has_job else None
         options = {"--runs": str(context.runs), "engines_folder": str(context.engines)}
-        found = path_diagnostic(error, job, context.cluster, options)
+        found = path_diagnostic(error, job_file, context.cluster, options)
         if found is None:
             raise
         return fail(f"{found.field}: {found.message}", found.hint or "")
 
 
-def rule_rows() -> list[Diagnostic]:
-    """The rules of job files and profiles, by name; a job file that loads keeps them all."""
-    return [replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in RULES]
+def rule_rows(job: JobFile) -> list[Diagnostic]:
+    """The rules of a job file and its profile, by name; a job file that loads keeps them all."""
+    return [
+        replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in rules_of(job)
+    ]
 
 
 def _first_sentence(rule: Callable[..., Any]) -> str:

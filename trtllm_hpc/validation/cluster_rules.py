@@ -284,3 +284,17 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
         if len(value.encode()) > LONGEST_WORD:
             hint = f"keep it below {LONGEST_WORD} bytes"
             yield in_cluster("too-large", field, "is longer than a variable can be", hint)
+
+
+RULES = (
+    container_has_image,
+    keys_are_of_the_runtime,
+    container_has_no_secret,
+    mounts_are_whole,
+    gpu_is_known,
+    gpu_type_is_requested,
+    local_has_no_slurm,
+    slurm_options,
+    triton_options,
+    environment,
+)

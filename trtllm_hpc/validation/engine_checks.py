@@ -15,7 +15,6 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
 from trtllm_hpc.validation.context import Check, Context
-from trtllm_hpc.validation.lora_rules import named_adapters
 
 Judge = Callable[[Context, EngineConfig], Diagnostic]
 
@@ -117,7 +116,7 @@ _VERSION = _each(lambda context, engine: engine_version(engine, context.plan.rel
 # In other modes than leader each copy of the engine names its GPUs.
 _GPUS = _each(gpus_per_node, lambda context: context.job.serve.mode == "leader")
 _LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
-_LORA = _each(lora, lambda context: bool(named_adapters(context.job)))
+_LORA = _each(lora, lambda context: bool(context.job.named_adapters))
 _PAGED = _each(
     lambda context, engine: paged_context(engine, context.plan.needs_paged_context or ""),
     lambda context: context.plan.needs_paged_context is not None,

@@ -176,8 +176,8 @@ def server(context: Context) -> Diagnostic | None:
     """Without a container, the server is a program of the nodes."""
     if _in_container(context):
         return None
-    if context.has_job and context.plan.server.command:
-        return _trtllm_serve(context)
+    if context.has_job and context.plan.server.spec.driver == "openai":
+        return _openai_server(context)
     name = context.cluster.triton.server
     if name == "pytriton":
         if importlib.util.find_spec("pytriton") is None:
@@ -190,7 +190,7 @@ def server(context: Context) -> Diagnostic | None:
     return ok(f"{shutil.which(name)} is there")
 
 
-def _trtllm_serve(context: Context) -> Diagnostic:
+def _openai_server(context: Context) -> Diagnostic:
     """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
     missing = [name for name in context.plan.needed_programs if shutil.which(name) is None]
     if not missing:
@@ -327,7 +327,7 @@ def upstream_files(context: Context) -> Diagnostic | None:
 
 def vocabulary(context: Context) -> Diagnostic | None:
     """The job makes it of the checkpoint; the server would download it, which few nodes can."""
-    config = context.model_config if context.has_job and context.job.frontend == "openai" else None
+    config = context.model_config if context.has_job and context.plan.loaded_model is not None else None
     if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
         return None
     staged, name = context.cluster.environment.get(VOCABULARY_VARIABLE), "tokenizer.json"

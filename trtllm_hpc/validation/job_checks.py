@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
-from trtllm_hpc.plan.layout import seats
+from trtllm_hpc.layout import seats
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
-from trtllm_hpc.validation.lora_rules import named_adapters
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
@@ -112,7 +111,7 @@ def slo(context: Context) -> Diagnostic | None:
         # The message of a check is one line without a full stop.
         return fail(" ".join(error.message.split()).rstrip("."), "correct companion.benchmark.slo")
     # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
-    streams = context.job.frontend == "openai" or context.job.repository.decoupled
+    streams = context.plan.backend.streams(context.job)
     unstreamed = None if streams else "repository.decoupled"
     if unstreamed is None and benchmark.streaming is False:
         unstreamed = "companion.benchmark.streaming"
@@ -147,7 +146,7 @@ def workload_file(context: Context) -> Diagnostic | None:
 
 def lora_adapters(context: Context) -> Diagnostic | None:
     """The adapters can be read; the companion reads them on its node, which may see other folders."""
-    named = named_adapters(context.job) if context.has_job else []
+    named = context.job.named_adapters if context.has_job else []
     folders = dict.fromkeys(Path(one.directory) for _, one in named if one.directory is not None)
     if not folders:
         return None
@@ -202,8 +201,9 @@ def steps(context: Context) -> Diagnostic | None:
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    if not context.has_job or not context.job.engine.is_tensorrt_llm:
-        return None  # the reference backend always computes long prompts in parts
+    chunked = context.plan.backend.chunking_key() if context.has_job else ""
+    if not chunked:
+        return None
     engine = context.job.engine
     longest, step = engine.max_input_len, engine.max_num_tokens
     if longest is None or step is None:
@@ -211,9 +211,6 @@ def steps(context: Context) -> Diagnostic | None:
     in_parts = engine.llm_api.get("enable_chunked_prefill", context.job.repository.chunked_context)
     if longest <= step or in_parts:
         return ok("prompts fit into a step, or are computed in parts")
-    chunked = "repository.chunked_context"
-    if engine.has_engine:
-        chunked = f"engine.paged_context_fmha and {chunked}"
     return warn(
         f"prompts of more than {step} tokens (engine.max_num_tokens) cannot be computed, "
         f"although engine.max_input_len is {longest}",
@@ -262,8 +259,8 @@ def _weights(folder: Path) -> list[str]:
 
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
-    if not context.has_job or not context.job.engine.is_tensorrt_llm:
-        return None  # the reference backend's engine contains its tokenizer
+    if not context.has_job or context.plan.backend.release_use == "none":
+        return None
     path = context.plan.tokenizer
     if path is None:
         return fail(
@@ -278,14 +275,14 @@ def tokenizer(context: Context) -> Diagnostic | None:
 
 def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     """Return the memory plan, or why there is none; ``None`` without the model's ``config.json``."""
-    config = context.model_config
-    if config is None:
+    config, model = context.model_config, context.plan.backend.memory
+    if config is None or model is None:
         return None
     from trtllm_hpc.tensorrt_llm.memory.planner import plan_memory
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     try:
-        return plan_memory(context.job, context.cluster, config, context.plan.facts.release)
+        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model)
     except UnknownModel as error:
         return error
 

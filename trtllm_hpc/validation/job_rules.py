@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
@@ -72,22 +73,11 @@ def answers_fit(job: JobFile) -> Diagnostics:
     longest = job.engine.max_seq_len
     if longest is None:
         return
-    for field, tokens in asked_tokens(job).items():
+    for field, tokens in job.asked_tokens.items():
         if tokens >= longest:
             message = f"{tokens} tokens and a prompt do not fit: engine.max_seq_len is {longest}"
             hint = f"ask for fewer than {longest} tokens, or raise engine.max_seq_len"
             yield in_job("conflict", field, message, hint, tokens)
-
-
-def asked_tokens(job: JobFile) -> dict[str, int]:
-    """Return each setting of the length of the companion's answers, with its tokens."""
-    asked = {"companion.request.max_tokens": job.companion.request.max_tokens}
-    benchmark = job.companion.benchmark
-    if benchmark is not None:
-        asked["companion.benchmark.max_tokens"] = benchmark.max_tokens
-        if benchmark.workload.output_tokens is not None:
-            asked["companion.benchmark.workload.output_tokens"] = benchmark.workload.output_tokens
-    return asked
 
 
 def prompts_fit(job: JobFile) -> Diagnostics:
@@ -116,25 +106,12 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
         if not getattr(job.companion.request, name):
             continue
         field, gather = f"companion.request.{name}", f"gather_{name}"
-        if job.frontend == "openai" or not job.engine.has_engine:
-            message = "OpenAI's protocol returns no logits"
-            if job.frontend == "triton":
-                message = "the LLM API's model returns no logits"
-            yield in_job("conflict", field, message, "set it to false", True)
+        reason = backend_of(job).returns_no_logits
+        if reason is not None:
+            yield in_job("conflict", field, reason, "set it to false", True)
         elif job.engine.directory is None and not getattr(job.engine, gather):
             message = f"an engine without engine.{gather} returns none"
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
-
-
-def reference_backend(job: JobFile) -> Diagnostics:
-    """The reference backend supports tensor parallelism only."""
-    if job.engine.backend != "reference":
-        return
-    for key in ("pipeline_parallel", "context_parallel"):
-        value = getattr(job.engine, key)
-        if value != 1:
-            message = f"the reference backend supports tensor parallelism only, not {key} {value}"
-            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
 
 
 def server_wait_ends(job: JobFile) -> Diagnostics:
@@ -196,3 +173,20 @@ def prompt_fits_a_word(job: JobFile) -> Diagnostics:
     if size > LONGEST_WORD:
         message = f"has {size} bytes, more than one argument of a command line can have"
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
+
+
+RULES = (
+    name_is_free,
+    one_model,
+    prompt_leaves_room,
+    steps_hold_a_batch,
+    cache_holds_a_request,
+    answers_fit,
+    prompts_fit,
+    logits_are_gathered,
+    server_wait_ends,
+    companion_wait_ends,
+    benchmark_settings,
+    benchmark_ends,
+    prompt_fits_a_word,
+)

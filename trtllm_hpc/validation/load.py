@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
@@ -121,9 +122,11 @@ class _Trees:
             return None
         # Wrong values are found by the rules below.
         with suppress(UnknownRelease, UnknownValueError):
-            engine = job.engine
-            cluster = with_image(cluster, engine.tensorrt_llm_version if engine.is_tensorrt_llm else None)
+            uses_release = backend_of(job).release_use != "none"
+            cluster = with_image(cluster, job.engine.tensorrt_llm_version if uses_release else None)
         facts = JobFacts(job, cluster)
+        with suppress(UnknownValueError):
+            facts = facts_of(job, cluster)
         self.diagnostics += [self._placed(problem) for problem in problems(facts)]
         return facts
 

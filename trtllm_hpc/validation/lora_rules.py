@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.lora import LoraAdapter
-
-
-def named_adapters(job: JobFile) -> list[tuple[str, LoraAdapter]]:
-    """Return the companion's adapters, each with its field; a benchmark's have the field of their list."""
-    companion, found = job.companion, list[tuple[str, LoraAdapter]]()
-    if not companion.enabled:
-        return found
-    if companion.request.lora is not None:
-        found.append(("companion.request.lora", companion.request.lora))
-    if companion.benchmark is not None:
-        found += [("companion.benchmark.workload.lora", one) for one in companion.benchmark.workload.lora]
-    return found
 
 
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
-    for field, adapter in named_adapters(job):
+    for field, adapter in job.named_adapters:
         if (adapter.directory is None) == (adapter.adapter is None):
             message = "an adapter is a folder, or one that the build converts, and this is neither or both"
             yield in_job("conflict", field, message, "set either directory or adapter")
-        if job.frontend == "openai" or not job.engine.has_engine:
-            what = "OpenAI's protocol" if job.frontend == "openai" else "the LLM API's model"
+        what = backend_of(job).takes_no_adapters
+        if what is not None:
             message = f"{what} takes no weights of LoRA adapters"
             yield in_job("conflict", field, message, "remove it, or take engine.backend: tensorrtllm")
         elif job.engine.directory is None and not job.engine.max_lora_rank:
@@ -64,3 +52,6 @@ def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
         stored = engine.lora.storage_type
         message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
         yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
+
+
+RULES = (adapters_fit, adapters_keep_their_numbers)

@@ -11,29 +11,7 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${rank}_"
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
 
-arguments=(
-  --disable-auto-complete-config
-  --backend-config="python,shm-region-prefix-name=$prefix"
-)
-if [ "$rank" -eq 0 ]; then
-  # The leader: the whole repository, and the ports.
-  arguments+=(
-    --http-port="$TRTLLM_HPC_HTTP_PORT"
-    --grpc-port="$TRTLLM_HPC_GRPC_PORT"
-    --metrics-port="$TRTLLM_HPC_METRICS_PORT"
-  )
-else
-  # A worker: it never returns from loading its part, and opens no port.
-  arguments+=(
-    --model-control-mode=explicit
-    --load-model=tensorrt_llm
-    --allow-http=false
-    --allow-grpc=false
-    --allow-metrics=false
-  )
-fi
-
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=2 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
-  --server=tritonserver -- "${arguments[@]}"
+  --spec="$run"/server.json

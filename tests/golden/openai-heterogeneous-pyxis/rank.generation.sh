@@ -21,23 +21,8 @@ export CUDA_VISIBLE_DEVICES
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
 
-# Upstream's own scripts for Slurm do so: the KV cache goes by other ways than MPI.
-unset UCX_TLS
-arguments=(
-  /models/DeepSeek-V3
-  --backend=pytorch
-  --tp_size=16
-  --pp_size=1
-  --ep_size=16
-  --gpus_per_node=4
-  --max_num_tokens=512
-  '--extra_llm_api_options=/scratch/ana/runs of june/openai-heterogeneous-pyxis/llm_api.generation.yaml'
-  --host="${TRTLLM_HPC_OPENAI%:*}"
-  --port="${TRTLLM_HPC_OPENAI##*:}"
-)
-
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=16 \
   --ranks-per-node=4 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
   --instance="$TRTLLM_HPC_INSTANCE" --step="serve.$TRTLLM_HPC_INSTANCE" \
-  --server=trtllm-serve --frontend=openai --launcher=trtllm-llmapi-launch -- "${arguments[@]}"
+  --spec="$run"/server.generation.json

@@ -10,37 +10,6 @@ prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
-export TRTLLM_ORCHESTRATOR=1
-export TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES=1
-
-arguments=(
-  --disable-auto-complete-config
-  --backend-config="python,shm-region-prefix-name=$prefix"
-  --pinned-memory-pool-byte-size=0
-  --enable-peer-access=false
-  --cuda-memory-pool-byte-size=0:0
-  --cuda-memory-pool-byte-size=1:0
-  --cuda-memory-pool-byte-size=2:0
-  --cuda-memory-pool-byte-size=3:0
-)
-if [ "$rank" -eq 0 ]; then
-  # The leader: the whole repository, and sockets in the door's folder, which no other user may enter.
-  rm -rf "$TRTLLM_HPC_SOCKETS"
-  mkdir -m 700 "$TRTLLM_HPC_SOCKETS"
-  arguments+=(
-    --http-address="unix:$TRTLLM_HPC_SOCKETS/http"
-    --grpc-address="unix:$TRTLLM_HPC_SOCKETS/grpc"
-    --metrics-address="unix:$TRTLLM_HPC_SOCKETS/metrics"
-  )
-else
-  # A worker: it never returns from loading its part, and opens no port.
-  arguments+=(
-    --model-control-mode=explicit
-    --allow-http=false
-    --allow-grpc=false
-    --allow-metrics=false
-  )
-fi
 
 # The supervisor outlives mpirun, which kills all that it has started when one of them ends.
 if [ "${TRTLLM_HPC_LAUNCHER:-srun}" = mpirun ]; then
@@ -53,4 +22,4 @@ exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-
   --ranks-per-node=1 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
   --instance="$TRTLLM_HPC_INSTANCE" \
-  --server=tritonserver "$@" -- "${arguments[@]}"
+  --spec="$run"/server.json "$@"

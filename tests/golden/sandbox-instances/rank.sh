@@ -21,32 +21,8 @@ export CUDA_VISIBLE_DEVICES
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"
 
-arguments=(
-  --disable-auto-complete-config
-  --backend-config="python,shm-region-prefix-name=$prefix"
-)
-if [ "$rank" -eq 0 ]; then
-  # The leader: the whole repository, and sockets in the door's folder, which no other user may enter.
-  rm -rf "$TRTLLM_HPC_SOCKETS"
-  mkdir -m 700 "$TRTLLM_HPC_SOCKETS"
-  arguments+=(
-    --http-address="unix:$TRTLLM_HPC_SOCKETS/http"
-    --grpc-address="unix:$TRTLLM_HPC_SOCKETS/grpc"
-    --metrics-address="unix:$TRTLLM_HPC_SOCKETS/metrics"
-  )
-else
-  # A worker: it never returns from loading its part, and opens no port.
-  arguments+=(
-    --model-control-mode=explicit
-    --load-model=tensorrt_llm
-    --allow-http=false
-    --allow-grpc=false
-    --allow-metrics=false
-  )
-fi
-
 exec /opt/trtllm-hpc/bin/python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=2 \
   --ranks-per-node=2 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
   --instance="$TRTLLM_HPC_INSTANCE" --step="serve.$TRTLLM_HPC_INSTANCE" \
-  --server=pytriton -- "${arguments[@]}"
+  --spec="$run"/server.json

@@ -6,10 +6,10 @@ from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.repository import recipe
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.repository import recipe
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 
@@ -30,4 +30,4 @@ def make_recipe(version: str, **sections: dict[str, Any]) -> RepositoryRecipe:
     job = make_job(version, **sections)
     release = release_of_version(version)
     assert release is not None
-    return recipe(JobFacts(job, ClusterProfile(name="here")), release, RunPaths("/runs/one"))
+    return recipe(EngineFacts(job, ClusterProfile(name="here"), "exact"), release, RunPaths("/runs/one"))

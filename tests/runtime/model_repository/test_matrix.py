@@ -12,11 +12,11 @@ from tests.runtime.model_repository.jobs import make_job, make_recipe
 from tests.runtime.model_repository.test_releases import parameters, parsed
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.repository_keys import KEYS
+from trtllm_hpc.engines.repository_rules import repository_keys_exist
 from trtllm_hpc.runtime.model_repository.repository import render_models
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import releases
-from trtllm_hpc.tensorrt_llm.repository_keys import KEYS
-from trtllm_hpc.validation.repository_rules import repository_keys_exist
 
 HERE = ClusterProfile.model_validate({"name": "here"})
 RELEASES = [release.version for release in releases()]
@@ -82,7 +82,9 @@ def test_every_key_has_a_value_to_try() -> None:
 def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
     accepted = {}
     for key, (value, *_) in VALUES.items():
-        found = list(repository_keys_exist(JobFacts(make_job(version, repository={key: value}), HERE)))
+        found = list(
+            repository_keys_exist(EngineFacts(make_job(version, repository={key: value}), HERE, "exact"))
+        )
         for problem in found:
             assert problem.field == f"repository.{key}"
             assert version in problem.message, problem.message
@@ -122,4 +124,4 @@ def test_streams_keep_their_order_with_several_instances_of_postprocessing(
 def test_some_keys_are_refused(version: str, refused: set[str]) -> None:
     for key in refused:
         job = make_job(version, repository={key: VALUES[key][0]})
-        assert list(repository_keys_exist(JobFacts(job, HERE))), key
+        assert list(repository_keys_exist(EngineFacts(job, HERE, "exact"))), key

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from trtllm_hpc.engines.repository_keys import GROUPS
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, placeholders_of, settable_placeholders
-from trtllm_hpc.tensorrt_llm.repository_keys import GROUPS
 
 RELEASES = ("0.9.0", "0.12.0", "0.16.0", "0.17.0", "0.21.0", "1.2.0")
 

@@ -122,11 +122,10 @@ def _caches() -> Diagnostic | None:
 
 
 def _vocabulary(wanted: Wanted) -> Diagnostic | None:
-    words = next((words for words in wanted.serve.values() if chat_of(words) == "harmony"), None)
-    if words is None:
+    if wanted.model is None or chat_of(wanted.model, wanted.tokenizer) != "harmony":
         return None
     with tempfile.TemporaryDirectory() as made:
-        variables = {**os.environ, **vocabulary_variables(words, Path(made))}
+        variables = {**os.environ, **vocabulary_variables(wanted.model, wanted.tokenizer, Path(made))}
         if has_vocabulary(Path(variables.get(VOCABULARY_VARIABLE, "/nowhere"))):
             return ok("gpt-oss's vocabulary is there, so it can chat without the internet")
     hint = f"set environment.{VOCABULARY_VARIABLE} in the profile to a mounted folder with {VOCABULARY}"

@@ -13,6 +13,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import (
     Buffers,
     Limits,
+    MemoryModel,
     Parallel,
     buffers_of,
     cache_bytes_of,
@@ -73,13 +74,22 @@ class MemoryPlan:
 
 
 def plan_memory(
-    job: JobFile, cluster: ClusterProfile, config: Config, release: Release | None = None
+    job: JobFile,
+    cluster: ClusterProfile,
+    config: Config,
+    release: Release | None = None,
+    model: MemoryModel = MemoryModel(),  # noqa: B008 (immutable)
 ) -> MemoryPlan:
-    """Sum up the memory of a job on a cluster, with TensorRT-LLM of ``release``, else the reference backend.
+    """Sum up the memory of a job on a cluster.
+
+    Args:
+        config: the model's ``config.json``.
+        release: TensorRT-LLM whose defaults hold; ``None``: the newest.
+        model: how the backend uses memory.
 
     Raises UnknownModel if there is no sum for this kind of model.
     """
-    planner = _Planner(job, cluster, read_shape(config), release)
+    planner = _Planner(job, cluster, read_shape(config), release, model)
     room = planner.room(parallel_of(job.engine))
     verdict, sentence, remedy = planner.judge(room)
     suggestion = planner.suggest() if verdict in ("warn", "fail") else None
@@ -105,14 +115,20 @@ class _Planner:
     """One job and one model; layouts may be tried."""
 
     def __init__(
-        self, job: JobFile, cluster: ClusterProfile, shape: ModelShape, release: Release | None
+        self,
+        job: JobFile,
+        cluster: ClusterProfile,
+        shape: ModelShape,
+        release: Release | None,
+        model: MemoryModel,
     ) -> None:
         self.job = job
         self.cluster = cluster
         self.shape = shape
         self.release = release
+        self.model = model
         self.dtype = dtype_of(job.engine, shape)
-        self.limits = limits_of(job, shape, release)
+        self.limits = limits_of(job, shape, release, model)
         # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
         default = 0.9 if release is None or release.at_least("0.8") else 0.85
         self.fraction = job.repository.kv_cache_free_gpu_mem_fraction or default
@@ -126,7 +142,9 @@ class _Planner:
         weights = self._weights(parallel)
         per_token = kv_bytes_per_token(self.shape, parallel, cache_bytes_of(self.job.engine, self.dtype))
         on_gpu = bool(self.cluster.gpus_per_node)
-        buffers = buffers_of(self.shape, parallel, self.limits, self.job.engine, self.dtype, on_gpu=on_gpu)
+        buffers = buffers_of(
+            self.shape, parallel, self.limits, self.job.engine, self.dtype, self.model, on_gpu=on_gpu
+        )
         capacity = self._capacity()
         left = None if capacity is None else capacity - weights - buffers.total
         tokens, cache = self._tokens(left, per_token)
@@ -165,7 +183,7 @@ class _Planner:
         """Tokens of the KV cache, and their bytes: the least of what memory, settings and batch give."""
         bound = self.job.repository.max_tokens_in_paged_kv_cache
         wanted = self.limits.whole_batch
-        is_paged = self.job.engine.is_tensorrt_llm and self.job.engine.kv_cache != "continuous"
+        is_paged = self.model.fills_memory and self.job.engine.kv_cache != "continuous"
         share = self.fraction if is_paged or self.cluster.gpus_per_node else 1.0
         of_decoder = self.limits.decoder_share if is_paged else 1.0
         tokens = None if left is None else max(int(left * share * of_decoder / per_token), 0)
@@ -216,11 +234,10 @@ class _Planner:
         widest = max(self.cluster.gpus_per_node, 1)
         stack, given = self.shape.decoder, parallel_of(self.job.engine)
         heads = stack.matrices[0].outputs // stack.head_size
-        pipelines = (1,) if not self.job.engine.is_tensorrt_llm else (1, 2, 4, 8, 16)
         found = [
             Parallel(tensor, pipeline, given.context, given.expert if tensor % given.expert == 0 else 1)
             for tensor in (1, 2, 4, 8, 16, 32, 64)
-            for pipeline in pipelines
+            for pipeline in self.model.pipelines
             if tensor <= widest and heads % tensor == 0 and stack.layers % pipeline == 0
         ]
         size = given.tensor * given.pipeline

@@ -17,16 +17,26 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of one element of each type."""
 _HIDDEN_STATES = 3
 """Rows of the hidden size that a token has at once, beside the MLP's."""
-_LOGIT_COPIES, _REFERENCE_LOGIT_COPIES = 7, 2
-"""Times that runtime and decoder hold a row of logits in float32 for each request."""
-_REFERENCE_ACTIVATIONS = 8
-"""PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200."""
 _WORKSPACE = 32 * 2**20
 """cuBLAS's."""
 _GPU_CONTEXT = round(0.75 * 2**30)
 """CUDA's context, kernels, NCCL and Triton's own pool."""
 _PROCESS = round(0.5 * 2**30)
 """Python and PyTorch, where the memory is the node's."""
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """How a backend uses a rank's memory."""
+
+    logit_copies: int = 7
+    """Times that runtime and decoder hold a row of logits in float32 for each request."""
+    activations: int = 1
+    """Memory for activations, as a multiple of what TensorRT's one arena takes."""
+    fills_memory: bool = True
+    """Whether the KV cache takes the memory that is left, and not only what a full batch can use."""
+    pipelines: tuple[int, ...] = (1, 2, 4, 8, 16)
+    """Sizes of ``engine.pipeline_parallel`` that can be suggested."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +222,7 @@ class Limits:
         return None if self.batch is None or self.request_tokens is None else self.batch * self.request_tokens
 
 
-def limits_of(job: JobFile, shape: ModelShape, release: Release | None) -> Limits:
+def limits_of(job: JobFile, shape: ModelShape, release: Release | None, model: MemoryModel) -> Limits:
     """The limits of a job."""
     engine = job.engine
     batch = engine.max_batch_size or _default(release, "--max_batch_size")
@@ -224,7 +234,7 @@ def limits_of(job: JobFile, shape: ModelShape, release: Release | None) -> Limit
         block = engine.tokens_per_block or _default(release, "--tokens_per_block") or 64
         longest = -(-longest // block) * block * (engine.max_beam_width or 1)
     steps = engine.max_num_tokens or _default(release, "--max_num_tokens") or 8192
-    if not engine.is_tensorrt_llm and batch is not None and longest is not None:
+    if not model.fills_memory and batch is not None and longest is not None:
         steps = min(steps, batch * longest)
     share = 1 - (job.repository.cross_kv_cache_fraction or 0.5) if shape.encoder is not None else 1.0
     return Limits(batch, engine.max_beam_width or 1, steps, longest, key, share)
@@ -266,7 +276,14 @@ class Buffers:
 
 
 def buffers_of(
-    shape: ModelShape, parallel: Parallel, limits: Limits, engine: Engine, dtype: str, *, on_gpu: bool
+    shape: ModelShape,
+    parallel: Parallel,
+    limits: Limits,
+    engine: Engine,
+    dtype: str,
+    model: MemoryModel,
+    *,
+    on_gpu: bool,
 ) -> Buffers:
     """The estimate for one rank."""
     steps = limits.step_tokens or 0
@@ -276,11 +293,9 @@ def buffers_of(
     # The head computes the last token of each request only, unless all logits are gathered.
     head_rows = steps if engine.gather_context_logits else rows
     head = head_rows * shape.vocabulary / parallel.tensor
-    copies, unfused = _LOGIT_COPIES, 1
-    if not engine.is_tensorrt_llm:
-        copies, unfused = _REFERENCE_LOGIT_COPIES, _REFERENCE_ACTIVATIONS
     return Buffers(
-        activations=round((steps * wide * unfused + head) * BYTES[dtype]) + (_WORKSPACE if on_gpu else 0),
-        logits=rows * shape.vocabulary * 4 * copies,
+        activations=round((steps * wide * model.activations + head) * BYTES[dtype])
+        + (_WORKSPACE if on_gpu else 0),
+        logits=rows * shape.vocabulary * 4 * model.logit_copies,
         context=_GPU_CONTEXT if on_gpu else _PROCESS,
     )

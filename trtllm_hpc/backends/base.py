@@ -1,0 +1,317 @@
+"""What every way of serving a model decides; one class for each, whose differences are in its own file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.engine import DEFAULTS, Engine
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.types import Section
+from trtllm_hpc.layout import Instances, Layout, place
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import OPENAI_KINDS, TRITON_KINDS
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.runtime.server_spec import ServerSpec, literal
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
+
+Rule = Callable[[Any], Diagnostics]
+"""A generator of diagnostics about a backend's facts; the first sentence of its docstring is its row in
+``doctor``."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What the build stage makes."""
+
+    steps: tuple[BuildStep, ...] = ()
+    """In order; the output of the last is what the server loads. Empty: there is no build stage."""
+    notes: tuple[str, ...] = ()
+    """What the user should know of the steps, though nothing is wrong with them."""
+
+
+@dataclass(frozen=True)
+class RepositoryModel:
+    """One model of Triton's repository with a template of our own."""
+
+    name: str
+    config_template: str
+    """Template of its ``config.pbtxt``, relative to the templates folder."""
+    source: str
+    """Text of its ``1/model.py``; empty for an ensemble."""
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """An engine that ranks of the server load."""
+
+    folder: str
+    ranks: int
+    """That it is built for."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server of the run."""
+
+    spec: ServerSpec
+    """Written to ``server.json``."""
+    configuration: str | None = None
+    """Text of the file with the LLM API's configuration that ``trtllm-serve`` reads."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """The process in front of the servers of a disaggregated run."""
+
+    command: tuple[str, ...]
+    """With its options, but for its file."""
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """Its file, without the addresses that are known only when the servers are ready."""
+
+
+class Backend:
+    """One way of serving a model: what is loaded, and what answers.
+
+    The attributes and methods here are those of a server with OpenAI's protocol that loads a checkpoint.
+    """
+
+    name: str
+    """``engine.backend``, and after a colon the mode of serving if it has a class of its own."""
+    release_use: ReleaseUse = "none"
+    """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
+    engine_keys: tuple[str, ...] | None = None
+    """Keys of ``engine`` that have an effect; ``None``: every key."""
+    repository_keys: tuple[str, ...] | None = None
+    """Keys of ``repository`` that have an effect; ``None``: what the release's templates have."""
+    memory: MemoryModel | None = MemoryModel()
+    """How the memory planner estimates buffers and the KV cache; ``None``: it cannot."""
+
+    needs_gpus = True
+    """Whether the backend computes on GPUs only."""
+    spawns_workers = False
+    """Whether one server starts the workers of all ranks by MPI."""
+    text_model: str | None = None
+    """Triton's model that takes and gives text; ``None`` where the server has one model only."""
+    has_engine = False
+    """Whether the server loads an engine, and not a checkpoint."""
+    returns_no_logits: str | None = "OpenAI's protocol returns no logits"
+    """Why requests cannot ask for logits; ``None``: they can."""
+    takes_no_adapters: str | None = "OpenAI's protocol"
+    """What takes no weights of LoRA adapters; ``None``: requests may bring them."""
+    door_kinds: tuple[str, ...] = OPENAI_KINDS
+    """What the door listens for, without the gateway."""
+    health_path = "/health"
+    """By which the door sees that a server is ready."""
+    program = "trtllm-serve"
+    """The server's own name, for comments."""
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of job files with this backend, in the order in which they are judged."""
+        return ()
+
+    def facts(self, job: JobFile, cluster: ClusterProfile) -> JobFacts:
+        """Return what the job file and the profile mean together."""
+        return JobFacts(job, cluster, self.release_use)
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return how the servers and their ranks are spread over nodes and GPUs."""
+        serve = job.serve
+        return place(
+            serve.instances,
+            job.engine.world_size,
+            nodes=serve.nodes,
+            gpus_per_node=cluster.gpus_per_node,
+            per_gpu=serve.instances_per_gpu,
+            spread=serve.placement == "spread" and cluster.scheduler != "local",
+        )
+
+    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+        """Return the build stage's steps; ``python`` runs them, in the container if there is one."""
+        return Build()
+
+    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+        """Return how each instance of the server is started.
+
+        Raises:
+            RenderError: the job file cannot be served.
+        """
+        raise NotImplementedError
+
+    def phase_servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
+        """Return the servers of each phase, in the order of ``instances.groups``."""
+        return ()
+
+    def front(self, job: JobFile) -> Front | None:
+        """Return the process in front of the servers of both phases."""
+        return None
+
+    def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
+        """Return the models of Triton's repository, or how to fill upstream's templates."""
+        return ()
+
+    def repository_values(self, job: JobFile, engine: str) -> dict[str, str | int | bool]:
+        """Return the values of the templates of our own."""
+        return {}
+
+    def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
+        """Return the engines that the preflight looks at."""
+        return ()
+
+    def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
+        """Return the folder of the checkpoint that the server loads itself."""
+        return None
+
+    def tokenizer(self, job: JobFile) -> str | None:
+        """Return the folder of the tokenizer; ``None``: what is loaded brings its own, or none is named."""
+        return job.repository.tokenizer or job.model.path
+
+    def paged_context_key(self, job: JobFile) -> str | None:
+        """Return the key that needs an engine with attention over a paged cache for prompts too."""
+        return None
+
+    def chunking_key(self) -> str:
+        """Return the keys by which long prompts are computed in parts; empty: always."""
+        return "repository.chunked_context"
+
+    def streams(self, job: JobFile) -> bool:
+        """Return whether answers can be streamed."""
+        return True
+
+    def has_gateway(self, job: JobFile) -> bool:
+        """Return whether a gateway of ours speaks OpenAI's protocol, behind the door."""
+        return False
+
+    def request_protocol(self, *, has_adapter: bool) -> Literal["openai", "both", "grpc"]:
+        """Return over what the companion sends its first request."""
+        return "openai"
+
+    def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
+        """Return the programs that the preflight looks for on every node."""
+        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)))
+
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what the user should know, though nothing is wrong."""
+        return ()
+
+
+class TritonBackend(Backend):
+    """Triton in front of what is loaded."""
+
+    door_kinds = TRITON_KINDS
+    health_path = "/v2/health/ready"
+    program = "tritonserver"
+    text_model = "ensemble"
+    returns_no_logits: str | None = None
+    takes_no_adapters: str | None = None
+    worker_models: tuple[str, ...] = ("tensorrt_llm",)
+    """What ranks above 0 load."""
+
+    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+        """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
+        program, *common = self._common(facts, layout)
+        listens = _sockets() if facts.job.serve.door != "none" else _ports(facts.cluster)
+        explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
+        closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
+        return ServerPlan(
+            ServerSpec(
+                driver="triton",
+                leader=[program, *common, *listens],
+                # A worker never returns from loading its part, and opens no port.
+                worker=[program, *common, *explicit, *closed],
+                environment=dict(self.environment(facts)),
+                launcher=self.launcher(facts),
+            )
+        )
+
+    def environment(self, facts: JobFacts) -> Mapping[str, str]:
+        """Return the variables of every rank."""
+        return {}
+
+    def launcher(self, facts: JobFacts) -> str | None:
+        """Return the program that starts the server and joins the ranks."""
+        return None
+
+    def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
+        """Return further options of every rank's server."""
+        return ()
+
+    def _common(self, facts: JobFacts, layout: Layout) -> list[str]:
+        triton = facts.cluster.triton
+        return [
+            literal(triton.server),
+            "--model-repository={repository}",
+            "--disable-auto-complete-config",
+            # Two jobs may share a node, and two ranks too: the prefix carries both.
+            "--backend-config=python,shm-region-prefix-name={prefix}",
+            *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
+            *map(literal, self.options(facts, layout)),
+            *map(literal, triton.options),
+        ]
+
+    def streams(self, job: JobFile) -> bool:
+        """Return whether ``tensorrt_llm`` is decoupled."""
+        return job.repository.decoupled
+
+    def has_gateway(self, job: JobFile) -> bool:
+        """Return whether the job file asks for the gateway."""
+        return job.serve.door != "none" and job.serve.openai == "gateway"
+
+    def request_protocol(self, *, has_adapter: bool) -> Literal["openai", "both", "grpc"]:
+        """Return both of Triton's, but for an adapter: Triton takes no FP16 in JSON, of which weights are."""
+        return "grpc" if has_adapter else "both"
+
+    def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
+        """Return the launcher; each rank looks for its ``tritonserver`` itself."""
+        return () if spec.launcher is None else (spec.launcher,)
+
+
+def _sockets() -> list[str]:
+    return [f"--{kind}-address=unix:{{sockets}}/{kind}" for kind in ("http", "grpc", "metrics")]
+
+
+def _ports(cluster: ClusterProfile) -> list[str]:
+    ports = [f"--{kind}-port={{{kind}_port}}" for kind in ("http", "grpc", "metrics")]
+    if cluster.scheduler == "local":
+        ports += [f"--{kind}-address={{address}}" for kind in ("http", "grpc", "metrics")]
+    return ports
+
+
+def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diagnostics:
+    """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
+    defaults = DEFAULTS[engine.backend]
+    for name, model_field in Engine.model_fields.items():
+        value = getattr(engine, name)
+        default = defaults.get(name, model_field.get_default(call_default_factory=True))
+        if name in keys or value == default:
+            continue
+        for key, setting in leaves(f"engine.{name}", value):
+            hint = "remove it, or take engine.backend: tensorrtllm"
+            yield in_job("conflict", key, f"is set, but {why}", hint, setting)
+
+
+def repository_keys_have_an_effect(job: JobFile, keys: Collection[str], what: str, hint: str) -> Diagnostics:
+    """Yield the keys of ``repository`` that are set and have no effect on ``what``."""
+    for key, model_field in Repository.model_fields.items():
+        value = getattr(job.repository, key)
+        default = model_field.get_default(call_default_factory=True)
+        if value is not None and value != default and key not in keys:
+            message = f"{key} has no effect on {what}"
+            yield in_job("conflict", f"repository.{key}", message, hint, value)
+
+
+def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Return the keys that are set in a section; the key itself if it is not a section."""
+    if not isinstance(value, Section):
+        return [(key, value)]
+    return [
+        (f"{key}.{name}", getattr(value, name))
+        for name in value.model_fields_set
+        if getattr(value, name) != type(value).model_fields[name].get_default(call_default_factory=True)
+    ] or [(key, value)]

@@ -1,0 +1,256 @@
+"""Engines of TensorRT-LLM, which ended with release 1.2.1: behind Triton in three modes, or ``trtllm-serve``.
+
+What only engines need is in ``engines/``, imported when a job has an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from trtllm_hpc.backends import llm_api_rules, shared_rules
+from trtllm_hpc.backends.base import Backend, Build, Rule, ServedEngine, ServerPlan, TritonBackend
+from trtllm_hpc.backends.llm_api import arguments, given
+from trtllm_hpc.backends.trtllm_serve import server_plan
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.layout import Instances, Layout, one_node
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import engine_backend
+
+if TYPE_CHECKING:
+    from trtllm_hpc.engines.facts import EngineFacts
+
+_MPI_KV_CACHE = "0.18.0", "0.20.0"
+"""From the first release until the one before the second, only a variable makes disaggregated serving send
+the KV cache by MPI (upstream's disaggregated_serving/README.md of 0.18.2 and 0.19.0)."""
+_NO_POOLS_SINCE = "24.06"
+"""From the tag after this one on, an orchestrator's server must not take GPU memory for itself
+(upstream's ``launch_triton_server.py``, ``check_triton_version``)."""
+
+
+class EngineBackend(Backend):
+    """What loads an engine, whatever answers."""
+
+    release_use = "exact"
+    has_engine = True
+
+    def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
+        """Return the facts of the engine, too."""
+        from trtllm_hpc.engines.facts import EngineFacts
+
+        return EngineFacts(job, cluster, self.release_use)
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of engines."""
+        from trtllm_hpc.engines.rules import RULES
+
+        return (
+            shared_rules.release_is_known,
+            shared_rules.backend_is_there,
+            built_model_is_named,
+            shared_rules.experts_divide,
+            shared_rules.gpu_computes_type,
+            *RULES,
+        )
+
+    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+        """Return the steps from the model to its engine."""
+        if facts.job.engine.directory is not None:
+            return Build()
+        from trtllm_hpc.engines.build_steps import make_notes, make_steps
+
+        engine_facts = _engine_facts(facts)
+        return Build(make_steps(engine_facts, layout), make_notes(engine_facts))
+
+    def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
+        """Return the one engine."""
+        return (ServedEngine(_engine(job, paths), job.engine.world_size),)
+
+    def paged_context_key(self, job: JobFile) -> str | None:
+        """Return the key that reuses the KV cache, or computes prompts in parts."""
+        if job.repository.kv_cache_reuse:
+            return "repository.kv_cache_reuse"
+        return "repository.chunked_context" if job.repository.chunked_context else None
+
+    def chunking_key(self) -> str:
+        """Return the key of the engine, too."""
+        return f"engine.paged_context_fmha and {super().chunking_key()}"
+
+
+def built_model_is_named(facts: JobFacts) -> Diagnostics:
+    """Synthetic models are made by the reference backend only."""
+    if facts.job.engine.directory is None:
+        yield from shared_rules.model_is_named(facts)
+
+
+class TrtllmServeEngine(EngineBackend):
+    """``trtllm-serve`` with an engine."""
+
+    name = "tensorrtllm:openai"
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of engines, and those of the LLM API that do not depend on what is loaded."""
+        return (
+            llm_api_rules.server_is_there,
+            *super().rules(),
+            llm_api_rules.llm_api_repository_keys,
+            llm_api_rules.no_templates,
+            llm_api_rules.llm_api_leaves_the_plan,
+        )
+
+    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+        """Return the command of every rank, with the engine and the model's tokenizer."""
+        job = facts.job
+        known = {
+            "model": _engine(job, paths),
+            "tokenizer": self.tokenizer(job),
+            "backend": engine_backend(facts.release),
+            **arguments(job),
+        }
+        return server_plan(facts, layout, given(known), {}, paths)
+
+
+class TritonEngine(EngineBackend, TritonBackend):
+    """An engine behind Triton's C++ or Python backend, in leader mode: a server a rank, rank 0 answers."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of engines and of upstream's model repository."""
+        from trtllm_hpc.engines.rules import REPOSITORY_RULES
+
+        return (*super().rules(), *REPOSITORY_RULES)
+
+    def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
+        """Return how to fill the release's templates."""
+        from trtllm_hpc.engines.repository import recipe
+
+        assert facts.release is not None
+        return recipe(_engine_facts(facts), facts.release, paths)
+
+
+class Orchestrator(TritonEngine):
+    """One server spawns the workers of several copies of the engine."""
+
+    spawns_workers = True
+    worker_models = ()
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of the copies, too."""
+        from trtllm_hpc.engines.mode_rules import OF_ORCHESTRATOR
+
+        return (*super().rules(), *OF_ORCHESTRATOR)
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return the one process that srun starts, with the GPUs of all copies."""
+        return Instances(1, 1, one_node(1, _gpus_named(_copies(job), cluster)))
+
+    def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
+        """Return the engine of each copy, without the same one twice."""
+        own = _engine(job, paths)
+        copies = job.repository.models
+        served = [ServedEngine(copy.engine or own, len(copy.gpu_device_ids)) for copy in copies]
+        return tuple(dict.fromkeys(served)) or super().served_engines(job, paths)
+
+    def environment(self, facts: JobFacts) -> Mapping[str, str]:
+        """Return the variables of this mode."""
+        return {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+
+    def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
+        """Return what keeps the server from taking GPU memory for itself."""
+        tags = facts.release.tags if facts.release is not None else ()
+        if tags and max(map(Version, tags)) <= Version(_NO_POOLS_SINCE):
+            return ()
+        pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(layout.gpus_per_node))
+        return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)
+
+
+class TritonDisaggregated(TritonEngine):
+    """An orchestrator and a rank for each GPU of each phase, on one node."""
+
+    worker_models = ("context", "generation")
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of the phases, too."""
+        from trtllm_hpc.engines.mode_rules import OF_PHASES
+
+        return (*super().rules(), *OF_PHASES)
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return the orchestrator's rank, and those of the copies."""
+        copies = _copies(job)
+        ranks = 1 + sum(map(len, copies))
+        return Instances(1, 1, one_node(ranks, _gpus_named(copies, cluster)))
+
+    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+        """Return the steps of the context's engine, and of the generation's if that differs."""
+        from trtllm_hpc.engines.build_steps import GENERATION, make_steps, with_variant
+        from trtllm_hpc.engines.facts import generation_of
+
+        context, generation = super().build(facts, layout, python), generation_of(facts.job)
+        if generation is None or not context.steps:
+            return context
+        steps = make_steps(_engine_facts(replace(facts, job=generation)), layout)
+        # Adapters are converted once, whatever the engine.
+        further = with_variant([step for step in steps if step.name != "lora"], GENERATION)
+        return Build((*further, *context.steps), context.notes)
+
+    def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
+        """Return the engines of both phases, without the same one twice."""
+        from trtllm_hpc.engines.build_steps import GENERATION_STEP
+        from trtllm_hpc.engines.facts import generation_of
+
+        phases, own = job.serve.disaggregated, _engine(job, paths)
+        if phases is None:
+            return super().served_engines(job, paths)
+        second = own if generation_of(job) is None else str(paths.side_output(GENERATION_STEP))
+        served = [
+            ServedEngine(phase.engine or built, len(phase.instances[0]))
+            for phase, built in ((phases.context, own), (phases.generation, second))
+        ]
+        return tuple(dict.fromkeys(served))
+
+    def environment(self, facts: JobFacts) -> Mapping[str, str]:
+        """Return the variables of this mode."""
+        fixed = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "0"}
+        release, (first, end) = facts.release, _MPI_KV_CACHE
+        if release is not None and release.at_least(first) and not release.at_least(end):
+            fixed["TRTLLM_USE_MPI_KVCACHE"] = "1"
+        return fixed
+
+    def has_gateway(self, job: JobFile) -> bool:
+        """Return no: the models of this mode take other requests than ``ensemble`` elsewhere."""
+        return False
+
+
+def _engine_facts(facts: JobFacts) -> EngineFacts:
+    from trtllm_hpc.engines.facts import EngineFacts
+
+    assert isinstance(facts, EngineFacts)
+    return facts
+
+
+def _engine(job: JobFile, paths: RunPaths) -> str:
+    """Return the folder of the job's own engine."""
+    return job.engine.directory or str(paths.engine)
+
+
+def _copies(job: JobFile) -> list[list[int]]:
+    """Return the GPUs of each copy of the engine, in any mode."""
+    phases = job.serve.disaggregated
+    both = [] if phases is None else phases.context.instances + phases.generation.instances
+    return [*(copy.gpu_device_ids for copy in job.repository.models), *both]
+
+
+def _gpus_named(copies: Sequence[Sequence[int]], cluster: ClusterProfile) -> int:
+    """Return how many GPUs the copies name, counted from 0; none on a cluster without GPUs."""
+    named = (gpu for gpus in copies for gpu in gpus)
+    return min(cluster.gpus_per_node, 1 + max(named, default=-1))

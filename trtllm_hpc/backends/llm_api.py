@@ -1,0 +1,209 @@
+"""The LLM API on PyTorch: its arguments, and its own model behind Triton.
+
+Its keys are the arguments of ``tensorrt_llm.LLM``. In ``model.yaml`` there is also ``triton_config``, what
+upstream's ``model.py`` tells Triton (TensorRT-LLM, ``triton_backend/all_models/llmapi/tensorrt_llm/1``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtllm_hpc.backends import llm_api_rules as rules
+from trtllm_hpc.backends.base import Backend, Build, Rule, TritonBackend
+from trtllm_hpc.backends.checkpoint import loaded_model, quantize_step
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import RenderError
+from trtllm_hpc.layout import Instances, Layout, one_node
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
+
+LAUNCHER = "trtllm-llmapi-launch"
+"""Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
+_TEMPLATE = "llmapi/tensorrt_llm"
+_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+"""What YAML 1.1, which upstream reads with, takes for something else than text."""
+
+
+class PyTorchBackend(Backend):
+    """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
+
+    release_use = "nearest"
+    engine_keys = rules.ENGINE_KEYS
+    repository_keys = rules.REPOSITORY_KEYS
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of the LLM API."""
+        return rules.RULES
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
+        if cluster.scheduler == "local":
+            return Instances(1, 1, one_node(1, job.engine.world_size if cluster.gpus_per_node else 0))
+        return super().topology(job, cluster)
+
+    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+        """Return the step that quantizes the checkpoint, if the job file asks for it."""
+        is_wanted = facts.job.engine.quantization.method is not None
+        return Build((quantize_step(facts, python),)) if is_wanted else Build()
+
+    def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
+        """Return the folder of the checkpoint: the named one, or what the build stage makes of it."""
+        return loaded_model(job, paths)
+
+    def notes(self, facts: JobFacts) -> tuple[str, ...]:
+        """Return what is deprecated, and what is assumed of an image that is newer than all known."""
+        given, notes = facts.job.engine.llm_api, []
+        moe = given.get("moe_config")
+        is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
+        if is_triton and facts.image_is_at_least("1.3") is not False:
+            notes.append(
+                "moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it"
+            )
+        if facts.assumed_release is None or facts.release is None:
+            return tuple(notes)
+        notes.append(
+            f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
+            f"{facts.release.version}, the nearest known release"
+        )
+        near = {key.path for key in unknown_keys(facts.release, given)}
+        strange = [key.path for key in unknown_keys(None, given) if key.path in near]
+        if strange:
+            names = ", ".join(f"engine.llm_api.{path}" for path in strange)
+            notes.append(f"passed on as written, since no release known here has them: {names}")
+        return tuple(notes)
+
+
+class TritonLlmApi(PyTorchBackend, TritonBackend):
+    """The LLM API as upstream's model of Triton."""
+
+    name = "pytorch:triton"
+    text_model = "tensorrt_llm"
+    worker_models = ()
+    returns_no_logits = "the LLM API's model returns no logits"
+    takes_no_adapters = "the LLM API's model"
+
+    def launcher(self, facts: JobFacts) -> str | None:
+        """Return upstream's: without it each server would spawn workers, which Slurm's PMIx refuses."""
+        return LAUNCHER if facts.cluster.scheduler == "slurm" else None
+
+    def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
+        """Return how to make the repository of upstream's one model."""
+        assert facts.release is not None
+        # In model.yaml too; here for a server that is started without auto-completion.
+        edits = ModelEdits(decoupled=facts.job.repository.decoupled)
+        files = {"1/model.yaml": model_yaml(facts.job, paths)}
+        model = ModelRecipe("tensorrt_llm", _TEMPLATE, {}, edits, files=files)
+        return RepositoryRecipe(facts.release.version, (model,))
+
+    def has_gateway(self, job: JobFile) -> bool:
+        """Return no: upstream's model takes other requests than ``ensemble``."""
+        return False
+
+
+def model_yaml(job: JobFile, paths: RunPaths) -> str:
+    """Return the text of ``model.yaml``.
+
+    Raises:
+        RenderError: there is no model to load.
+    """
+    # Upstream's model takes one request at a time, and batches inside.
+    triton = {"max_batch_size": 0, "decoupled": job.repository.decoupled}
+    return yaml_text({**pytorch_arguments(job, paths), "triton_config": triton}, job.engine.llm_api)
+
+
+def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
+    """Return the arguments of the LLM API on PyTorch that the job file's own keys mean.
+
+    Raises:
+        RenderError: there is no model to load.
+    """
+    engine, model = job.engine, loaded_model(job, paths)
+    if model is None:
+        raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
+    dtype = None if engine.dtype == "auto" else engine.dtype
+    own = {"model": model, "tokenizer": job.repository.tokenizer, "backend": "pytorch", "dtype": dtype}
+    return given({**own, **arguments(job)})
+
+
+def arguments(job: JobFile) -> dict[str, Any]:
+    """Return the arguments of the LLM API that do not depend on what is loaded."""
+    engine, keys = job.engine, job.repository
+    policy = keys.batch_scheduler_policy
+    cache = {
+        "free_gpu_memory_fraction": job.kv_cache_fraction,
+        "max_tokens": keys.max_tokens_in_paged_kv_cache,
+        "enable_block_reuse": keys.kv_cache_reuse,
+        "host_cache_size": keys.kv_cache_host_memory_bytes,
+        "max_attention_window": keys.max_attention_window_size,
+        "sink_token_length": keys.sink_token_length,
+    }
+    return {
+        "tensor_parallel_size": engine.tensor_parallel,
+        "pipeline_parallel_size": engine.pipeline_parallel,
+        "context_parallel_size": engine.context_parallel if engine.context_parallel > 1 else None,
+        "moe_tensor_parallel_size": engine.moe_tensor_parallel,
+        "moe_expert_parallel_size": engine.moe_expert_parallel,
+        "max_batch_size": engine.max_batch_size,
+        "max_input_len": engine.max_input_len,
+        "max_seq_len": engine.max_seq_len,
+        "max_num_tokens": engine.max_num_tokens,
+        "max_beam_width": engine.max_beam_width,
+        "enable_chunked_prefill": keys.chunked_context,
+        "scheduler_config": {"capacity_scheduler_policy": policy.upper()} if policy is not None else None,
+        "kv_cache_config": given(cache),
+    }
+
+
+def yaml_text(values: Mapping[str, Any], further: Mapping[str, Any]) -> str:
+    """Return both as YAML; where both have a value it is the second one's."""
+    return "".join(_lines(merged(values, further)))
+
+
+def given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are set."""
+    return {key: value for key, value in values.items() if value is not None and value != {}}
+
+
+def merged(values: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, section by section; where both have a value it is the second one's."""
+    both = dict(values)
+    for key, value in further.items():
+        before = both.get(key)
+        if isinstance(before, dict) and isinstance(value, dict):
+            value = merged(before, value)
+        both[key] = value
+    return both
+
+
+def _lines(values: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield f"{indent}{_key(key)}:\n"
+            yield from _lines(value, indent + "  ")
+        else:
+            yield f"{indent}{_key(key)}: {_scalar(value)}\n"
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[a-z]+(_[a-z]+)*", key) and key not in _WORDS else _scalar(key)
+
+
+def _scalar(value: Any) -> str:
+    """A value as JSON, which YAML reads alike, in ASCII.
+
+    Upstream's model opens the file in the locale's encoding, which in a Triton
+    stub is ASCII.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub(r"[^\x20-\x7e]", lambda match: _escaped(ord(match[0])), text)
+
+
+def _escaped(code: int) -> str:
+    # Not by JSON's pairs of surrogates, which YAML reads as two characters.
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

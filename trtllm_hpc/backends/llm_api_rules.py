@@ -1,0 +1,181 @@
+"""Rules of the LLM API: a key that would have no effect, or that its release does not take, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trtllm_hpc.backends import checkpoint
+from trtllm_hpc.backends.base import keys_have_an_effect, leaves, repository_keys_have_an_effect
+from trtllm_hpc.backends.limits import block_tokens, is_chunked, num_tokens
+from trtllm_hpc.backends.shared_rules import (
+    backend_is_there,
+    experts_divide,
+    gpu_computes_type,
+    model_is_named,
+    release_is_known,
+)
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.job import PHASE_KEYS, JobFile
+from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
+
+ENGINE_KEYS = (
+    *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+    *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
+    *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
+)
+"""Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
+REPOSITORY_KEYS = (
+    *("decoupled", "tokenizer", "batch_scheduler_policy", "chunked_context"),
+    *("kv_cache_free_gpu_mem_fraction", "kv_cache_host_memory_bytes", "kv_cache_reuse"),
+    *("max_attention_window_size", "max_tokens_in_paged_kv_cache", "sink_token_length"),
+    # Other rules have better sentences about these.
+    *("models", "parameters", "instances"),
+)
+_REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
+_OWN_KEYS = {
+    "model": "model.path",
+    "tokenizer": "repository.tokenizer",
+    "backend": "engine.backend",
+    "tensor_parallel_size": "engine.tensor_parallel",
+    "pipeline_parallel_size": "engine.pipeline_parallel",
+    "context_parallel_size": "engine.context_parallel",
+}
+"""Arguments that the plan decides by: the job's ranks and mounts follow from their keys."""
+
+
+def llm_api_keys(facts: JobFacts) -> Diagnostics:
+    """Keys for the build of an engine have no effect on the LLM API."""
+    engine = facts.job.engine
+    yield from keys_have_an_effect(engine, ENGINE_KEYS, "the LLM API builds no engine that this could change")
+    if engine.directory is not None:
+        message = "the LLM API loads the model itself, not an engine"
+        hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
+        yield in_job("conflict", "engine.directory", message, hint, engine.directory)
+
+
+def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
+    """Keys for upstream's model repository have no effect on the LLM API."""
+    job = facts.job
+    hint = "remove it; further arguments of LLM() go into engine.llm_api"
+    yield from repository_keys_have_an_effect(job, REPOSITORY_KEYS, "the LLM API", hint)
+    if job.repository.instances > 1:
+        message = "several instances of the LLM API cannot share the one MPI world of the ranks"
+        hint = "set it to 1, and submit the job once for each instance"
+        yield in_job("conflict", "repository.instances", message, hint, job.repository.instances)
+
+
+def no_templates(facts: JobFacts) -> Diagnostics:
+    """Without upstream's templates, ``repository.parameters`` fills nothing."""
+    if facts.job.repository.parameters:
+        message = "there are no templates of upstream whose placeholders it could fill"
+        yield in_job("conflict", "repository.parameters", message, "write them into engine.llm_api")
+
+
+def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
+    """Without Slurm the LLM API serves with one instance, which starts its own workers."""
+    job, cluster = facts.job, facts.cluster
+    if cluster.scheduler == "local" and job.serve.instances > 1:
+        message = f"{cluster.name!r} has no Slurm, without which the LLM API has no instances"
+        hint = "set it to 1, or choose a profile for Slurm"
+        yield in_job("conflict", "serve.instances", message, hint, job.serve.instances)
+
+
+def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
+    """The build stage of the LLM API quantizes a checkpoint to what the PyTorch backend computes with."""
+    job, field = facts.job, "engine.quantization"
+    wanted = job.engine.quantization
+    for key, value in leaves(field, wanted):
+        name = key.removeprefix(f"{field}.")
+        if name != field and name not in checkpoint.KEYS:
+            message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
+            yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
+        elif wanted.method is None and name in checkpoint.KEYS:
+            hint = f"set {field}.method, e.g. to fp8"
+            if name == "kv_cache":
+                hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"
+            yield in_job("missing", f"{field}.method", f"{name} is set, and no method", hint)
+    if wanted.method is not None and wanted.method not in FORMATS:
+        message = f"the PyTorch backend does not compute with {wanted.method}"
+        hint = f"take one of {', '.join(FORMATS)}, or engine.backend: tensorrtllm"
+        yield in_job("conflict", f"{field}.method", message, hint, wanted.method)
+    if wanted.kv_cache is not None and wanted.kv_cache not in CACHE_FORMATS:
+        message = f"the PyTorch backend has no KV cache in {wanted.kv_cache}"
+        yield in_job("conflict", f"{field}.kv_cache", message, "take fp8", wanted.kv_cache)
+
+
+def llm_api_leaves_the_plan(facts: JobFacts) -> Diagnostics:
+    """What the plan decides is said by the job file's own keys, not by ``llm_api``."""
+    for section, configuration in _configurations(facts.job):
+        for key, own in _OWN_KEYS.items():
+            if key in configuration:
+                name = own.removeprefix("engine.")
+                there = f"{section}.{name}" if name in PHASE_KEYS else own
+                message = f"is what {there} says, by which ranks, GPUs and mounts are planned"
+                hint = f"set {there} instead"
+                yield in_job("conflict", f"{section}.llm_api.{key}", message, hint, configuration[key])
+
+
+def llm_api_has_the_keys(facts: JobFacts) -> Diagnostics:
+    """The release takes each key of ``llm_api``, and its server each value, where these are known."""
+    job, release = facts.job, facts.release
+    if release is None or facts.assumed_release is not None:
+        return
+    for section, configuration in _configurations(job):
+        for key in unknown_keys(release, configuration):
+            hint = (
+                f"write {key.suggestion}" if key.suggestion else f"remove it, or look for it in {_REFERENCE}"
+            )
+            message = f"TensorRT-LLM {release.version}: it {key.message}"
+            yield in_job("unknown-key", f"{section}.llm_api.{key.path}", message, hint)
+
+
+def values_are_taken(facts: JobFacts) -> Diagnostics:
+    """``trtllm-serve`` takes each value of ``llm_api``, where the release's are known."""
+    release = facts.release
+    if release is None or facts.assumed_release is not None:
+        return
+    for section, configuration in _configurations(facts.job):
+        for path, wrong, hint in wrong_values(release, configuration):
+            message = f"TensorRT-LLM {release.version}: {wrong}"
+            yield in_job("release", f"{section}.llm_api.{path}", message, hint)
+
+
+def chunks_fill_blocks(facts: JobFacts) -> Diagnostics:
+    """With chunked prefill, ``max_num_tokens`` of the LLM API is a multiple of the KV cache's blocks."""
+    job = facts.job
+    phases = job.serve.disaggregated
+    both = () if phases is None else phases.roles
+    served = {f"serve.disaggregated.{name}": job.with_phase(phase) for name, phase in both}
+    for section, of_phase in (served or {"engine": job}).items():
+        tokens, block = num_tokens(of_phase.engine), block_tokens(of_phase)
+        if is_chunked(of_phase) and tokens % block:
+            message = f"{tokens} is not a multiple of {block}, the tokens of a block of the KV cache, which"
+            message += " chunked prefill computes whole"
+            hint = f"set it to {tokens // block * block or block}, or to another multiple of {block}"
+            yield in_job("conflict", f"{section}.max_num_tokens", message, hint, tokens)
+
+
+def server_is_there(facts: JobFacts) -> Diagnostics:
+    """The release has ``trtllm-serve`` for several ranks."""
+    release = facts.release
+    if release is not None and "pytorch" not in release.backends:
+        message = f"TensorRT-LLM {release.version} has no {SERVER} for several ranks: it came with 0.19.0"
+        yield in_job("release", "serve.frontend", message, "take 0.19.0 or later, or frontend: triton")
+
+
+def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each section that has a configuration of the LLM API, with that."""
+    yield "engine", job.engine.llm_api
+    phases = job.serve.disaggregated
+    for name, phase in () if phases is None else phases.roles:
+        yield f"serve.disaggregated.{name}", phase.llm_api
+
+
+RULES = (
+    *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
+    *(llm_api_keys, llm_api_repository_keys, no_templates, alone_on_a_machine),
+    *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
+)

@@ -1,0 +1,176 @@
+"""The reference backend: PyTorch/transformers behind TensorRT-LLM's Triton models.
+
+The models' code is read as text and never imported here: rendering works on machines without torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+
+from trtllm_hpc import __version__
+from trtllm_hpc.backends.base import (
+    Build,
+    RepositoryModel,
+    Rule,
+    ServedEngine,
+    TritonBackend,
+    keys_have_an_effect,
+    repository_keys_have_an_effect,
+)
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.engine import Engine
+from trtllm_hpc.config.job import KV_CACHE_FRACTION, JobFile
+from trtllm_hpc.layout import Layout
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
+
+MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+"""Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
+
+_ENGINE_WRITERS = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
+
+_ENGINE_KEYS = (
+    *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
+    *("max_beam_width", "tokens_per_block", "max_lora_rank"),
+    *("gather_context_logits", "gather_generation_logits"),
+)
+"""What the build has an option for, of the same name."""
+
+BLS_INSTANCES = 2
+"""Instances of the BLS model by default. Each is a process that answers any number of requests at once."""
+
+
+@cache
+def _builder() -> str:
+    """Short hash of the code that writes engines: their format may change between two releases."""
+    folder = resources.files("trtllm_hpc.reference")
+    code = b"".join(folder.joinpath(name).read_bytes() for name in _ENGINE_WRITERS)
+    return hashlib.sha256(code).hexdigest()[:8]
+
+
+def _engine_options(engine: Engine) -> tuple[str, ...]:
+    """Options for the engine's keys that are set; the build has defaults for the others."""
+    words: list[str] = []
+    for key in _ENGINE_KEYS:
+        value, option = getattr(engine, key), f"--{key.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not None and value is not False:
+            words += [option, str(value)]
+    return tuple(words)
+
+
+def model_source(name: str) -> str:
+    """Text of the Python file that belongs at ``<repository>/<name>/1/model.py``."""
+    return (resources.files("trtllm_hpc.reference") / "models" / f"{name}.py").read_text(encoding="utf-8")
+
+
+_KEYS = (
+    *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+    *("pipeline_parallel", "context_parallel", "max_input_len", "max_seq_len", "max_beam_width"),
+    *("tokens_per_block", "gather_context_logits", "gather_generation_logits", "max_lora_rank"),
+)
+"""Of ``engine``; a rule of its own accepts two of them at 1 only."""
+_REPOSITORY_KEYS = (
+    *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
+    *("accumulate_tokens", "kv_cache_free_gpu_mem_fraction", "max_queue_size"),
+    *("max_tokens_in_paged_kv_cache", "models"),
+)
+
+
+def reference_keys(facts: JobFacts) -> Diagnostics:
+    """Keys for TensorRT-LLM have no effect on the reference backend."""
+    job = facts.job
+    yield from keys_have_an_effect(job.engine, _KEYS, "the reference backend has no such thing")
+    what = "the backend reference"
+    yield from repository_keys_have_an_effect(job, _REPOSITORY_KEYS, what, "remove it")
+
+
+def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
+    """The reference backend supports tensor parallelism only."""
+    for key in ("pipeline_parallel", "context_parallel"):
+        value = getattr(facts.job.engine, key)
+        if value != 1:
+            message = f"the reference backend supports tensor parallelism only, not {key} {value}"
+            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
+
+
+class Reference(TritonBackend):
+    """The backend of this package."""
+
+    name = "reference"
+    needs_gpus = False
+    has_engine = True
+    engine_keys = _KEYS
+    repository_keys = _REPOSITORY_KEYS
+    # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
+    memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of this backend."""
+        return (reference_keys, tensor_parallel_only)
+
+    def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
+        """Return the one step that makes the engine folder."""
+        job = facts.job
+        if job.engine.directory is not None:
+            return Build()
+        model = job.model
+        source: tuple[Argument, ...] = (
+            *("--synthetic", model.synthetic or "tiny-llama"),
+            *("--seed", str(model.seed)),
+        )
+        if model.path:
+            source = ("--model", Placeholder("model"))
+        command = (
+            *(python, "-m", "trtllm_hpc.reference.build"),
+            *("--output", Placeholder("output")),
+            *source,
+            *_engine_options(job.engine),
+            *("--run", Placeholder("run")),
+        )
+        identity = {"backend": "reference", "trtllm_hpc": __version__, "builder": _builder()}
+        inputs = ("model",) if model.path else ()
+        return Build((BuildStep("engine", (command,), inputs=inputs, identity=identity),))
+
+    def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]:
+        """Return the models of the repository."""
+        return tuple(
+            RepositoryModel(name, f"repository/reference/{name}/config.pbtxt.j2", model_source(name))
+            for name in MODELS
+        )
+
+    def repository_values(self, job: JobFile, engine: str) -> dict[str, str | int | bool]:
+        """Return the values that the templates of ``config.pbtxt`` ask for."""
+        values, batch = job.repository, job.engine.max_batch_size
+        assert batch is not None  # this backend has a default for it
+        return {
+            "engine_dir": engine,
+            "tokenizer_dir": f"{engine}/tokenizer",
+            "max_batch_size": batch,
+            "decoupled": values.decoupled,
+            "preprocessing_instance_count": values.preprocessing_instances,
+            "postprocessing_instance_count": values.postprocessing_instances,
+            "bls_instance_count": values.bls_instances or BLS_INSTANCES,
+            # Triton's parameters are strings, and an empty one has its default.
+            "accumulate_tokens": str(values.accumulate_tokens).lower(),
+            "max_queue_size": str(values.max_queue_size),
+            "max_tokens_in_paged_kv_cache": str(values.max_tokens_in_paged_kv_cache or ""),
+            "kv_cache_free_gpu_mem_fraction": str(job.kv_cache_fraction or KV_CACHE_FRACTION),
+        }
+
+    def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
+        """Return the one engine."""
+        return (ServedEngine(job.engine.directory or str(paths.engine), job.engine.world_size),)
+
+    def tokenizer(self, job: JobFile) -> str | None:
+        """Return nothing: the engine contains its tokenizer."""
+        return None
+
+    def chunking_key(self) -> str:
+        """Return nothing: long prompts are always computed in parts."""
+        return ""

@@ -1,0 +1,276 @@
+"""The steps that build an engine of TensorRT-LLM: upstream's programs, with their arguments and folders.
+
+``EngineFacts`` knows which programs the release has, and their options. Here each program becomes a step
+that reads from one folder and writes into another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from trtllm_hpc.engines.command_lines.encoder_decoder import Part
+from trtllm_hpc.engines.command_lines.option_request import Role
+from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
+from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
+from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.errors import RenderError
+from trtllm_hpc.layout import Layout
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
+from trtllm_hpc.tensorrt_llm.releases import quantized_file
+from trtllm_hpc.tensorrt_llm.releases.families import preparation
+
+MODEL = Placeholder("model")
+OUTPUT = Placeholder("output")
+GENERATION, GENERATION_STEP = "generation", "build_generation"
+"""The variant of a disaggregated server's second engine, and the step that builds it."""
+GPUS_PER_NODE = "--gpus_per_node"
+DEFAULT_GPUS_PER_NODE = 8
+
+
+def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
+    """Return the steps from the model to its engine, which is the output of the last.
+
+    Args:
+        layout: of the serve stage; an engine of several ranks contains the number of GPUs of a node.
+
+    Raises:
+        NoToolchain: the release cannot build it. The rules have refused such files, if they were loaded.
+    """
+    toolchain = _toolchain(facts)
+    steps = _Steps(facts, toolchain, layout)
+    made = [steps.step(program) for program in toolchain.programs]
+    if facts.job.engine.lora.adapters:
+        made.insert(0, steps.lora())
+    return tuple(made)
+
+
+def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, ...]:
+    """Return the same steps under names of their own, for a recipe that builds another engine, too."""
+    names = {step.name: f"{step.name}_{variant}" for step in steps}
+
+    def renamed(word: Argument) -> Argument:
+        return replace(word, name=names.get(word.name, word.name)) if isinstance(word, Placeholder) else word
+
+    return tuple(
+        replace(
+            step,
+            name=names[step.name],
+            commands=tuple(tuple(map(renamed, command)) for command in step.commands),
+            inputs=tuple(names.get(name, name) for name in step.inputs),
+            variant=variant,
+        )
+        for step in steps
+    )
+
+
+def make_notes(facts: EngineFacts) -> tuple[str, ...]:
+    """Return what the user should know of these steps, though nothing is wrong with them."""
+    toolchain = _toolchain(facts)
+    return (*next(iter(facts.command_lines.values())).notes, *raw_notes(facts.job, toolchain))
+
+
+def _toolchain(facts: EngineFacts) -> Toolchain:
+    if facts.toolchain is not None:
+        return facts.toolchain
+    if facts.no_toolchain is not None:
+        raise facts.no_toolchain
+    raise RenderError(
+        "The model's family is not known, since its config.json cannot be read here.",
+        hint="set model.family in the job file, e.g. to llama",
+    )
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Makes each step of a job's toolchain."""
+
+    facts: EngineFacts
+    toolchain: Toolchain
+    layout: Layout
+
+    def step(self, program: Program) -> BuildStep:
+        """Return the step of one program."""
+        if program.role == "build":
+            return self._build(program)
+        if program.role == "build_py":
+            return self._build_py(program)
+        # Programs that convert heads have a folder of their own, and none of the family's further arguments.
+        family = self.toolchain.family
+        is_own = program.role == "convert" and program.command.family == family.examples
+        source, output = program.folders
+        command = (
+            *self._environment(program),
+            *self._program(program),
+            *(source, MODEL),
+            *(family.convert if is_own else ()),
+            *self._argv(program.role),
+            *(output, OUTPUT),
+        )
+        # Quantization measures on the GPU, but what it writes does not depend on the kind of GPU.
+        inputs = ("model", *self._folders(command))
+        commands = (command, *self._gpus_per_node_of_checkpoint())
+        return BuildStep(program.role, commands, inputs=inputs, identity=self._identity())
+
+    def _environment(self, program: Program) -> tuple[str, ...]:
+        """Variables that the program needs: QServe's weights go the way before the unified converter.
+
+        Source: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
+        """
+        method = self.facts.job.engine.quantization.method
+        is_qserve = program.role == "convert" and method in QSERVE
+        return ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()
+
+    def _build(self, program: Program) -> BuildStep:
+        """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""
+        source = self.toolchain.programs[0].role
+        commands = tuple(self._trtllm_build(program, source, part) for part in self.facts.command_lines)
+        inputs = (source, *self._folders(*commands))
+        return BuildStep("build", commands, inputs=inputs, identity=self._layout_identity(), on_gpu=True)
+
+    def _trtllm_build(self, program: Program, source: str, part: Part | None) -> tuple[Argument, ...]:
+        below = f"/{part}" if part is not None else ""
+        checkpoint, output = program.folders
+        return (
+            *self._program(program),
+            *(checkpoint, Placeholder(source, below)),
+            *self._argv("build", part),
+            *self._gpus_per_node(program),
+            *(output, Placeholder("output", below)),
+        )
+
+    def _build_py(self, program: Program) -> BuildStep:
+        """``build.py``, which reads the model itself, or weights that another program has made of it."""
+        weights, inputs = self._weights(program)
+        quantized: tuple[Argument, ...] = ()
+        if self.toolchain.program("quantize") is not None:
+            family = self.toolchain.family
+            option = BEFORE_BUILD_PY[str(self.facts.job.engine.quantization.method)]
+            file = quantized_file(self.toolchain.release.version, family.name, family.examples)
+            quantized = (option, Placeholder("quantize", f"/{file}"))
+            inputs.append("quantize")
+        command = (
+            *self._program(program),
+            *weights,
+            *quantized,
+            *self._argv("build_py"),
+            *self._gpus_per_node(program),
+            *(program.folders[1], OUTPUT),
+        )
+        read = (*inputs, *self._folders(command))
+        return BuildStep("build", (command,), inputs=read, identity=self._layout_identity(), on_gpu=True)
+
+    def _weights(self, program: Program) -> tuple[tuple[Argument, ...], list[str]]:
+        """The options of ``build.py`` for the model's weights, and what they read."""
+        model, how = (program.folders[0], MODEL), preparation(self.toolchain.family.examples)
+        if how is None:
+            return model, ["model"]
+        # What quantize.py has written goes with the model's own weights.
+        beside = how.beside or self.toolchain.program("quantize") is not None
+        if self.toolchain.program("prepare") is None:
+            prepared = how.option in self._argv("build_py")  # somebody has made them
+            return ((), []) if prepared and not beside else (model, ["model"])
+        # Each of these programs writes into a subfolder named after the ranks (its saved_dir).
+        folder = Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu")
+        if beside and how.option != program.folders[0]:
+            return (*model, how.option, folder), ["model", "prepare"]
+        return (how.option, folder), ["prepare"]
+
+    def lora(self) -> BuildStep:
+        """``hf_lora_convert.py`` for each adapter, into a folder with the adapter's name."""
+        engine = self.facts.job.engine
+        command = self.toolchain.release.command(LORA_PROGRAM, self.toolchain.family.examples)
+        # The rules have checked that the release has it, and that the names differ.
+        file = (command and command.file) or LORA_PROGRAM
+        commands = tuple(
+            (
+                *self._script(file),
+                *("-i", adapter),
+                *("-o", Placeholder("output", f"/{PurePosixPath(adapter).name}")),
+                *("--storage-type", engine.lora.storage_type),
+                *engine.options.lora,
+            )
+            for adapter in engine.lora.adapters
+        )
+        return BuildStep("lora", commands, inputs=self._folders(*commands), identity=self._identity())
+
+    def _program(self, program: Program) -> tuple[Argument, ...]:
+        """How a program is started: the build lies on ``PATH``, the others below the examples."""
+        file = program.command.file
+        return (program.command.name,) if program.role == "build" or file is None else self._script(file)
+
+    def _script(self, file: str) -> tuple[Argument, ...]:
+        """How a program of upstream's examples is started.
+
+        Raises RenderError if the folder of the examples is not known.
+        """
+        examples = self.facts.examples_folder
+        if examples is None:
+            release = self.toolchain.release.version
+            raise RenderError(
+                f"The folder of upstream's examples of TensorRT-LLM {release} is not known.",
+                hint="set container.examples in the cluster profile",
+            )
+        return (self.facts.cluster.container.python, f"{examples}/{file}")
+
+    def _argv(self, role: Role, part: Part | None = None) -> tuple[Argument, ...]:
+        """The arguments of a program; those of ``engine.options`` come last."""
+        lines = self.facts.command_lines
+        # Only the build differs between encoder and decoder.
+        compiled = lines[part] if part in lines else next(iter(lines.values()))
+        return (*compiled.argv(role), *raw_argv(self.facts.job, role))
+
+    def _folders(self, *commands: tuple[Argument, ...]) -> tuple[str, ...]:
+        """Folders and files besides the model's that these commands read: the output depends on them."""
+        engine = self.facts.job.engine
+        named = (
+            engine.quantization.checkpoint,
+            engine.quantization.calibration_dataset,
+            engine.speculative.model if engine.speculative is not None else None,
+            *engine.lora.directories,
+            *engine.lora.adapters,
+        )
+        words = {word for command in commands for word in command}
+        return tuple(dict.fromkeys(name for name in named if name is not None and name in words))
+
+    def _gpus_per_node(self, program: Program) -> tuple[str, ...]:
+        """GPUs of a node as the ranks will see them, which the engine keeps where the release has the option.
+
+        A rank's device is its number modulo this, so the default of 8 stops an
+        engine of 8 ranks on nodes of 4 GPUs (``worldConfig.h``, ``worldConfig.cpp``).
+        """
+        gpus = self.layout.gpus_per_node
+        if self.facts.job.engine.world_size == 1 or not gpus or GPUS_PER_NODE not in program.command.options:
+            return ()
+        return (GPUS_PER_NODE, str(gpus))
+
+    def _gpus_per_node_of_checkpoint(self) -> tuple[tuple[Argument, ...], ...]:
+        """The command that writes a node's GPUs into the checkpoint, since ``trtllm-build`` lost the option.
+
+        An engine that names none is for nodes of eight (``Mapping``'s default).
+        """
+        build, gpus = self.toolchain.program("build"), self.layout.gpus_per_node
+        one_rank = self.facts.job.engine.world_size == 1
+        if build is None or one_rank or gpus in (0, DEFAULT_GPUS_PER_NODE):
+            return ()
+        gone = build.command.histories[GPUS_PER_NODE].gone
+        # Before 0.9 there was no option either, and the engine kept no such number.
+        if gone is None or not self.toolchain.release.at_least(gone):
+            return ()
+        parts = self.facts.command_lines
+        folders = (Placeholder("output", f"/{part}" if part is not None else "") for part in parts)
+        runtime = Placeholder("run", "/runtime.pyz")
+        return ((self.facts.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)
+
+    def _identity(self) -> dict[str, Any]:
+        """What makes this release's outputs differ from those of others."""
+        return {"tensorrt_llm": self.toolchain.release.version}
+
+    def _layout_identity(self) -> dict[str, Any]:
+        """The same for an engine, which is of one parallel layout besides."""
+        keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
+        layout = {key: getattr(self.facts.job.engine, key) for key in keys}
+        return {**self._identity(), "tensorrt": self.toolchain.release.tensorrt, "layout": layout}

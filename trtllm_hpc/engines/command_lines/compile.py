@@ -1,0 +1,284 @@
+"""Compile the engine section of a job file to the options of a toolchain's programs.
+
+Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which
+option carries it, and a key without one becomes a problem of the job file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trtllm_hpc.config.diagnostics import in_job, nearest, shown
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.command_lines import encoder_decoder, quantization, speculative
+from trtllm_hpc.engines.command_lines import option_table as table
+from trtllm_hpc.engines.command_lines.encoder_decoder import Part
+from trtllm_hpc.engines.command_lines.option_request import (
+    Context,
+    NotExpressible,
+    OptionRequest,
+    Role,
+    argv,
+)
+from trtllm_hpc.engines.command_lines.raw_options import raw_argv
+from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain, program_name
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+
+OptionArgv = tuple[str, ...]
+"""An option and its values."""
+NOT_OF_THE_ENGINE = ("--workers", "--log_level")
+"""Options that do not change the engine."""
+_TYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass
+class CommandLines:
+    """The options of each program, without the folders that it reads and writes."""
+
+    toolchain: Toolchain
+    options: Mapping[Role, dict[str, OptionArgv]]
+    """By program and option, in the order of the table; then defaults that differ between releases.
+
+    Empty where the option expresses a value by being left out.
+    """
+    problems: list[Diagnostic] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def argv(self, role: Role) -> tuple[str, ...]:
+        """All arguments of one program."""
+        return tuple(word for option in self.options[role].values() for word in option)
+
+
+def compile_options(
+    job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None, part: Part | None = None
+) -> CommandLines:
+    """Compile a job file to the options of the toolchain's programs.
+
+    ``model_config`` is the model's ``config.json``, where it could be read, and ``part`` the engine of an
+    encoder-decoder model.
+    """
+    compiled = CommandLines(toolchain, {program.role: {} for program in toolchain.programs})
+    context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
+    for request in _requests(job, toolchain, part):
+        _compile(compiled, request, context)
+    for program in toolchain.programs:
+        raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
+        _require(compiled, program, raw)
+        options = compiled.options[program.role]
+        given = {*options, *raw}
+        if "--autoq_format" in given:
+            given.add("--qformat")  # quantize.py ignores it then
+        options.update(_changed_defaults(program, given, context))
+    compiled.notes += _notes(job, toolchain, context)
+    return compiled
+
+
+def _resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str | None:
+    """The type that the model is computed in; ``None`` where only its unreadable ``config.json`` tells.
+
+    Upstream's ``auto`` takes the checkpoint's own type, but float16 for float32.
+    """
+    dtype = job.engine.dtype
+    if dtype != "auto":
+        return dtype
+    own = (model_config or {}).get("torch_dtype") or (model_config or {}).get("dtype")
+    return {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
+
+
+def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator[OptionRequest]:
+    requests = [
+        *table.rows(job),
+        *table.plugins(job),
+        *quantization.requests(job, by_build_py=toolchain.by_build_py),
+        *table.lora(job),
+        *speculative.requests(job),
+    ]
+    if part is None:
+        yield from requests
+    else:
+        yield from encoder_decoder.adapted(requests, job, toolchain.family, part)
+
+
+def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -> None:
+    """Add the options that carry a request, or a problem where no program of the toolchain has one."""
+    done: set[Role] = set()
+    reasons: list[str] = []
+    for mapping in request.mappings:
+        program = compiled.toolchain.program(mapping.role)
+        if program is None or mapping.role in done or (done and not request.in_every_program):
+            continue
+        option = program.command.options.get(mapping.option)
+        if option is None:
+            continue
+        try:
+            value = mapping.value(request.value, option, program.command, context)
+        except NotExpressible as error:
+            compiled.problems.append(_problem(request, error.message, error.hint))
+            return
+        arguments = argv(option, value)
+        if arguments is None:
+            reasons.append(_not_taken(program.command, option, request.value))
+            continue
+        done.add(mapping.role)
+        options = compiled.options[program.role]
+        # An option that one key sets stays, though another leaves it out.
+        options[option.name] = arguments or options.get(option.name, ())
+    if not done and request.needed:
+        message, hint = _no_option(request, compiled.toolchain, reasons)
+        compiled.problems.append(_problem(request, message, hint))
+
+
+def _problem(request: OptionRequest, message: str, hint: str | None) -> Diagnostic:
+    return in_job("release", request.key, message, hint, request.value)
+
+
+def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
+    """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
+    given = {*compiled.options[program.role], *program.folders, *raw, *compiled.toolchain.family.convert}
+    for option in program.command.options.values():
+        if option.required and not {option.name, *option.aliases} & given:
+            message = f"{program.command.name} {program.command.release} needs {option.name}"
+            choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
+            hint = f"set it to [{option.name},{choices}"
+            compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
+
+
+def _changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
+    """Return the options that are not given and whose default differs between releases, with this default.
+
+    The plan then shows what it relies on, and planning the same job file for another release shows the
+    difference.
+    """
+    skipped = {*given, *NOT_OF_THE_ENGINE, *program.folders}
+    found: dict[str, OptionArgv] = {}
+    for option in program.command.options.values():
+        if option.changed is not None and option.name not in skipped:
+            default = option.default
+            if option.name.endswith("_plugin") and default in _TYPES and context.dtype is not None:
+                # Before 0.11 the attention plugin's default is float16 whatever the model is,
+                # and a plugin of another type than the model does not compute it.
+                default = context.dtype
+            arguments = argv(option, default)
+            if arguments:
+                found[option.name] = arguments
+    return found
+
+
+def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
+    yield from _dtype_note(job, toolchain, context)
+    yield from _calibration_note(job, toolchain)
+    gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
+    build = toolchain.program("build") or toolchain.program("build_py")
+    one_of_two = any(gathered) and not all(gathered)
+    if build is not None and one_of_two and "--gather_context_logits" not in build.command.options:
+        name = f"{build.command.name} {toolchain.release.version}"
+        yield f"{name} gathers the logits of both prompt and answer."
+
+
+def _dtype_note(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
+    first = toolchain.programs[0].command
+    option = first.options.get("--dtype") or first.options.get("--storage-type")
+    if job.engine.dtype != "auto" or context.dtype is not None or option is None:
+        return
+    if "auto" not in option.choices and option.default not in ("auto", None):
+        yield (
+            f"engine.dtype is auto, but {first.name} {toolchain.release.version} uses {option.default} "
+            "by default, and the model's config.json cannot be read here: set engine.dtype."
+        )
+
+
+def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
+    wanted = job.engine.quantization
+    chosen = quantization.tool(wanted, by_build_py=toolchain.by_build_py)
+    if not quantization.is_calibrated(wanted, chosen) or wanted.calibration_dataset is not None:
+        return
+    program = toolchain.program("quantize") or toolchain.programs[0]
+    if program.role == "build_py":
+        return  # it reads scales that somebody has computed
+    option = program.command.options.get("--calib_dataset")
+    default = f" ({option.default})" if option is not None and option.default else ""
+    remedy = "load it into the cache of Hugging Face datasets that the compute nodes see"
+    if option is not None:
+        remedy = "set engine.quantization.calibration_dataset to a local folder"
+    yield (
+        f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
+        f"cannot: {remedy}."
+    )
+
+
+def _not_taken(command: Command, option: Option, value: Any) -> str:
+    """Why an option that is there does not take the value."""
+    if option.choices:
+        return f"{command.name}'s {option.name} takes {', '.join(option.choices)}"
+    return f"{command.name}'s {option.name} cannot express {shown(value)}"
+
+
+def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[str]) -> tuple[str, str]:
+    """A message and a hint; ``reasons`` say why the options that are there do not take the value."""
+    version = toolchain.release.version
+    if reasons:
+        known = "; ".join(dict.fromkeys((*reasons, *_lifetimes(request, toolchain, exactly=True))))
+        message = f"TensorRT-LLM {version} cannot do {shown(request.value)}: {known}"
+        return message, f"choose another value, or leave {request.key} out"
+    known = "; ".join(dict.fromkeys(_lifetimes(request, toolchain, exactly=False)))
+    history = f": {known}" if known else ", and no release that is known here does"
+    hint = f"leave {request.key} out, or take a release that has it"
+    if not known:
+        is_plugin = request.key.startswith("engine.plugins.")
+        near = nearest(request.key.rpartition(".")[2], _plugins(toolchain)) if is_plugin else None
+        hint = f"did you mean '{near}'?" if near else f"leave {request.key} out"
+    if request.key == "engine.quantization.checkpoint":
+        hint = f"leave {request.key} out, and set model.path to the folder of the quantized weights"
+    return f"TensorRT-LLM {version} has no option for it{history}", _replacement(request, toolchain) or hint
+
+
+def _plugins(toolchain: Toolchain) -> list[str]:
+    """Names of the plugins that the toolchain's programs have options for."""
+    options = (option for program in toolchain.programs for option in program.command.options)
+    names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
+    return [name[1] for name in names if name is not None]
+
+
+def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -> Iterator[str]:
+    """Which releases have each option of a request (``exactly``: and take the value), a clause each."""
+    for mapping in request.mappings:
+        if isinstance(mapping.translate, Mapping) and request.value not in mapping.translate:
+            continue
+        program = toolchain.program(mapping.role)
+        family = program.command.family if program is not None else None
+        is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
+        value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
+        family = family or toolchain.family.examples
+        name = program_name(mapping.role, toolchain.family.examples)
+        found = option_lifetime(name, mapping.option, family, value)
+        # If this release has it too, the option belongs to a program outside the toolchain.
+        if found is not None and toolchain.release.version not in found.releases:
+            yield found.clause
+
+
+def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
+    """What upstream names as the replacement of the option that was dropped last."""
+    gone = [
+        history
+        for mapping in request.mappings
+        if (program := toolchain.program(mapping.role)) is not None
+        and (history := program.command.histories.get(mapping.option)) is not None
+        and history.last is not None
+        and parsed(history.last) < parsed(toolchain.release.version)
+    ]
+    last = max(gone, key=lambda history: parsed(str(history.last)), default=None)
+    if last is None or last.replaced_by is None:
+        return None
+    placeholder, where, _ = last.replaced_by.partition(" in the config.pbtxt of tensorrt_llm")
+    if where:
+        return f"leave {request.key} out and set repository.parameters.tensorrt_llm.{placeholder}"
+    nothing, _, why = last.replaced_by.partition("nothing: ")
+    if not nothing:
+        return f"leave {request.key} out: {why}"
+    return f"leave {request.key} out; {last.name} became {last.replaced_by}"

@@ -1,0 +1,123 @@
+"""Rules of the keys of a TensorRT-LLM engine among each other, and of the GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.facts import EngineFacts
+
+if TYPE_CHECKING:
+    from trtllm_hpc.engines.command_lines.toolchain import Toolchain
+    from trtllm_hpc.tensorrt_llm.releases.families import Family
+
+_DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
+
+
+def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
+    """In-flight batching needs a paged KV cache and packed prompts."""
+    job, toolchain = facts.job, facts.toolchain
+    if not facts.builds_engine or job.repository.batching_strategy == "V1":
+        return
+    engine = job.engine
+    hint = "leave it out, or set repository.batching_strategy to V1"
+    if engine.kv_cache in ("continuous", "disabled"):
+        message = f"a KV cache that is {engine.kv_cache} rules out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.kv_cache", message, hint, engine.kv_cache)
+    if engine.remove_input_padding is False:
+        message = f"padded prompts rule out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
+    if toolchain is not None and toolchain.by_build_py and not engine.inflight_batching:
+        build = toolchain.programs[-1].command
+        message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
+        message += " has made for it"
+        hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
+        yield in_job("conflict", "repository.batching_strategy", message, hint)
+
+
+def decoding_matches(facts: EngineFacts) -> Diagnostics:
+    """Speculative decoding and weight streaming need an engine built for them."""
+    job, release = facts.job, facts.release
+    if release is None or not facts.builds_engine:
+        return
+    mode, wanted = job.repository.decoding_mode, job.engine.speculative
+    there = release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    # Another rule refuses a mode that the release does not have at all.
+    drafts = mode in _DRAFTING and there is not None and mode in there.choices
+    if drafts and (wanted is None or wanted.mode != mode):
+        message = f"{mode} needs an engine that was built for it"
+        yield in_job(
+            "conflict", "repository.decoding_mode", message, f"set engine.speculative.mode to {mode}", mode
+        )
+    share = job.repository.gpu_weights_percent
+    if share is not None and share < 1 and not job.engine.weight_streaming:
+        message = "weights can be left off the GPU only if the engine was built for it"
+        hint = "set engine.weight_streaming to true"
+        yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
+
+
+def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
+    """KV cache reuse and chunked context need prompts computed over the paged cache."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or _is_paged(job, toolchain):
+        return
+    for key in ("kv_cache_reuse", "chunked_context"):
+        if getattr(job.repository, key):
+            message = "needs an engine whose prompts are computed over the paged KV cache"
+            yield in_job(
+                "conflict", f"repository.{key}", message, "set engine.paged_context_fmha to true", True
+            )
+
+
+def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
+    from trtllm_hpc.engines.command_lines import speculative
+
+    if job.engine.paged_context_fmha is not None:
+        return job.engine.paged_context_fmha
+    how = speculative.mode(job)
+    if how is not None and how.paged_context_fmha:
+        return True
+    build = toolchain.program("build")
+    option = build.command.options.get("--use_paged_context_fmha") if build is not None else None
+    return option is not None and option.default in ("enable", True)
+
+
+def encoder_decoder_matches(facts: EngineFacts) -> Diagnostics:
+    """Models with an encoder and a decoder, and only those, have two engines."""
+    job, family = facts.job, facts.family
+    if facts.release is None or family is None or not facts.builds_engine:
+        return
+    if job.engine.encoder_decoder and not family.encoder_decoder:
+        message = f"a model of the family {family.name} has no encoder"
+        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True)
+    if family.encoder_decoder:
+        yield from _encoder_decoder(job, family)
+
+
+def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
+    if job.engine.backend == "python":
+        message = "Triton's Python backend loads decoders only, and the model has an encoder too"
+        yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
+    if job.repository.chunked_context:
+        message = "encoder-decoder models do not run with chunked context"
+        yield in_job("conflict", "repository.chunked_context", message, "remove it", True)
+    if job.engine.context_fmha and family.context_fmha is False:
+        message = f"fused attention cannot compute {family.name}, whose attention has a position bias"
+        yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)
+
+
+def answers_fit_default(facts: EngineFacts) -> Diagnostics:
+    """Without engine.max_seq_len, the companion's answers are not longer than the release's default."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
+        return
+    build = toolchain.program("build") or toolchain.program("build_py")
+    option = build.command.options.get("--max_output_len") if build is not None else None
+    if option is None or not isinstance(option.default, int):
+        return
+    for key, tokens in job.asked_tokens.items():
+        if tokens > option.default:
+            message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
+            message += " when engine.max_seq_len is left out"
+            yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)

@@ -1,0 +1,174 @@
+"""A server with OpenAI's protocol: ``trtllm-serve``, or any other that the job file names."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import OPENAI_VARIABLE, SOCKETS_VARIABLE
+from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
+from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
+from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
+
+_ESTABLISHED = "01"
+"""``TCP_ESTABLISHED`` in /proc/net/tcp."""
+_TOKENS = (1, 2, 3, 4)
+"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
+
+
+class OpenAIDriver:
+    """One rank's part of such a server."""
+
+    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
+        self._paths, self._options = paths, options
+        self._place = _place(options)
+
+    def command(self, scratch: Path) -> StartCommand:
+        """Return how to start the server."""
+        spec, environment = self._options.spec, dict[str, str]()
+        address, _, port = self._place.rpartition(":")
+        program, *words = self._options.words(address=address, port=port)
+        if self._options.rank == 0 and spec.model is not None:
+            environment |= vocabulary_variables(spec.model, spec.tokenizer, scratch)
+            words = with_auth_key(words, self._paths, scratch)
+        hint = "set container.image in the cluster profile to an image that has it"
+        return StartCommand([find_program(program, hint), *words], environment)
+
+    def http(self) -> OpenAIHttp:
+        """Return its own endpoint."""
+        spec = self._options.spec
+        chat = "none" if spec.model is None else chat_of(spec.model, spec.tokenizer)
+        return OpenAIHttp(self._place, chat=chat, health=spec.health, generate=spec.generate)
+
+    @property
+    def place(self) -> str | None:
+        """``address:port`` at which the server listens."""
+        return self._place
+
+    def endpoint(self) -> dict[str, Any]:
+        """Return the URL of the endpoint in a run without a door."""
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        return {**ports, "openai_url": f"http://{self._place}/v1"}
+
+
+def _place(options: RankOptions) -> str:
+    """Return where the server listens: it has no Unix sockets."""
+    if (given := os.environ.get(OPENAI_VARIABLE)) is not None:
+        return given  # a server of a phase, which the front calls
+    if options.instance is None:
+        return f"{os.environ['TRTLLM_HPC_ADDRESS']}:{os.environ['TRTLLM_HPC_HTTP_PORT']}"
+    if options.rank != 0:
+        return "127.0.0.1:0"
+    # The door passes requests on to this port of the leader's node.
+    port = Path(f"{os.environ[SOCKETS_VARIABLE]}.port").read_text(encoding="ascii").strip()
+    return f"127.0.0.1:{port}"
+
+
+class OpenAIHttp:
+    """The endpoint of a server with OpenAI's protocol.
+
+    The health path answers as soon as the server listens, and goes on when a rank has died. The server is
+    ready when it has made a token: ``/health_generate`` of ``trtllm-serve`` makes one, with the model's chat
+    template, but not in gpt-oss's way. Where that path is missing, fails or does not fit, a chat model is
+    asked for a chat, any other model for a completion.
+
+    Args:
+        place: ``address:port``.
+        models: the server's models, if it does not list them.
+        chat: how the model chats.
+        health: path that answers with status 200.
+        generate: path that makes a token; ``None``: the server has no such path.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        models: Sequence[str] = (),
+        *,
+        chat: Chat = "none",
+        health: str = "/health",
+        generate: str | None = "/health_generate",
+    ) -> None:
+        self._place, self._known_models = place, list(models)
+        self._chats = chat != "none"
+        self._health = health
+        self._generate = None if chat == "harmony" else generate
+        self._asked: Asked | None = None
+        self._says: str | None = None
+
+    def ready_models(self) -> list[str] | None:
+        """Return the name of the model once the server has made a token; ``None`` before."""
+        if quickly(self.connection, "GET", self._health) is None:
+            return None
+        if self._asked is None:
+            self._asked = Asked(self.connection, self._question(self._models()))
+        if not self._asked.wait(0):
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            asked.check()
+        except Refused as error:
+            self._generate, self._says = None, str(error)
+            return None
+        except OSError:
+            return None
+        return self._models() or None
+
+    def not_ready(self) -> str:
+        """Return how far it has come."""
+        if self._asked is None and self._says is None:
+            return "the server does not answer"
+        what = "a chat" if self._chats else "one"
+        refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
+        return f"{self._health} answers, but no token comes{refusal}"
+
+    def questions(self, models: Sequence[str]) -> list[Question]:
+        """Return the question that has been answered."""
+        return [self._question(models)]
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a new connection to the endpoint."""
+        return http.client.HTTPConnection(self._place, timeout=timeout_s)
+
+    def metrics(self) -> str:
+        """Return nothing: whoever reads the statistics takes them away from a benchmark that samples them."""
+        return ""
+
+    def others_ask(self) -> bool:
+        """Return whether more than one connection is open: the door keeps none without a request."""
+        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+
+    def _question(self, models: Sequence[str]) -> Question:
+        name = models[0] if models else ""
+        if self._generate is not None:
+            return Question(name, self._generate, None)
+        chat = {"messages": [{"role": "user", "content": PROMPT}]}
+        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": _TOKENS})}
+        path = "/v1/chat/completions" if self._chats else "/v1/completions"
+        return Question(name, path, json.dumps(body).encode())
+
+    def _models(self) -> list[str]:
+        if self._known_models:
+            return self._known_models
+        try:
+            listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
+            return [str(model["id"]) for model in listed["data"]]
+        except (ValueError, KeyError, TypeError):
+            return []
+
+
+def _open_connections(port: int) -> int:
+    """Return how many clients are connected to a port of this node (the kernel's proc_net_tcp.rst)."""
+    count = 0
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
+                _, local, _, state, *_ = row.split()
+                count += local.endswith(f":{port:04X}") and state == _ESTABLISHED
+    return count

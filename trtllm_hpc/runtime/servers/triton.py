@@ -1,0 +1,229 @@
+"""Triton: its program, the words of its command line that depend on the node, and its own HTTP endpoint."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
+from trtllm_hpc.runtime.server_http import PROMPT, QUICK_S, Question, call, quickly
+from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
+
+WHEEL = "pytriton"
+"""Value of ``triton.server`` for the server in the nvidia-pytriton wheel."""
+_LENGTHS = ("max_tokens", "sampling_param_max_tokens")
+"""Input of upstream's text models, and of the LLM API's."""
+_NO_WORDS = ("bad_words", "stop_words")
+"""Not optional in old releases of upstream's ensemble."""
+_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
+
+
+class TritonDriver:
+    """One rank's ``tritonserver``."""
+
+    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
+        self._paths, self._options = paths, options
+        self._is_leader = options.rank == 0
+        self._sockets = Path(os.environ[SOCKETS_VARIABLE]) if options.instance is not None else None
+        self._ports = (0, 0, 0)
+        if self._sockets is None:
+            http, grpc, metrics = (
+                int(os.environ[f"TRTLLM_HPC_{it}_PORT"]) for it in ("HTTP", "GRPC", "METRICS")
+            )
+            self._ports = http, grpc, metrics
+
+    def command(self, scratch: Path) -> StartCommand:
+        """Return how to start the server; makes the links and the folder that it needs."""
+        # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
+        # without spaces or quotes.
+        (scratch / "repository").symlink_to(self._paths.repository)
+        if self._is_leader and self._sockets is not None:
+            # The door's folder, which no other user may enter.
+            shutil.rmtree(self._sockets, ignore_errors=True)
+            self._sockets.mkdir(mode=0o700)
+        http, grpc, metrics = self._ports
+        program, *words = self._options.words(
+            repository=scratch / "repository",
+            sockets=self._sockets,
+            address=os.environ.get("TRTLLM_HPC_ADDRESS", ""),
+            http_port=http,
+            grpc_port=grpc,
+            metrics_port=metrics,
+        )
+        server = find_server(program, scratch)
+        return StartCommand([*server.words, *words], server.environment)
+
+    def http(self) -> TritonHttp:
+        """Return its own endpoint."""
+        http, _, metrics = self._ports
+        return TritonHttp(os.environ.get("TRTLLM_HPC_ADDRESS", ""), http, metrics, self._sockets)
+
+    @property
+    def place(self) -> str | None:
+        """Nothing: the door knows the sockets."""
+        return None
+
+    def endpoint(self) -> dict[str, Any]:
+        """Return the ports of the endpoint in a run without a door."""
+        http, grpc, metrics = self._ports
+        return {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+
+
+def find_server(server: str, scratch: Path) -> StartCommand:
+    """Return the server that the profile names, without arguments.
+
+    Args:
+        scratch: this rank's own folder, for files that the server needs.
+
+    Raises:
+        StartFailed: this node does not have it.
+    """
+    if server == WHEEL:
+        return _from_wheel(scratch)
+    hint = "set triton.server in the cluster profile, or container.image to an image that has it"
+    return StartCommand([find_program(server, hint)])
+
+
+def _from_wheel(scratch: Path) -> StartCommand:
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or spec.origin is None:
+        raise StartFailed(
+            f"{sys.executable} has no nvidia-pytriton, but triton.server in the profile is pytriton",
+            hint="pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
+        )
+    home = Path(spec.origin).parent / "tritonserver"
+    backend = scratch / "backends" / "python"
+    backend.mkdir(parents=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    # Links and not copies: the stub finds its libraries beside its real place.
+    for source in (home / "backends" / "python").iterdir():
+        (backend / source.name).symlink_to(source)
+    stub = backend / "triton_python_backend_stub"
+    stub.unlink(missing_ok=True)
+    stub.symlink_to(home / "python_backend_stubs" / version / stub.name)
+    libraries = [str(_libpython(scratch / "lib", version)), os.environ.get("LD_LIBRARY_PATH", "")]
+    environment = {
+        # The stub starts in isolated mode: the first python3 on PATH decides its environment.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+    }
+    program = str(home / "bin" / "tritonserver")
+    return StartCommand([program, f"--backend-directory={backend.parent}"], environment)
+
+
+def _libpython(folder: Path, version: str) -> Path:
+    """A folder with this Python's shared library, which the stub needs, and nothing else.
+
+    Python's own folder may hold all of the system's libraries, and on
+    ``LD_LIBRARY_PATH`` these would go before those in wheels: the system's
+    cuDNN before the one that PyTorch was built for.
+    """
+    folder.mkdir(exist_ok=True)
+    for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
+        with suppress(FileExistsError):
+            (folder / source.name).symlink_to(source)
+    return folder
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, file: Path, timeout_s: float) -> None:
+        super().__init__("triton", timeout=timeout_s)
+        self._file = file
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._file))
+
+
+@dataclass(frozen=True)
+class TritonHttp:
+    """Triton."""
+
+    address: str
+    port: int
+    metrics_port: int
+    sockets: Path | None = None
+    """Folder of its Unix sockets; ``None`` if it listens on the network."""
+
+    def ready_models(self) -> list[str] | None:
+        """Return the models' names once the server and all of them are ready; ``None`` before."""
+        if self._ask("GET", "/v2/health/ready") is None:
+            return None
+        states = self._model_states()
+        if not states or any(state != "READY" for state in states.values()):
+            return None
+        return sorted(states)
+
+    def not_ready(self) -> str:
+        """Return the models that are not ready."""
+        waiting = sorted(name for name, state in self._model_states().items() if state != "READY")
+        return f"not READY: {', '.join(waiting)}" if waiting else "the server does not answer"
+
+    def questions(self, models: Sequence[str]) -> list[Question]:
+        """Return a question to each of the usual models, by the inputs that it has."""
+        found = []
+        for name in _TEXT_MODELS:
+            body = self._body(name) if name in models else None
+            if body is not None:
+                found.append(Question(name, f"/v2/models/{quote(name)}/generate_stream", body))
+        return found
+
+    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        """Return a new connection to the endpoint."""
+        if self.sockets is not None:
+            return _UnixConnection(self.sockets / "http", timeout_s)
+        return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
+
+    def metrics(self) -> str:
+        """Return the page of metrics."""
+        connection: http.client.HTTPConnection
+        if self.sockets is not None:
+            connection = _UnixConnection(self.sockets / "metrics", QUICK_S)
+        else:
+            connection = http.client.HTTPConnection(self.address, self.metrics_port, timeout=QUICK_S)
+        return call(connection, "GET", "/metrics").decode(errors="replace")
+
+    def others_ask(self) -> bool:
+        """Return true: the door's connections over gRPC stay open, whether anybody asks or not."""
+        return True
+
+    def _model_states(self) -> dict[str, str]:
+        """Return each model's state from the repository index; nothing if the server does not answer."""
+        try:
+            index = json.loads(self._ask("POST", "/v2/repository/index") or b"[]")
+        except ValueError:
+            return {}
+        return {entry["name"]: entry.get("state", "") for entry in index}
+
+    def _ask(self, method: str, path: str) -> bytes | None:
+        return quickly(self.connection, method, path)
+
+    def _body(self, name: str) -> bytes | None:
+        """Return the question to a model by the inputs that it has; ``None`` if it takes no text."""
+        try:
+            found = json.loads(self._ask("GET", f"/v2/models/{quote(name)}/config") or b"{}")
+            inputs = {str(one["name"]) for one in found["input"]}
+        except (ValueError, KeyError, TypeError):
+            return None
+        length = next((each for each in _LENGTHS if each in inputs), None)
+        if "text_input" not in inputs or length is None:
+            return None
+        words = {each: "" for each in _NO_WORDS if each in inputs and length == _LENGTHS[0]}
+        return json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
