@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends.base import Backend
+from trtllm_hpc.backends.command import Command
 from trtllm_hpc.backends.disaggregated import Disaggregated
 from trtllm_hpc.backends.engine import Orchestrator, TritonDisaggregated, TritonEngine, TrtllmServeEngine
 from trtllm_hpc.backends.llm_api import TritonLlmApi
@@ -22,6 +23,7 @@ BACKENDS: dict[tuple[str, str, str], Backend] = {
     ("tensorrtllm", "triton", "disaggregated"): TritonDisaggregated("tensorrtllm:disaggregated"),
     ("python", "triton", "leader"): TritonEngine("python"),
     ("reference", "triton", "leader"): Reference(),
+    ("command", "openai", "leader"): Command(),
 }
 """By ``engine.backend``, ``serve.frontend`` and ``serve.mode``."""
 

@@ -95,6 +95,8 @@ class Backend:
 
     needs_gpus = True
     """Whether the backend computes on GPUs only."""
+    uses_mpi = True
+    """Whether MPI joins the ranks."""
     spawns_workers = False
     """Whether one server starts the workers of all ranks by MPI."""
     text_model: str | None = None

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.types import AbsolutePath, Count, OneLine, Section, TokenCount
 
-Backend = Literal["reference", "tensorrtllm", "python", "pytorch"]
+Backend = Literal["reference", "tensorrtllm", "python", "pytorch", "command"]
 Parallelism = Annotated[int, Field(ge=1, le=4096)]
 Plugin = Literal["auto", "float16", "bfloat16", "float32", "int32", "fp8", "enable", "disable"]
 
@@ -25,6 +25,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "tensorrtllm": {"dtype": "auto"},
     "python": {"dtype": "auto"},
     "pytorch": {"dtype": "auto"},
+    "command": {},
 }
 """Defaults of the keys by backend. Any other key of TensorRT-LLM has the release's own default."""
 
@@ -34,6 +35,7 @@ FRONTENDS: Mapping[str, Literal["openai", "triton"]] = {
     "tensorrtllm": "triton",
     "python": "triton",
     "pytorch": "openai",
+    "command": "openai",
 }
 """``serve.frontend`` by backend, where the job file does not name it."""
 
@@ -137,8 +139,9 @@ class Engine(Section):
 
     backend: Backend = "reference"
     """What computes: TensorRT-LLM with an engine, behind Triton's C++ backend (``tensorrtllm``) or its Python
-    backend (``python``); its LLM API on PyTorch, without an engine (``pytorch``); or ``reference``:
-    PyTorch/transformers behind the same Triton models."""
+    backend (``python``); its LLM API on PyTorch, without an engine (``pytorch``); ``reference``:
+    PyTorch/transformers behind the same Triton models; or the server that ``serve.command`` starts
+    (``command``)."""
     tensorrt_llm_version: OneLine | None = None
     """E.g. ``0.16.0``; ``None``: from the tag of the container image."""
     directory: AbsolutePath | None = None

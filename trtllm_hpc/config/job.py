@@ -156,6 +156,22 @@ class Serve(Section):
     frontend: Literal["openai", "triton"] | None = None
     """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
     ``engine.backend: pytorch``, else ``triton``."""
+    command: list[AnyText] = Field(default_factory=list)
+    """With ``engine.backend: command``, program and arguments of a server with OpenAI's protocol. Words in
+    braces are placeholders: ``{model}``, ``{name}``, ``{address}``, ``{port}``, ``{tensor_parallel}``,
+    ``{pipeline_parallel}``, ``{max_seq_len}``, ``{max_batch_size}``, ``{nodes}``, ``{node_rank}``,
+    ``{gpus_per_node}``, ``{leader_address}`` and ``{leader_port}``."""
+    worker_command: list[AnyText] | None = None
+    """The same on every node of an instance but the first; ``None``: ``command``."""
+    health_path: Annotated[OneLine, Field(pattern=r"^/")] = "/health"
+    """Path by which the server of ``command`` answers with status 200 once it listens; the server is ready
+    when it has made a token, too."""
+    image: OneLine | None = None
+    """Container image of this job; ``None``: the profile's."""
+    environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
+        default_factory=dict
+    )
+    """Variables of every rank's server."""
     openai: Literal["gateway", "none"] = "gateway"
     """OpenAI's protocol for Triton, behind the door: by a gateway of ours, started by its first request."""
     door: Literal["none", "haproxy"] = "haproxy"

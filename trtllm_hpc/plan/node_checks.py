@@ -65,7 +65,7 @@ def _serve_specs(plan: Plan) -> Iterator[tuple[str, ServerSpec]]:
     """Yield each ``trtllm-serve`` with the phase that it computes."""
     roles = [group.role for group in plan.instances.groups] or ["serve"]
     for role, server in zip(roles, plan.servers, strict=True):
-        if server.spec.driver == "openai":
+        if server.spec.driver == "openai" and plan.backend.release_use != "none":
             yield role, server.spec
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_hpc.backends import backend_of
+from trtllm_hpc.backends.base import ServerPlan
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
@@ -39,13 +40,14 @@ def make_plan(
     instances = backend.topology(job, cluster)
     build = backend.build(facts, instances.layout, task_python)
     servers = backend.phase_servers(facts, instances, paths)
+    servers = servers or (backend.server(facts, instances.layout, paths),)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
         instances=instances,
-        servers=servers or (backend.server(facts, instances.layout, paths),),
+        servers=tuple(_with_environment(server, job) for server in servers),
         front=backend.front(job),
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
@@ -62,6 +64,12 @@ def make_plan(
         facts=facts,
         notes=(*build.notes, *seats(instances), *backend.notes(facts), *_door_notes(job)),
     )
+
+
+def _with_environment(server: ServerPlan, job: JobFile) -> ServerPlan:
+    """Return the server with the variables that the job file sets."""
+    environment = {**server.spec.environment, **job.serve.environment}
+    return replace(server, spec=replace(server.spec, environment=environment))
 
 
 def with_engine(plan: Plan, engine: str) -> Plan:

@@ -84,7 +84,7 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         scripts[f"instance.{group.role}.sh"] = _script(phase, "instance.sh.j2", "serve")
     if not plan.phases:
         scripts[plan.rank_script] = _script(plan, "rank.sh.j2")
-    if plan.cluster.scheduler == "slurm":
+    if plan.cluster.scheduler == "slurm" and plan.backend.uses_mpi:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
     if plan.has_door:
         name = "servers.sh.j2" if plan.phases else "instance.sh.j2"

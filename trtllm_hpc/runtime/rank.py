@@ -143,8 +143,6 @@ class Supervisor:
         environment |= host_variables(environment, self._record.host)
         ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
         self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
-        if launcher is None:
-            environment |= self._distributed_variables()
         environment["TRTLLM_HPC_RANK_FAILURE"] = str(self._failure_file)
         environment["TRTLLM_HPC_SCRATCH"] = str(scratch)
         for name, value in spec.environment.items():
@@ -172,15 +170,6 @@ class Supervisor:
         self._write_end(ExitCode.START)
         print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
         return ExitCode.START
-
-    def _distributed_variables(self) -> dict[str, str]:
-        """Return the variables that torch.distributed reads."""
-        options = self._options
-        return {
-            "RANK": str(options.rank),
-            "WORLD_SIZE": str(options.world_size),
-            "LOCAL_RANK": str(options.rank % options.ranks_per_node),
-        }
 
     def _interface_variables(self) -> dict[str, str]:
         """Return the variables that make gloo and NCCL use the interface towards rank 0."""

@@ -130,6 +130,14 @@ class JobFacts:
         return self.read_config(None if folder is None else str(folder))
 
 
+def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile:
+    """Return the profile with the image that a job file names, whose release the profile cannot state."""
+    if image is None:
+        return cluster
+    update = {"image": image, "tensorrt_llm_version": None}
+    return cluster.model_copy(update={"container": cluster.container.model_copy(update=update)})
+
+
 def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterProfile:
     """Return the profile with ``{tag}`` in its image replaced by the newest tag that carries a release.
 

@@ -291,6 +291,8 @@ def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     if not context.has_job or not (context.job.model.path or context.job.model.synthetic):
         return None
+    if context.plan.backend.memory is None:
+        return unknown(f"nothing is known of the memory that {context.plan.server.spec.leader[0]} takes")
     plan = memory_of(context)
     if plan is None:
         return unknown("the model's config.json cannot be read here, so nothing is known of its memory")

@@ -17,7 +17,7 @@ from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_setti
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
 from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 from trtllm_hpc.validation.rules import cluster_problems, problems
 
@@ -122,6 +122,7 @@ class _Trees:
             return None
         # Wrong values are found by the rules below.
         with suppress(UnknownRelease, UnknownValueError):
+            cluster = with_job_image(cluster, job.serve.image)
             uses_release = backend_of(job).release_use != "none"
             cluster = with_image(cluster, job.engine.tensorrt_llm_version if uses_release else None)
         facts = JobFacts(job, cluster)

@@ -157,6 +157,23 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.mode", message, hint, mode)
 
 
+def command_has_its_backend(facts: JobFacts) -> Diagnostics:
+    """Only the backend ``command`` starts the server by a command of the job file."""
+    serve = facts.job.serve
+    if facts.job.engine.backend != "command" and (serve.command or serve.worker_command):
+        field = "serve.command" if serve.command else "serve.worker_command"
+        message = f"is set, but engine.backend is {facts.job.engine.backend}"
+        yield in_job("conflict", field, message, "set engine.backend to command, or remove it")
+
+
+def image_has_a_container(facts: JobFacts) -> Diagnostics:
+    """The job's own image needs a container runtime."""
+    if facts.job.serve.image is not None and facts.cluster.container.runtime == "none":
+        message = f"the profile {facts.cluster.name!r} has no container"
+        hint = "remove it, or set container.runtime in the profile to pyxis or apptainer"
+        yield in_job("conflict", "serve.image", message, hint, facts.job.serve.image)
+
+
 def mode_has_its_models(facts: JobFacts) -> Diagnostics:
     """Each mode of serving has its own section, and no other mode's."""
     job = facts.job
@@ -179,6 +196,8 @@ RULES = (
     gpus_suffice,
     instances_can_serve,
     frontend_fits_backend,
+    command_has_its_backend,
+    image_has_a_container,
     renewal_can_work,
     build_gpus,
     mode_has_its_models,

@@ -5,21 +5,24 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import OPENAI_VARIABLE, SOCKETS_VARIABLE
+from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
 
-_ESTABLISHED = "01"
-"""``TCP_ESTABLISHED`` in /proc/net/tcp."""
+_ESTABLISHED, _LISTENS = "01", "0A"
+"""``TCP_ESTABLISHED`` and ``TCP_LISTEN`` in /proc/net/tcp."""
 _TOKENS = (1, 2, 3, 4)
-"""A prompt for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get from the Hub."""
+"""A prompt of ``trtllm-serve`` for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get
+from the Hub. Other servers may take text only."""
 
 
 class OpenAIDriver:
@@ -33,7 +36,13 @@ class OpenAIDriver:
         """Return how to start the server."""
         spec, environment = self._options.spec, dict[str, str]()
         address, _, port = self._place.rpartition(":")
-        program, *words = self._options.words(address=address, port=port)
+        program, *words = self._options.words(
+            address=address,
+            port=port,
+            node_rank=self._options.rank // self._options.ranks_per_node,
+            leader_address=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            leader_port=os.environ.get("MASTER_PORT", "0"),
+        )
         if self._options.rank == 0 and spec.model is not None:
             environment |= vocabulary_variables(spec.model, spec.tokenizer, scratch)
             words = with_auth_key(words, self._paths, scratch)
@@ -44,7 +53,14 @@ class OpenAIDriver:
         """Return its own endpoint."""
         spec = self._options.spec
         chat = "none" if spec.model is None else chat_of(spec.model, spec.tokenizer)
-        return OpenAIHttp(self._place, chat=chat, health=spec.health, generate=spec.generate)
+        return OpenAIHttp(
+            self._place,
+            unlisted=spec.model if spec.generate is None else None,
+            chat=chat,
+            health=spec.health,
+            generate=spec.generate,
+            processes=partial(descendants, os.getpid()),
+        )
 
     @property
     def place(self) -> str | None:
@@ -80,10 +96,12 @@ class OpenAIHttp:
 
     Args:
         place: ``address:port``.
-        models: the server's models, if it does not list them.
+        models: the server's models, if it need not be asked for them.
+        unlisted: the model of a server that lists none.
         chat: how the model chats.
         health: path that answers with status 200.
         generate: path that makes a token; ``None``: the server has no such path.
+        processes: returns the ids of the server's processes, to see where they listen instead.
     """
 
     def __init__(
@@ -91,14 +109,18 @@ class OpenAIHttp:
         place: str,
         models: Sequence[str] = (),
         *,
+        unlisted: str | None = None,
         chat: Chat = "none",
         health: str = "/health",
         generate: str | None = "/health_generate",
+        processes: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._place, self._known_models = place, list(models)
+        self._unlisted = [] if unlisted is None else [unlisted]
         self._chats = chat != "none"
-        self._health = health
+        self._health, self._processes = health, processes
         self._generate = None if chat == "harmony" else generate
+        self._prompt = PROMPT if generate is None else _TOKENS
         self._asked: Asked | None = None
         self._says: str | None = None
 
@@ -123,7 +145,9 @@ class OpenAIHttp:
     def not_ready(self) -> str:
         """Return how far it has come."""
         if self._asked is None and self._says is None:
-            return "the server does not answer"
+            ports = ", ".join(map(str, _listening_ports(self._processes())))
+            elsewhere = f" at {self._place}, but listens at port {ports}" if ports else ""
+            return f"the server does not answer{elsewhere}"
         what = "a chat" if self._chats else "one"
         refusal = "" if self._says is None else f"; asked for {what}, it said: {self._says}"
         return f"{self._health} answers, but no token comes{refusal}"
@@ -149,7 +173,7 @@ class OpenAIHttp:
         if self._generate is not None:
             return Question(name, self._generate, None)
         chat = {"messages": [{"role": "user", "content": PROMPT}]}
-        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": _TOKENS})}
+        body = {"model": name, "max_tokens": 1, **(chat if self._chats else {"prompt": self._prompt})}
         path = "/v1/chat/completions" if self._chats else "/v1/completions"
         return Question(name, path, json.dumps(body).encode())
 
@@ -158,17 +182,31 @@ class OpenAIHttp:
             return self._known_models
         try:
             listed = json.loads(quickly(self.connection, "GET", "/v1/models") or b"{}")
-            return [str(model["id"]) for model in listed["data"]]
+            return [str(model["id"]) for model in listed["data"]] or self._unlisted
         except (ValueError, KeyError, TypeError):
-            return []
+            return self._unlisted
 
 
 def _open_connections(port: int) -> int:
-    """Return how many clients are connected to a port of this node (the kernel's proc_net_tcp.rst)."""
-    count = 0
+    """Return how many clients are connected to a port of this node."""
+    return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets())
+
+
+def _listening_ports(processes: Iterable[int]) -> list[int]:
+    """Return the TCP ports at which processes of this node listen."""
+    inodes = set()
+    for process in processes:
+        with suppress(OSError):  # it has ended
+            for descriptor in Path(f"/proc/{process}/fd").iterdir():
+                with suppress(OSError):
+                    inodes.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
+    return sorted({port for port, state, inode in _sockets() if state == _LISTENS and inode in inodes})
+
+
+def _sockets() -> Iterator[tuple[int, str, str]]:
+    """Yield local port, state and inode of each TCP socket of this node (the kernel's proc_net_tcp.rst)."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError):
             for row in Path("/proc/net", table).read_text(encoding="ascii").splitlines()[1:]:
-                _, local, _, state, *_ = row.split()
-                count += local.endswith(f":{port:04X}") and state == _ESTABLISHED
-    return count
+                _, local, _, state, _, _, _, _, _, inode, *_ = row.split()
+                yield int(local.rpartition(":")[2], 16), state, inode

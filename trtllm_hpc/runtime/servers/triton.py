@@ -65,7 +65,15 @@ class TritonDriver:
             metrics_port=metrics,
         )
         server = find_server(program, scratch)
-        return StartCommand([*server.words, *words], server.environment)
+        return StartCommand([*server.words, *words], {**server.environment, **self._world()})
+
+    def _world(self) -> dict[str, str]:
+        """Return the variables that torch.distributed reads, unless a launcher joins the ranks."""
+        options = self._options
+        if options.spec.launcher is not None:
+            return {}
+        local = options.rank % options.ranks_per_node
+        return {"RANK": str(options.rank), "WORLD_SIZE": str(options.world_size), "LOCAL_RANK": str(local)}
 
     def http(self) -> TritonHttp:
         """Return its own endpoint."""

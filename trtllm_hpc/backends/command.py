@@ -1,0 +1,169 @@
+"""Any server with OpenAI's protocol, by its own command line: vLLM, SGLang, ``transformers serve``, ...
+
+One process on the instance's first node, or one on each of its nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from string import Formatter
+
+from trtllm_hpc.backends.base import (
+    Backend,
+    Rule,
+    ServerPlan,
+    keys_have_an_effect,
+    repository_keys_have_an_effect,
+)
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.layout import Instances, Layout
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.server_spec import ServerSpec, expand, literal
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+
+ON_NODE = ("address", "port", "node_rank", "leader_address", "leader_port")
+"""Placeholders whose values the nodes know: where the server is to listen, the number of this node within the
+instance, and where the processes of the instance meet."""
+IN_JOB = ("model", "name", "tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
+"""Placeholders that stand for keys of the job file."""
+OF_LAYOUT = ("nodes", "gpus_per_node")
+"""Placeholders that stand for the layout of one instance."""
+PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
+
+_ENGINE_KEYS = (
+    *("backend", "tensor_parallel", "pipeline_parallel", "max_input_len", "max_seq_len", "max_batch_size"),
+)
+_REPOSITORY_KEYS = ("tokenizer", "models")
+
+
+class Command(Backend):
+    """A server that the job file starts by ``serve.command``."""
+
+    name = "command"
+    engine_keys = _ENGINE_KEYS
+    repository_keys = _REPOSITORY_KEYS
+    memory = None
+    uses_mpi = False
+    program = "server"
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the rules of this backend."""
+        return (command_is_named, placeholders_have_values, every_node_has_its_command, command_keys)
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return one process for each node of an instance, with all the GPUs that the instance has there."""
+        ranks = super().topology(job, cluster)
+        return replace(ranks, layout=_of_processes(ranks.layout))
+
+    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+        """Return the job file's own command."""
+        job = facts.job
+        values = _values(job, layout)
+        worker = job.serve.worker_command
+        spec = ServerSpec(
+            driver="openai",
+            leader=expand(job.serve.command, values),
+            worker=None if worker is None else expand(worker, values),
+            model=job.model.path,
+            tokenizer=job.repository.tokenizer,
+            health=job.serve.health_path,
+            generate=None,
+        )
+        return ServerPlan(spec)
+
+    def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
+        """Return the model's folder."""
+        return job.model.path
+
+
+def _of_processes(layout: Layout) -> Layout:
+    """Return the layout of one process for each node, from the layout of one rank for each GPU."""
+    return replace(layout, world_size=layout.nodes, ranks_per_node=1)
+
+
+def _values(job: JobFile, layout: Layout) -> dict[str, str]:
+    """Return what the placeholders stand for; those of the nodes stand for themselves."""
+    values = {
+        "model": job.model.path,
+        "name": job.name,
+        **{key: getattr(job.engine, key) for key in IN_JOB[2:]},
+        "nodes": layout.nodes,
+        "gpus_per_node": layout.gpus_per_node,
+    }
+    known = {key: literal(str(value)) for key, value in values.items() if value is not None}
+    return known | {key: f"{{{key}}}" for key in ON_NODE}
+
+
+def _placeholders(word: str) -> Iterator[str]:
+    """Yield the names in braces. Raises ValueError if the braces do not match."""
+    for _, name, form, conversion in Formatter().parse(word):
+        if form or conversion:
+            raise ValueError("a placeholder has no format")
+        if name is not None:
+            yield name
+
+
+def _commands(job: JobFile) -> Mapping[str, list[str]]:
+    worker = job.serve.worker_command
+    return {
+        "serve.command": job.serve.command,
+        **({} if worker is None else {"serve.worker_command": worker}),
+    }
+
+
+def command_is_named(facts: JobFacts) -> Diagnostics:
+    """The job file names the command, which listens where the door looks for it."""
+    job = facts.job
+    if not job.serve.command:
+        hint = 'set it, e.g. to ["vllm", "serve", "{model}", "--host", "{address}", "--port", "{port}"]'
+        yield in_job("missing", "serve.command", "the backend command needs the server's command line", hint)
+    elif not any("{port}" in word for word in job.serve.command):
+        message = "has no {port}: the port is chosen on the node, and the server must listen there"
+        yield in_job("missing", "serve.command", message, 'add the server\'s option, e.g. "--port", "{port}"')
+
+
+def placeholders_have_values(facts: JobFacts) -> Diagnostics:
+    """Every placeholder of the command is known, and stands for a key that is set."""
+    job = facts.job
+    known = _values(job, Layout(1, 1, 1, 0))
+    for field, words in _commands(job).items():
+        for number, word in enumerate(words):
+            try:
+                names = list(_placeholders(word))
+            except ValueError:
+                message = "has a brace that does not belong to a placeholder"
+                yield in_job("bad-value", f"{field}[{number}]", message, "double it: {{ or }}", word)
+                continue
+            for name in (name for name in names if name not in known):
+                if name in PLACEHOLDERS:
+                    key = "model.path" if name == "model" else f"engine.{name}"
+                    message, hint = f"{{{name}}} stands for {key}, which is not set", f"set {key}"
+                else:
+                    near = nearest(name, PLACEHOLDERS)
+                    message = f"{{{name}}} is not a placeholder"
+                    hint = f"write {{{near}}}" if near else f"take one of {', '.join(PLACEHOLDERS)}"
+                yield in_job("bad-value", f"{field}[{number}]", message, hint, word)
+
+
+def every_node_has_its_command(facts: JobFacts) -> Diagnostics:
+    """On several nodes the processes know their numbers."""
+    job = facts.job
+    gpus, instances = facts.cluster.gpus_per_node, job.serve.instances
+    is_split = (job.serve.nodes or 1) > instances or (gpus and job.engine.world_size > gpus)
+    words = job.serve.worker_command or job.serve.command
+    if is_split and not any("{node_rank}" in word for word in words):
+        message = "an instance has a process on each of its nodes, and nothing gives them their numbers"
+        hint = "use {node_rank}, {leader_address} and {leader_port} in it, or set serve.nodes to 1"
+        field = "serve.command" if job.serve.worker_command is None else "serve.worker_command"
+        yield in_job("conflict", field, message, hint)
+
+
+def command_keys(facts: JobFacts) -> Diagnostics:
+    """Keys for TensorRT-LLM have no effect on another server: its options are in its command."""
+    why = "serve.command has the server's own options"
+    yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why)
+    what, hint = "the backend command", "remove it, and write the server's own option into serve.command"
+    yield from repository_keys_have_an_effect(facts.job, _REPOSITORY_KEYS, what, hint)
