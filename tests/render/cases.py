@@ -1,16 +1,19 @@
-"""The runs whose scripts are kept whole in ``tests/golden``.
+"""The runs whose scripts are kept in ``tests/golden``.
 
 ``python -m tests.render.cases`` renders them into the golden folder, for a
-person to review with ``git diff``; no test ever does.
+person to review with ``git diff``; no test ever does. With a folder as its
+argument it writes every file of every case whole into that folder.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+from tests.render.golden import Files, write_case
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
@@ -27,6 +30,8 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+_RUN = "/scratch/ana/runs of june/17"
+"""The folder of every case, so that cases differ only by what their settings change."""
 
 _MODEL = {"path": "/models/Llama 3", "synthetic": None}
 
@@ -388,6 +393,27 @@ CASES |= {
     ),
 }
 
+BASES = {
+    "sandbox-instances": "sandbox-two-ranks",
+    "renewed": "sandbox-two-ranks",
+    "local-door": "sandbox-two-ranks",
+    "local": "local-door",
+    "pyxis-two-nodes": "pyxis-large-instances",
+    "apptainer-instances": "pyxis-large-instances",
+    "apptainer-overlap-keeps-running": "pyxis-large-instances",
+    "disaggregated": "pyxis-disaggregated",
+    "bare-disaggregated": "pyxis-disaggregated",
+    "orchestrator": "pyxis-orchestrator",
+    "apptainer-orchestrator": "pyxis-orchestrator",
+    "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
+    "openai-experts-pyxis": "openai-one-gpu-pyxis",
+    "openai-quantized-pyxis": "openai-one-gpu-pyxis",
+    "openai-heterogeneous-pyxis": "openai-disaggregated-pyxis",
+    "openai-heterogeneous-apptainer": "openai-heterogeneous-pyxis",
+    **{f"openai-{name}-apptainer": f"openai-{name}-pyxis" for name in _FRONTENDS},
+}
+"""For each case that is kept as its difference from another case: that case, which may be derived, too."""
+
 NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-apptainer": 1, "openai-engine-pyxis": 2}
 """Cases with the script of ``doctor --on-nodes``, on that many nodes."""
 
@@ -397,9 +423,9 @@ def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
     return make_plan(facts, RunPaths(folder), python="/opt/trtllm-hpc/bin/python3")
 
 
-def render_case(name: str) -> dict[str, str]:
+def render_case(name: str) -> Files:
     job, cluster = CASES[name]
-    plan = plan_of(job, cluster, f"/scratch/ana/runs of june/{name}")
+    plan = plan_of(job, cluster, _RUN)
     files = render_scripts(plan)
     files.update(
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
@@ -413,13 +439,20 @@ def render_case(name: str) -> dict[str, str]:
 
 
 def write_golden() -> None:
+    shutil.rmtree(GOLDEN)
+    rendered = {name: render_case(name) for name in CASES}
+    for name, files in rendered.items():
+        base = BASES.get(name)
+        write_case(GOLDEN, name, files, (base, rendered[base]) if base else None)
+
+
+def write_whole(folder: Path) -> None:
     for name in CASES:
-        shutil.rmtree(GOLDEN / name, ignore_errors=True)
-        for file, text in render_case(name).items():
-            target = GOLDEN / name / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+        write_case(folder, name, render_case(name), None)
 
 
 if __name__ == "__main__":
-    write_golden()
+    if len(sys.argv) > 1:
+        write_whole(Path(sys.argv[1]))
+    else:
+        write_golden()

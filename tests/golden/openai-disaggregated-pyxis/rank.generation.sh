@@ -2,7 +2,7 @@
 # One rank of the server; every task of the serve step runs this.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/openai-disaggregated-pyxis'
+run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
 # that Triton's Python backend makes carries both.
@@ -31,7 +31,7 @@ arguments=(
   --ep_size=16
   --gpus_per_node=8
   --max_num_tokens=512
-  '--extra_llm_api_options=/scratch/ana/runs of june/openai-disaggregated-pyxis/llm_api.generation.yaml'
+  '--extra_llm_api_options=/scratch/ana/runs of june/17/llm_api.generation.yaml'
   --host="${TRTLLM_HPC_OPENAI%:*}"
   --port="${TRTLLM_HPC_OPENAI##*:}"
 )

@@ -2,7 +2,7 @@
 # One rank of the server; every task of the serve step runs this.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/openai-engine-pyxis'
+run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
 # that Triton's Python backend makes carries both.
@@ -18,14 +18,14 @@ if [ "$rank" -eq 0 ]; then
 fi
 export TRTLLM_HPC_OPENAI
 arguments=(
-  '/scratch/ana/runs of june/openai-engine-pyxis/engine'
+  '/scratch/ana/runs of june/17/engine'
   --tokenizer=/models/llama
   --backend=tensorrt
   --tp_size=2
   --pp_size=1
   --gpus_per_node=2
   --max_seq_len=4096
-  '--extra_llm_api_options=/scratch/ana/runs of june/openai-engine-pyxis/llm_api.yaml'
+  '--extra_llm_api_options=/scratch/ana/runs of june/17/llm_api.yaml'
   --host="${TRTLLM_HPC_OPENAI%:*}"
   --port="${TRTLLM_HPC_OPENAI##*:}"
 )

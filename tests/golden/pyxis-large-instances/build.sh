@@ -5,7 +5,7 @@
 # By hand: output=/a/new/folder bash build.sh engine
 # What an edited script makes is kept apart in the cache.
 set -euo pipefail
-export run='/scratch/ana/runs of june/pyxis-large-instances'
+export run='/scratch/ana/runs of june/17'
 export model='/models/Llama 3'
 : "${output:?must name the folder to make}"
 
