@@ -63,6 +63,16 @@ def write_case(golden: Path, name: str, files: Files, base: tuple[str, Files] | 
         target.write_text(text, encoding="utf-8")
 
 
+def assert_reviewed(golden: Path, name: str, files: Files) -> None:
+    """Fail with a diff for each of a case's files that is not the one in the golden folder."""
+    reviewed = read_case(golden, name)
+    assert sorted(files) == sorted(reviewed)
+    for file, text in files.items():
+        before, after = (side.splitlines(keepends=True) for side in (reviewed[file], text))
+        diff = "".join(difflib.unified_diff(before, after, "reviewed", "rendered"))
+        assert not diff, f"{name}/{file} changed; if it should, run 'make golden':\n{diff}"
+
+
 def difference(base: str, text: str) -> str:
     """Return the hunks from which ``patched`` makes a text of its base."""
     old, new = base.split("\n"), text.split("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 from pathlib import Path
@@ -10,31 +9,22 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, strategies
 
-from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, render_case
-from tests.render.golden import difference, patched, read_case, write_case
+from tests.plan import engine_builds
+from tests.render.cases import CASES, ENGINE_BUILDS, GOLDEN, NODE_CHECKS, render_case
+from tests.render.golden import assert_reviewed, difference, patched, read_case, write_case
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
-    rendered = render_case(name)
-    reviewed = read_case(GOLDEN, name)
-    assert sorted(rendered) == sorted(reviewed)
-    for file, text in rendered.items():
-        difference = "".join(
-            difflib.unified_diff(
-                reviewed[file].splitlines(keepends=True),
-                text.splitlines(keepends=True),
-                "reviewed",
-                "rendered",
-            )
-        )
-        assert text == reviewed[file], (
-            f"{name}/{file} changed; if it should, run 'make golden':\n{difference}"
-        )
+    assert_reviewed(GOLDEN, name, render_case(name))
+
+
+def test_engines_are_built_by_the_reviewed_command_lines() -> None:
+    assert_reviewed(GOLDEN, ENGINE_BUILDS, engine_builds.recorded())
 
 
 def test_every_record_belongs_to_a_case() -> None:
-    assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted(CASES)
+    assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted([*CASES, ENGINE_BUILDS])
 
 
 @given(*[strategies.lists(strategies.sampled_from(["", "a", "b", " a", "@@", "same a"])).map("\n".join)] * 2)
