@@ -228,7 +228,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "local": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"door": "none"}},
+        {
+            "name": "tiny-llama",
+            "engine": {"tensor_parallel": 2, "max_num_tokens": 64, "gather_context_logits": True},
+            "repository": {"accumulate_tokens": True, "max_queue_size": 3, "bls_instances": 4},
+            "serve": {"door": "none"},
+        },
         {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
 }
@@ -272,7 +277,12 @@ CASES |= {
     ),
     "apptainer-orchestrator": (
         _TWO_COPIES,
-        {"name": "apptainer", "gpus_per_node": 4, "container": {**_APPTAINER, **_IN_IMAGE}},
+        {
+            "name": "apptainer",
+            "gpus_per_node": 4,
+            "gpu_request": "none",
+            "container": {**_APPTAINER, **_IN_IMAGE},
+        },
     ),
     "pyxis-orchestrator": (
         _TWO_COPIES,
