@@ -23,7 +23,8 @@ def job(release: str, family: str = "llama", model: str = "/models/m", **keys: A
     """A job for TensorRT-LLM; ``keys`` are sections, ``engine`` is filled up."""
     engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release, **keys.pop("engine", {})}
     repository = keys.pop("repository", {})
-    by_build_py = find_release(None, release).command("build.py", family) is not None
+    builds = engine["backend"] != "pytorch"
+    by_build_py = builds and find_release(None, release).command("build.py", family) is not None
     if by_build_py and "inflight_batching" not in engine:
         # What build.py makes without its switch serves the V1 way only.
         repository = {"batching_strategy": "V1", **repository}

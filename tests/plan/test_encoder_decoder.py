@@ -1,4 +1,4 @@
-"""Encoder-decoder models: two engines from one step; the command lines are in ``engine_builds.py``."""
+"""Encoder-decoder models: two engines from one step; the command lines are in ``outcomes.py``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.plan.engine_builds import SHORT
 from tests.plan.made_steps import cluster, found, job, options, steps
+from tests.plan.outcomes import SHORT
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe

@@ -1,4 +1,4 @@
-"""Wrong words for upstream's programs, with their places; right ones are in ``engine_builds.py``."""
+"""Wrong words for upstream's programs, with their places; right ones are in ``outcomes.py``."""
 
 from __future__ import annotations
 

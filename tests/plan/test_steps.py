@@ -1,4 +1,4 @@
-"""What the steps of a build are made of; their command lines are in ``engine_builds.py``."""
+"""What the steps of a build are made of; their command lines are in ``outcomes.py``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.plan import engine_builds
+from tests.plan import outcomes
 from tests.render.golden import Files, write_case
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -31,8 +31,8 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-ENGINE_BUILDS = "engine-builds"
-"""Beside the cases: the command lines that build engines, see ``tests/plan/engine_builds.py``."""
+OUTCOMES = "outcomes"
+"""Beside the cases: what job files lead to, see ``tests/plan/outcomes.py``."""
 _RUN = "/scratch/ana/runs of june/17"
 """The folder of every case, so that cases differ only by what their settings change."""
 
@@ -411,6 +411,7 @@ BASES = {
     "renewed": "sandbox-two-ranks",
     "local-door": "sandbox-two-ranks",
     "local": "local-door",
+    "pyxis-large-instances": "sandbox-two-ranks",
     "pyxis-two-nodes": "pyxis-large-instances",
     "apptainer-instances": "pyxis-large-instances",
     "apptainer-overlap-keeps-running": "pyxis-large-instances",
@@ -457,7 +458,7 @@ def write_golden() -> None:
     for name, files in rendered.items():
         base = BASES.get(name)
         write_case(GOLDEN, name, files, (base, rendered[base]) if base else None)
-    write_case(GOLDEN, ENGINE_BUILDS, engine_builds.recorded(), None)
+    write_case(GOLDEN, OUTCOMES, outcomes.recorded(), None)
 
 
 def write_whole(folder: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, strategies
 
-from tests.plan import engine_builds
-from tests.render.cases import CASES, ENGINE_BUILDS, GOLDEN, NODE_CHECKS, render_case
+from tests.plan import outcomes
+from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, OUTCOMES, render_case
 from tests.render.golden import assert_reviewed, difference, patched, read_case, write_case
 
 
@@ -19,12 +19,12 @@ def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
     assert_reviewed(GOLDEN, name, render_case(name))
 
 
-def test_engines_are_built_by_the_reviewed_command_lines() -> None:
-    assert_reviewed(GOLDEN, ENGINE_BUILDS, engine_builds.recorded())
+def test_job_files_have_the_reviewed_command_lines_or_findings() -> None:
+    assert_reviewed(GOLDEN, OUTCOMES, outcomes.recorded())
 
 
 def test_every_record_belongs_to_a_case() -> None:
-    assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted([*CASES, ENGINE_BUILDS])
+    assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted([*CASES, OUTCOMES])
 
 
 @given(*[strategies.lists(strategies.sampled_from(["", "a", "b", " a", "@@", "same a"])).map("\n".join)] * 2)
