@@ -15,6 +15,7 @@ from typing import Any
 
 from tests.plan import outcomes
 from tests.render.golden import Files, write_case
+from tests.tensorrt_llm import outcomes as upstream_outcomes
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
@@ -32,7 +33,7 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 OUTCOMES = "outcomes"
-"""Beside the cases: what job files lead to, see ``tests/plan/outcomes.py``."""
+"""Beside the cases: what job files lead to, by both modules ``outcomes``."""
 _RUN = "/scratch/ana/runs of june/17"
 """The folder of every case, so that cases differ only by what their settings change."""
 
@@ -452,13 +453,17 @@ def render_case(name: str) -> Files:
     return files
 
 
+def recorded_outcomes() -> Files:
+    return outcomes.recorded() | upstream_outcomes.recorded()
+
+
 def write_golden() -> None:
     shutil.rmtree(GOLDEN)
     rendered = {name: render_case(name) for name in CASES}
     for name, files in rendered.items():
         base = BASES.get(name)
         write_case(GOLDEN, name, files, (base, rendered[base]) if base else None)
-    write_case(GOLDEN, OUTCOMES, outcomes.recorded(), None)
+    write_case(GOLDEN, OUTCOMES, recorded_outcomes(), None)
 
 
 def write_whole(folder: Path) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, strategies
 
-from tests.plan import outcomes
-from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, OUTCOMES, render_case
+from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, OUTCOMES, recorded_outcomes, render_case
 from tests.render.golden import assert_reviewed, difference, patched, read_case, write_case
 
 
@@ -19,8 +18,8 @@ def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
     assert_reviewed(GOLDEN, name, render_case(name))
 
 
-def test_job_files_have_the_reviewed_command_lines_or_findings() -> None:
-    assert_reviewed(GOLDEN, OUTCOMES, outcomes.recorded())
+def test_job_files_lead_to_the_reviewed_command_lines_and_findings() -> None:
+    assert_reviewed(GOLDEN, OUTCOMES, recorded_outcomes())
 
 
 def test_every_record_belongs_to_a_case() -> None:
