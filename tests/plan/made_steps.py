@@ -8,8 +8,11 @@ from typing import Any
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.build_steps import make_notes, make_steps
 from trtllm_hpc.plan.layout import make_layout
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases import find_release
@@ -53,6 +56,11 @@ def planned(made: JobFile, where: Site = None, config: Config = None) -> tuple[B
     known = JobFacts(made, where or cluster(), read_config=lambda folder: config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
+
+
+def made_plan(made: JobFile, where: Site = None) -> Plan:
+    """The plan of a job, for a run folder of no matter."""
+    return make_plan(JobFacts(made, where or cluster()), RunPaths("/runs/demo"), "python3")
 
 
 def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:

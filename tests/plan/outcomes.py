@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import yaml
 
-from tests.plan.made_steps import cluster, found, job, line, notes, steps
+from tests.plan.made_steps import cluster, found, job, line, made_plan, notes, steps
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 
 CASES = {
@@ -303,6 +304,15 @@ CASES = {
 1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}}
 1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}, serve: {frontend: triton}}
 1.9.0 llama {backend: pytorch, llm_api: {$DRAFTED}}
+1.3.0 llama {backend: pytorch, llm_api: {kv_cache_config: {dtype: fp8}, colour: blue}}
+1.2.1 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.3.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: CUTLASS}}}
+# An engine is served by the backend for engines.
+0.20.0 llama {serve: {frontend: openai}}
+1.1.0 llama {serve: {frontend: openai}}
+1.2.1 llama {serve: {frontend: openai}}
 # Chunks of prompts are whole blocks of the KV cache.
 1.2.1 llama {backend: pytorch, max_num_tokens: 1160, llm_api: {enable_chunked_prefill: true}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 20, repository: {chunked_context: true}}
@@ -357,6 +367,25 @@ reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {model
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS, max_seq_len: 4096}}}
 1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}, kv_transfer: UCX}}
 1.2.1 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
+# UCX needs the transceiver of C++ where that of Python is the default.
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.3.0rc3 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0rc1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: DEFAULT}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: NIXL}}
+# Both phases have a buffer for the longest prompt, of whole blocks of the KV cache.
+1.4.0 llama {backend: pytorch, phases: {context: {}, generation: {}}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 2000, phases: {context: {}}}
+1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1024}, generation: {max_num_tokens: 16}}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 9000, $CHUNKS, phases: {context: {}}}
+1.3.0 llama {backend: pytorch, max_num_tokens: 4096, $CHUNKS, phases: {context: {}}}
+1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {tokens_per_block: 64}}, phases: {context: {}}}
+1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 8192}}
+1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
+# Servers report their KV cache to a front that goes by it.
+1.2.1 llama {backend: pytorch, phases: {router: kv_cache_aware}}
+1.2.1 llama {backend: pytorch, phases: {router: load_balancing}}
 # Nodes of a phase's own kind, which are not counted together.
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_OF_4}
 1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_APART}
@@ -491,12 +520,25 @@ def _outcome(case: str) -> Iterator[str]:
         yield f"    next: {problem.hint}"
     if problems:
         return
-    if made.engine.backend not in ("tensorrtllm", "python") or made.engine.directory:
+    if made.engine.backend in ("tensorrtllm", "python") and not made.engine.directory:
+        for step in steps(made, site):
+            yield from _step(step)
+        yield from (f"  note: {note}" for note in notes(made))
+    if made.frontend == "openai":
+        yield from _servers(made_plan(made, site))
+    elif made.engine.backend in ("reference", "pytorch"):
         yield "  accepted"
-        return
-    for step in steps(made, site):
-        yield from _step(step)
-    yield from (f"  note: {note}" for note in notes(made))
+
+
+def _servers(plan: Plan) -> Iterator[str]:
+    """Yield the command lines and configurations of servers that speak OpenAI's protocol, and the notes."""
+    for server in plan.phase_servers or (plan.server,):
+        yield f"  serves: {' '.join(server.command)}"
+        configuration = yaml.safe_load(server.configuration or "{}")
+        yield f"    configured: {yaml.safe_dump(configuration, default_flow_style=True, width=1000).strip()}"
+    if plan.server.front:
+        yield f"  in front: {' '.join(plan.server.front)}"
+    yield from (f"  note: {note}" for note in plan.notes)
 
 
 def _files(case: str) -> tuple[JobFile, ClusterProfile]:
