@@ -33,7 +33,7 @@ def no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
-    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api"),
+    *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command", "health_path"),
 )
 """Keys with a default that the reference backend does nothing with."""
 
@@ -61,7 +61,7 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node"
     following = (
         "gpus|bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache|kv_cache_free_gpu_mem_fraction"
-        "|minimum_instances|restarts|frontend"
+        "|minimum_instances|restarts|frontend|image"
     )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
     Path("all.yaml").write_text(text)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.jobs.seeds import GUIDES, LORA, LORA_CONVERT, LORA_IN_0_8, Guide
-from tests.plan.made_steps import found, job, notes, options, planned, text
+from tests.plan.made_steps import found, notes, options, planned, text
 from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
@@ -161,13 +161,6 @@ def test_adapters_are_converted_as_in_the_guide(tmp_path: Path) -> None:
         name = seed["-i"][0]
         assert words["-i"] == (f"/models/{name}",) and words["-o"] == (f"<output/{name}>",)
         assert words["--storage-type"] == seed["--storage-type"]
-
-
-def test_v1_batching_is_one_switch_less() -> None:
-    """'To disable the support for in-flight batching, remove --use_inflight_batching.'"""
-    made = job("0.7.1", engine={"inflight_batching": False}, repository={"batching_strategy": "V1"})
-    assert found(made) == []
-    assert "--use_inflight_batching" not in options(planned(made)[0].commands[0])
 
 
 def test_seven_b_on_one_gpu_and_behind_an_orchestrator_are_built_alike(tmp_path: Path) -> None:

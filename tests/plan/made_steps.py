@@ -12,6 +12,9 @@ from trtllm_hpc.engines.build_steps import make_notes, make_steps
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.layout import make_layout
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.releases import find_release
 from trtllm_hpc.validation.rules import problems
@@ -24,7 +27,8 @@ def job(release: str, family: str = "llama", model: str = "/models/m", **keys: A
     """A job for TensorRT-LLM; ``keys`` are sections, ``engine`` is filled up."""
     engine = {"backend": "tensorrtllm", "tensorrt_llm_version": release, **keys.pop("engine", {})}
     repository = keys.pop("repository", {})
-    by_build_py = find_release(None, release).command("build.py", family) is not None
+    builds = engine["backend"] != "pytorch"
+    by_build_py = builds and find_release(None, release).command("build.py", family) is not None
     if by_build_py and "inflight_batching" not in engine:
         # What build.py makes without its switch serves the V1 way only.
         repository = {"batching_strategy": "V1", **repository}
@@ -53,6 +57,11 @@ def planned(made: JobFile, where: Site = None, config: Config = None) -> tuple[B
     known = EngineFacts(made, where or cluster(), "exact", lambda folder: config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
+
+
+def made_plan(made: JobFile, where: Site = None) -> Plan:
+    """The plan of a job, for a run folder of no matter."""
+    return make_plan(facts_of(made, where or cluster()), RunPaths("/runs/demo"), "python3")
 
 
 def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ from trtllm_hpc.tensorrt_llm.releases.families import families, family_folder, f
         ("Qwen2ForCausalLM", "qwen2", "qwen"),
         ("Gemma3ForCausalLM", "gemma3", "gemma"),
         ("T5ForConditionalGeneration", "t5", "enc_dec"),
+        ("WhisperForConditionalGeneration", "whisper", "whisper"),
+        ("MllamaForConditionalGeneration", "mllama", "mllama"),
     ],
 )
 def test_an_architecture_tells(architecture: str, name: str, examples: str) -> None:

@@ -28,13 +28,6 @@ def test_each_rank_has_a_gpu_where_the_node_has_as_many(gpus: int, nodes: int, a
     assert (layout.world_size, layout.nodes, layout.gpus_per_node) == (2, nodes, asked)
 
 
-def test_the_job_asks_for_ten_minutes() -> None:
-    (stage,) = node_check_plan(planned(), 2).stages
-    options = {one.option: one.value for one in stage.directives}
-    assert (options["--time"], options["--nodes"], options["--ntasks"]) == (10, 2, 2)
-    assert options["--job-name"] == "j-doctor"
-
-
 def test_it_looks_at_what_the_plan_calls() -> None:
     plan = planned(engine={"tensor_parallel": 4})
     wanted = wanted_of(plan, node_check_plan(plan, 1))

@@ -1,4 +1,4 @@
-"""Further words for upstream's programs, as a person writes them in a job file."""
+"""Wrong words for upstream's programs, with their places; right ones are in ``outcomes.py``."""
 
 from __future__ import annotations
 
@@ -6,20 +6,12 @@ import pytest
 
 from tests.config.conftest import files as files
 from tests.config.files import CLUSTER, JOB, Folder
-from tests.plan.made_steps import found, job, line, notes, options, steps
 
 ENGINE = (
     JOB
     + "model: {path: /models/llama, family: llama}\nengine:\n  backend: tensorrtllm\n"
     + "  tensorrt_llm_version: 0.9.0\n  options:\n"
 )
-
-
-def test_they_are_the_last_words_of_their_program() -> None:
-    raw = {"build": ["--strip_plan", "--visualize_network"], "convert": ["--load_model_on_cpu"]}
-    convert, build = steps(job("0.16.0", engine={"options": raw}))
-    assert "--load_model_on_cpu --output_dir <output>" in line(convert.commands[0])
-    assert "--strip_plan --visualize_network --output_dir <output>" in line(build.commands[0])
 
 
 @pytest.mark.parametrize(
@@ -52,31 +44,3 @@ def test_words_for_a_program_that_does_not_run(files: Folder) -> None:
     diagnostic = files.diagnostic(f"{ENGINE}    quantize: [--seed, '1']\n", CLUSTER)
     assert diagnostic.field == "engine.options.quantize"
     assert "convert_checkpoint.py, then trtllm-build" in diagnostic.message
-
-
-def test_a_word_that_the_release_ignores_is_a_note() -> None:
-    made = job("0.9.0", engine={"dtype": "float16", "options": {"build": ["--tp_size", "4"]}})
-    assert found(made) == []
-    [note] = notes(made)
-    assert note.startswith("engine.options.build: --tp_size does nothing.") and "checkpoint" in note
-
-
-def test_a_list_takes_several_words() -> None:
-    raw = {"convert": ["--gpt_variant=gpt2", "--nemo_rename_key", "a:b", "c:d"]}
-    convert, _ = steps(job("0.16.0", "gpt", engine={"options": raw}))
-    assert options(convert.commands[0])["--nemo_rename_key"] == ("a:b", "c:d")
-
-
-def test_a_short_spelling_is_the_same_option() -> None:
-    raw = {"convert": ["-sq", "0.5"]}
-    [problem] = found(job("0.16.0", engine={"options": raw}))
-    assert problem.hint == "set engine.quantization.smoothquant"
-
-
-def test_words_for_adapters() -> None:
-    lora = {"target_modules": ["attn_q"], "adapters": ["/adapters/a"]}
-    engine = {"max_lora_rank": 8, "lora": lora}
-    convert = steps(job("0.16.0", engine={**engine, "options": {"lora": ["--verbose"]}}))[0]
-    assert "--verbose" in options(convert.commands[0])
-    [problem] = found(job("0.16.0", engine={**engine, "options": {"lora": ["--storage-type", "float32"]}}))
-    assert problem.hint == "set engine.lora.storage_type"

@@ -1,18 +1,26 @@
-"""The runs whose scripts are kept whole in ``tests/golden``.
+"""The runs whose scripts are kept in ``tests/golden``.
 
 ``python -m tests.render.cases`` renders them into the golden folder, for a
-person to review with ``git diff``; no test ever does.
+person to review with ``git diff``; no test ever does. With a folder as its
+argument it writes every file of every case whole into that folder.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.plan import outcomes
+from tests.render.golden import Files, write_case
+from tests.tensorrt_llm import outcomes as upstream_outcomes
 from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
@@ -25,8 +33,13 @@ from trtllm_hpc.render.scripts import (
     render_scripts,
 )
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
+from trtllm_hpc.tensorrt_llm.job_facts import with_job_image
 
 GOLDEN = Path(__file__).parent.parent / "golden"
+OUTCOMES = "outcomes"
+"""Beside the cases: what job files lead to, by both modules ``outcomes``."""
+_RUN = "/scratch/ana/runs of june/17"
+"""The folder of every case, so that cases differ only by what their settings change."""
 
 _MODEL = {"path": "/models/Llama 3", "synthetic": None}
 
@@ -220,7 +233,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "local": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"door": "none"}},
+        {
+            "name": "tiny-llama",
+            "engine": {"tensor_parallel": 2, "max_num_tokens": 64, "gather_context_logits": True},
+            "repository": {"accumulate_tokens": True, "max_queue_size": 3, "bls_instances": 4},
+            "serve": {"door": "none"},
+        },
         {"name": "local", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
 }
@@ -264,7 +282,12 @@ CASES |= {
     ),
     "apptainer-orchestrator": (
         _TWO_COPIES,
-        {"name": "apptainer", "gpus_per_node": 4, "container": {**_APPTAINER, **_IN_IMAGE}},
+        {
+            "name": "apptainer",
+            "gpus_per_node": 4,
+            "gpu_request": "none",
+            "container": {**_APPTAINER, **_IN_IMAGE},
+        },
     ),
     "pyxis-orchestrator": (
         _TWO_COPIES,
@@ -388,18 +411,50 @@ CASES |= {
     ),
 }
 
+_COMMANDS = (
+    *("vllm-llama-3.1-8b", "vllm-llama-3.1-405b-two-nodes"),
+    *("sglang-llama-3.1-8b", "sglang-llama-3.1-405b-two-nodes"),
+)
+for _name in _COMMANDS:
+    _text = jobs()[_name].read_text(encoding="utf-8")
+    CASES[_name] = (yaml.safe_load(_text), {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS})
+
+BASES = {
+    **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
+    "sandbox-instances": "sandbox-two-ranks",
+    "renewed": "sandbox-two-ranks",
+    "local-door": "sandbox-two-ranks",
+    "local": "local-door",
+    "pyxis-large-instances": "sandbox-two-ranks",
+    "pyxis-two-nodes": "pyxis-large-instances",
+    "apptainer-instances": "pyxis-large-instances",
+    "apptainer-overlap-keeps-running": "pyxis-large-instances",
+    "disaggregated": "pyxis-disaggregated",
+    "bare-disaggregated": "pyxis-disaggregated",
+    "orchestrator": "pyxis-orchestrator",
+    "apptainer-orchestrator": "pyxis-orchestrator",
+    "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
+    "openai-experts-pyxis": "openai-one-gpu-pyxis",
+    "openai-quantized-pyxis": "openai-one-gpu-pyxis",
+    "openai-heterogeneous-pyxis": "openai-disaggregated-pyxis",
+    "openai-heterogeneous-apptainer": "openai-heterogeneous-pyxis",
+    **{f"openai-{name}-apptainer": f"openai-{name}-pyxis" for name in _FRONTENDS},
+}
+"""For each case that is kept as its difference from another case: that case, which may be derived, too."""
+
 NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-apptainer": 1, "openai-engine-pyxis": 2}
 """Cases with the script of ``doctor --on-nodes``, on that many nodes."""
 
 
 def plan_of(job: dict[str, Any], cluster: dict[str, Any], folder: str) -> Plan:
-    facts = facts_of(JobFile.model_validate(job), ClusterProfile.model_validate(cluster))
+    made = JobFile.model_validate(job)
+    facts = facts_of(made, with_job_image(ClusterProfile.model_validate(cluster), made.serve.image))
     return make_plan(facts, RunPaths(folder), python="/opt/trtllm-hpc/bin/python3")
 
 
-def render_case(name: str) -> dict[str, str]:
+def render_case(name: str) -> Files:
     job, cluster = CASES[name]
-    plan = plan_of(job, cluster, f"/scratch/ana/runs of june/{name}")
+    plan = plan_of(job, cluster, _RUN)
     files = render_scripts(plan)
     files.update(
         {f"repository/{file}": text for file, text in render_repository(plan).items() if "pbtxt" in file}
@@ -412,14 +467,26 @@ def render_case(name: str) -> dict[str, str]:
     return files
 
 
+def recorded_outcomes() -> Files:
+    return outcomes.recorded() | upstream_outcomes.recorded()
+
+
 def write_golden() -> None:
+    shutil.rmtree(GOLDEN)
+    rendered = {name: render_case(name) for name in CASES}
+    for name, files in rendered.items():
+        base = BASES.get(name)
+        write_case(GOLDEN, name, files, (base, rendered[base]) if base else None)
+    write_case(GOLDEN, OUTCOMES, recorded_outcomes(), None)
+
+
+def write_whole(folder: Path) -> None:
     for name in CASES:
-        shutil.rmtree(GOLDEN / name, ignore_errors=True)
-        for file, text in render_case(name).items():
-            target = GOLDEN / name / file
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+        write_case(folder, name, render_case(name), None)
 
 
 if __name__ == "__main__":
-    write_golden()
+    if len(sys.argv) > 1:
+        write_whole(Path(sys.argv[1]))
+    else:
+        write_golden()

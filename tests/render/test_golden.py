@@ -2,41 +2,51 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
+from pathlib import Path
 
 import pytest
+from hypothesis import example, given, strategies
 
-from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, render_case
+from tests.render.cases import CASES, GOLDEN, NODE_CHECKS, OUTCOMES, recorded_outcomes, render_case
+from tests.render.golden import assert_reviewed, difference, patched, read_case, write_case
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_rendered_files_are_the_reviewed_ones(name: str) -> None:
-    rendered = render_case(name)
-    folder = GOLDEN / name
-    recorded = {
-        str(file.relative_to(folder)): file.read_text(encoding="utf-8")
-        for file in folder.rglob("*")
-        if file.is_file()
-    }
-    assert sorted(rendered) == sorted(recorded)
-    for file, text in rendered.items():
-        difference = "".join(
-            difflib.unified_diff(
-                recorded[file].splitlines(keepends=True),
-                text.splitlines(keepends=True),
-                "reviewed",
-                "rendered",
-            )
-        )
-        assert text == recorded[file], (
-            f"{name}/{file} changed; if it should, run 'make golden':\n{difference}"
-        )
+    assert_reviewed(GOLDEN, name, render_case(name))
+
+
+def test_job_files_lead_to_the_reviewed_command_lines_and_findings() -> None:
+    assert_reviewed(GOLDEN, OUTCOMES, recorded_outcomes())
 
 
 def test_every_record_belongs_to_a_case() -> None:
-    assert sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir()) == sorted(CASES)
+    assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted([*CASES, OUTCOMES])
+
+
+@given(*[strategies.lists(strategies.sampled_from(["", "a", "b", " a", "@@", "same a"])).map("\n".join)] * 2)
+@example("a\na\na\n", "a\na\nb\na\n")
+def test_a_difference_and_its_base_give_the_whole_text(base: str, text: str) -> None:
+    assert patched(base, difference(base, text)) == text
+
+
+def test_a_derived_case_is_read_as_it_was_written(tmp_path: Path) -> None:
+    base = {"kept": "a\n", "changed": "a\nb\n", "folder/gone": "a\n"}
+    files = {"kept": "a\n", "changed": "a\nc", "folder/new": "same a\n"}
+    write_case(tmp_path, "base", base, None)
+    write_case(tmp_path, "derived", files, ("base", base))
+    write_case(tmp_path, "again", base, ("derived", files))
+    assert [read_case(tmp_path, name) for name in ("base", "derived", "again")] == [base, files, base]
+
+
+def test_a_changed_base_fails_the_cases_derived_from_it(tmp_path: Path) -> None:
+    write_case(tmp_path, "base", {"file": "a\nb\n"}, None)
+    write_case(tmp_path, "derived", {"file": "a\nc\n"}, ("base", {"file": "a\nb\n"}))
+    write_case(tmp_path, "base", {"file": "a\nd\n"}, None)
+    with pytest.raises(AssertionError, match=r"from-base.diff: file no longer fits; run 'make golden'"):
+        read_case(tmp_path, "derived")
 
 
 def test_every_mode_of_serving_has_a_record_on_every_kind_of_cluster() -> None:

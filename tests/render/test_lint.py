@@ -66,8 +66,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         rendered = render_scripts(plan_of(job, cluster, '/runs/it\'s $(a) "run" é'))
         texts |= {text for file, text in rendered.items() if not file.startswith("haproxy")}
     for name in CASES:
-        found = {text for file, text in render_case(name).items() if file.endswith((".sh", ".sbatch"))}
-        texts |= {text.replace(name, "case") for text in found}
+        texts |= {text for file, text in render_case(name).items() if file.endswith((".sh", ".sbatch"))}
     files = []
     for number, text in enumerate(sorted(texts)):
         file = folder / f"{number}.sh"

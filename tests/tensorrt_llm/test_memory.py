@@ -16,9 +16,11 @@ from tests.tensorrt_llm.memory_models import (
     MIXTRAL_8X7B,
     QWEN_05B,
 )
+from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
+from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
 from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
@@ -52,7 +54,7 @@ def planned(
     )
     cluster = ClusterProfile(name="here", gpus_per_node=gpus, gpu=gpu)
     release = None if version is None else release_of_version(version)
-    return plan_memory(job, cluster, config, release)
+    return plan_memory(job, cluster, config, release, backend_of(job).memory or MemoryModel())
 
 
 def near(value: float) -> Any:

@@ -20,44 +20,6 @@ LOCAL = CLUSTER + "scheduler: local\n"
 
 
 @pytest.mark.parametrize(
-    ("job", "place"),
-    [
-        ("engine:\n  max_input_len: 512\n", "job:3 engine.max_input_len"),
-        ("engine:\n  max_seq_len: 16\n  max_input_len: 8\ncompanion: {benchmark: null}\n",
-         "job:5 companion.request.max_tokens"),
-        ("companion:\n  benchmark:\n    max_tokens: 512\n", "job:4 companion.benchmark.max_tokens"),
-        ("engine:\n  max_num_tokens: 7\n", "job:3 engine.max_num_tokens"),
-        ("repository:\n  max_tokens_in_paged_kv_cache: 511\n",
-         "job:3 repository.max_tokens_in_paged_kv_cache"),
-        ("engine:\n  pipeline_parallel: 2\n", "job:3 engine.pipeline_parallel"),
-        ("engine:\n  context_parallel: 2\n", "job:3 engine.context_parallel"),
-        ("serve:\n  time_limit_minutes: 10\n", "job:2 serve.ready_timeout_seconds"),
-        ("companion:\n  endpoint_timeout_seconds: 600\n", "job:3 companion.endpoint_timeout_seconds"),
-        ("companion:\n  time_limit_minutes: 20\n", "job:2 companion.endpoint_timeout_seconds"),
-        ("companion:\n  time_limit_minutes: 120\n  benchmark:\n    requests: 15000\n",
-         "job:5 companion.benchmark.requests"),
-        ("engine:\n  tensor_parallel: 4\nserve:\n  nodes: 3\n", "job:5 serve.nodes"),
-        ("build:\n  gpus: 1\n", "job:3 build.gpus"),
-        ("companion:\n  request:\n    context_logits: true\n", "job:4 companion.request.context_logits"),
-        ("engine: {gather_context_logits: true}\ncompanion:\n  request:\n    generation_logits: true\n",
-         "job:5 companion.request.generation_logits"),
-    ],
-)  # fmt: skip
-def test_a_conflict_in_the_job_file(files: Folder, job: str, place: str) -> None:
-    diagnostic = files.diagnostic(JOB + job)
-    assert (diagnostic.code, files.place(diagnostic)) == ("conflict", place)
-    assert diagnostic.hint
-
-
-def test_a_small_cache_is_told_with_both_numbers(files: Folder) -> None:
-    engine = "engine: {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3}\n"
-    diagnostic = files.diagnostic(JOB + engine + "repository: {max_tokens_in_paged_kv_cache: 1583}\n")
-    # Eleven blocks of 48 hold 500 tokens, and each of the three beams has its own.
-    assert "1583 tokens" in diagnostic.message and "500 and 3 beams" in diagnostic.message
-    assert "takes 1584" in diagnostic.message and "1584 or more" in (diagnostic.hint or "")
-
-
-@pytest.mark.parametrize(
     ("cluster", "code", "place"),
     [
         ("container:\n  runtime: pyxis\n", "missing", "cluster:2 container.image"),
@@ -198,11 +160,6 @@ def test_the_reference_to_one_machine_holds_for_gpus_too(files: Folder) -> None:
     assert (diagnostic.code, diagnostic.field) == ("conflict", "engine")
 
 
-def test_a_job_without_companion_has_no_waits_of_one(files: Folder) -> None:
-    off = "companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}\n"
-    assert not files.load(JOB + off).job.companion.enabled
-
-
 def test_a_prompt_that_no_command_line_can_carry(files: Folder) -> None:
     diagnostic = files.diagnostic(JOB + "companion:\n  request:\n    prompt: " + "é" * 70_000 + "\n")
     assert (diagnostic.code, files.place(diagnostic)) == ("too-large", "job:4 companion.request.prompt")
@@ -235,46 +192,6 @@ def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder)
 def test_a_key_with_the_name_of_pydantics_mark_is_just_unknown(files: Folder) -> None:
     diagnostic = files.diagnostic("name: x\n'[key]': 1\n")
     assert (diagnostic.code, diagnostic.field, diagnostic.line) == ("unknown-key", "'[key]'", 2)
-
-
-@pytest.mark.parametrize(
-    ("world", "nodes", "gpus", "words", "hint"),
-    [
-        (8, 3, 8, "8 ranks cannot be spread evenly over 3 nodes", "a divisor of 8"),
-        (2, 4, 0, "2 ranks cannot be spread evenly over 4 nodes", "a divisor of 2"),
-        (8, 1, 4, "8 ranks on a node need as many GPUs, but a node of 'here' has 4", "set serve.nodes to 2"),
-        (6, 1, 4, "6 ranks on a node need as many GPUs, but a node of 'here' has 4", "set serve.nodes to 2"),
-    ],
-)
-def test_what_cannot_be_spread_is_refused_with_what_would_fit(
-    files: Folder, world: int, nodes: int, gpus: int, words: str, hint: str
-) -> None:
-    job = f"{JOB}engine: {{tensor_parallel: {world}}}\nserve: {{nodes: {nodes}}}\n"
-    found = files.diagnostic(job, f"{CLUSTER}gpus_per_node: {gpus}\n")
-    assert words in found.message and hint in (found.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("serve", "field", "words"),
-    [
-        ("instances: 2, door: none", "serve.door", "2 instances need a door"),
-        ("instances: 2, minimum_instances: 3", "serve.minimum_instances", "there are 2"),
-        ("instances: 3, nodes: 2", "serve.nodes", "3 instances cannot be spread evenly"),
-        ("instances: 2, nodes: 6", "serve.nodes", "2 ranks of an instance cannot be spread"),
-        (
-            "instances: 4, nodes: 1",
-            "serve.instances",
-            "need 8 GPUs, but a node of 'here' has 4",
-        ),
-        ("instances: 3, instances_per_gpu: 2", "serve.instances_per_gpu", "by 2"),
-        ("instances: 2, nodes: 1, placement: spread", "serve.placement", "has only 1"),
-        ("tls: true, door: none", "serve.tls", "only a door encrypts"),
-    ],
-)
-def test_instances_that_cannot_serve_are_refused(files: Folder, serve: str, field: str, words: str) -> None:
-    job = f"{JOB}engine: {{tensor_parallel: 2}}\nserve: {{{serve}}}\n"
-    found = files.diagnostic(job, f"{CLUSTER}gpus_per_node: 4\n")
-    assert found.field == field and words in found.message
 
 
 # Names of folders --------------------------------------------------------------------------------

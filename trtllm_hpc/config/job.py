@@ -167,7 +167,7 @@ class Serve(Section):
     """Path by which the server of ``command`` answers with status 200 once it listens; the server is ready
     when it has made a token, too."""
     image: OneLine | None = None
-    """Container image of this job; ``None``: the profile's."""
+    """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
         default_factory=dict
     )

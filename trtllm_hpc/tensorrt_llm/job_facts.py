@@ -132,7 +132,7 @@ class JobFacts:
 
 def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile:
     """Return the profile with the image that a job file names, whose release the profile cannot state."""
-    if image is None:
+    if image is None or cluster.container.runtime == "none":
         return cluster
     update = {"image": image, "tensorrt_llm_version": None}
     return cluster.model_copy(update={"container": cluster.container.model_copy(update=update)})

@@ -166,14 +166,6 @@ def command_has_its_backend(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", field, message, "set engine.backend to command, or remove it")
 
 
-def image_has_a_container(facts: JobFacts) -> Diagnostics:
-    """The job's own image needs a container runtime."""
-    if facts.job.serve.image is not None and facts.cluster.container.runtime == "none":
-        message = f"the profile {facts.cluster.name!r} has no container"
-        hint = "remove it, or set container.runtime in the profile to pyxis or apptainer"
-        yield in_job("conflict", "serve.image", message, hint, facts.job.serve.image)
-
-
 def mode_has_its_models(facts: JobFacts) -> Diagnostics:
     """Each mode of serving has its own section, and no other mode's."""
     job = facts.job
@@ -197,7 +189,6 @@ RULES = (
     instances_can_serve,
     frontend_fits_backend,
     command_has_its_backend,
-    image_has_a_container,
     renewal_can_work,
     build_gpus,
     mode_has_its_models,

@@ -3,7 +3,7 @@
 # by the other. The supervisor starts this once every server is ready, and has written front.yaml.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/openai-disaggregated-pyxis'
+run='/scratch/ana/runs of june/17'
 nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
 exec env -u PYTHONPATH PYTHONNOUSERSITE=1 \
 srun --nodelist="$(nodes_from "0" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1 \

@@ -2,7 +2,7 @@
 # One instance of the server: 4 ranks. The supervisor starts this with the instance's number.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/openai-disaggregated-pyxis'
+run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve."$TRTLLM_HPC_INSTANCE"

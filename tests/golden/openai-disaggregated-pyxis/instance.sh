@@ -10,4 +10,4 @@ case "$1" in
     exit 7
     ;;
 esac
-exec bash '/scratch/ana/runs of june/openai-disaggregated-pyxis'/scripts/"instance.$role.sh" "$1"
+exec bash '/scratch/ana/runs of june/17'/scripts/"instance.$role.sh" "$1"

@@ -2,7 +2,7 @@
 # The companion: waits for the endpoint, asks, measures, and stops the server.
 # Rendered by trtllm-hpc 0.1.0. Its exit code is that of the command that failed.
 set -euo pipefail
-run='/scratch/ana/runs of june/openai-engine-pyxis'
+run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 runtime() { "$python" "$run/runtime.pyz" "$@"; }
 

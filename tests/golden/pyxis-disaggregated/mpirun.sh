@@ -4,7 +4,7 @@
 # The first runs mpirun. What mpirun would start on the others by ssh, these have waited for.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/pyxis-disaggregated'
+run='/scratch/ana/runs of june/17'
 if [ "$1" = --rank ]; then
   # One of the ranks, under the names that Slurm's own tasks have.
   export SLURM_PROCID="$OMPI_COMM_WORLD_RANK" SLURM_LOCALID="$OMPI_COMM_WORLD_LOCAL_RANK"

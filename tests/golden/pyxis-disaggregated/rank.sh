@@ -2,7 +2,7 @@
 # One rank of the server; every task of the serve step runs this.
 # Rendered by trtllm-hpc 0.1.0.
 set -euo pipefail
-run='/scratch/ana/runs of june/pyxis-disaggregated'
+run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
 # that Triton's Python backend makes carries both.

@@ -5,7 +5,7 @@
 # By hand: output=/a/new/folder bash build.sh engine
 # What an edited script makes is kept apart in the cache.
 set -euo pipefail
-export run='/scratch/ana/runs of june/sandbox-two-ranks'
+export run='/scratch/ana/runs of june/17'
 : "${output:?must name the folder to make}"
 
 case "${1:-}" in

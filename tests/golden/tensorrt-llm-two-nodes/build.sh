@@ -5,7 +5,7 @@
 # By hand: output=/a/new/folder bash build.sh quantize
 # What an edited script makes is kept apart in the cache.
 set -euo pipefail
-export run='/scratch/ana/runs of june/tensorrt-llm-two-nodes'
+export run='/scratch/ana/runs of june/17'
 export model='/models/it'"'"'s Llama 3'
 # TensorRT-LLM starts MPI when it is imported. It is to start alone, and not to take itself for the task of a
 # Slurm step, which the next command's process would be too.

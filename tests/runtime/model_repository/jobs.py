@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.repository import recipe
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.releases import release_of_version
 
 
 def make_job(version: str, **sections: dict[str, Any]) -> JobFile:
@@ -28,6 +26,6 @@ def make_job(version: str, **sections: dict[str, Any]) -> JobFile:
 def make_recipe(version: str, **sections: dict[str, Any]) -> RepositoryRecipe:
     """The recipe of such a job."""
     job = make_job(version, **sections)
-    release = release_of_version(version)
-    assert release is not None
-    return recipe(EngineFacts(job, ClusterProfile(name="here"), "exact"), release, RunPaths("/runs/one"))
+    made = backend_of(job).repository(facts_of(job, ClusterProfile(name="here")), RunPaths("/runs/one"))
+    assert isinstance(made, RepositoryRecipe)
+    return made

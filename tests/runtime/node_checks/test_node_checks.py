@@ -113,18 +113,17 @@ def test_every_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_gpt_oss_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
-    words = {"serve": [str(tmp_path), "--tp_size=1"]}
     monkeypatch.delenv(VOCABULARY_VARIABLE, raising=False)
     for staged in (None, str(tmp_path)):
         if staged is not None:
             monkeypatch.setenv(VOCABULARY_VARIABLE, staged)
             (tmp_path / VOCABULARY).write_text("half of it")
-        found = in_image(tmp_path, serve=words)["image-vocabulary"]
+        found = in_image(tmp_path, model=str(tmp_path))["image-vocabulary"]
         assert found.state == "fail" and "its first chat needs the internet" in found.message
     monkeypatch.setattr(served_model, "VOCABULARY_SHA256", hashlib.sha256(b"half of it").hexdigest())
-    assert in_image(tmp_path, serve=words)["image-vocabulary"].state == "ok"
+    assert in_image(tmp_path, model=str(tmp_path))["image-vocabulary"].state == "ok"
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert "image-vocabulary" not in in_image(tmp_path, serve=words)
+    assert "image-vocabulary" not in in_image(tmp_path, model=str(tmp_path))
 
 
 def test_what_is_found_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

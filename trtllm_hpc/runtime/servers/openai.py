@@ -21,7 +21,7 @@ from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_progr
 _ESTABLISHED, _LISTENS = "01", "0A"
 """``TCP_ESTABLISHED`` and ``TCP_LISTEN`` in /proc/net/tcp."""
 _TOKENS = (1, 2, 3, 4)
-"""A prompt of ``trtllm-serve`` for which kv_cache_aware needs no tokenizer, which the front of 1.2.1 would get
+"""A prompt for ``trtllm-serve``: kv_cache_aware needs no tokenizer for it, which the front of 1.2.1 would get
 from the Hub. Other servers may take text only."""
 
 

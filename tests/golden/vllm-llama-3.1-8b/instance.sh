@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# One instance of the server: 1 rank. The supervisor starts this with the instance's number.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/17'
+python=/opt/trtllm-hpc/bin/python3
+export TRTLLM_HPC_INSTANCE="$1"
+step=serve
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
+# A signal is for the ranks; what they leave is removed below.
+trap : TERM INT HUP
+
+# Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
+first=$((TRTLLM_HPC_INSTANCE))
+leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
+  "$python" "$run/runtime.pyz" leader)
+read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT
+
+# One server for each rank; the first that fails ends the others.
+status=0
+env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=4 \
+  --mpi=none --kill-on-bad-exit=1 --overlap \
+  --open-mode=append --output="$run/logs/${step}_%t.out" \
+  --container-image=vllm/vllm-openai:v0.11.0 \
+  --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
+  --container-mounts="$TRTLLM_HPC_MOUNTS" \
+  --no-container-mount-home \
+  bash "$run/scripts/rank.sh" || status=$?
+
+# A rank that was killed could not remove its shared memory and its scratch folder.
+timeout 30 srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --ntasks-per-node=1 --mpi=none --overlap \
+  --open-mode=append --output="$run/logs/serve.out" \
+  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+exit "$status"

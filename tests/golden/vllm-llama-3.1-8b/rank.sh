@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# One rank of the server; every task of the serve step runs this.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/17'
+rank=${SLURM_PROCID}
+# Two jobs may share a node, and two ranks too: the name of the shared memory
+# that Triton's Python backend makes carries both.
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
+
+# Containers on Slurm have no --ulimit option: take what the host allows.
+ulimit -S -l "$(ulimit -H -l)"
+
+exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=1 \
+  --ranks-per-node=1 --prefix="$prefix" \
+  --ready-timeout-seconds=900 --hang-seconds=45 \
+  --instance="$TRTLLM_HPC_INSTANCE" \
+  --spec="$run"/server.json

@@ -1,0 +1,562 @@
+"""Job files by release, family and engine keys, and what they lead to: build steps and notes, or findings.
+
+``tests/golden/outcomes`` has the command lines, notes and findings whole, for
+review. Sources are upstream's own examples at the tag of the release.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import yaml
+
+from tests.plan.made_steps import cluster, found, job, line, made_plan, notes, steps
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
+
+CASES = {
+    "quantization": """
+# quantize.py calibrates.
+0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn, calibration_size: 32, batch_size: 4}}
+0.16.0 llama {quantization: {method: int8_sq, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {method: int4_awq, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {method: w4a8_awq, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {method: full_prec, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {method: auto, auto_formats: [fp8, int4_awq], auto_bits: 5.0}}
+0.16.0 llama {quantization: {kv_cache: fp8, calibration_dataset: /cnn}}
+0.16.0 llama {quantization: {kv_cache: int8, calibration_dataset: /cnn}}
+0.17.0 llama {quantization: {method: nvfp4, kv_cache: fp8, calibration_dataset: /cnn}}
+# Samples that are downloaded are a note.
+0.16.0 llama {quantization: {method: fp8}}
+0.9.0 llama {quantization: {method: fp8}}
+# Weights alone are quantized where they are read.
+0.7.1 llama {quantization: {method: int8_wo}}
+0.7.1 llama {quantization: {method: int4_wo}}
+0.8.0 llama {quantization: {method: int8_wo}}
+0.8.0 llama {quantization: {method: int4_wo}}
+1.2.1 llama {quantization: {method: int8_wo}}
+1.2.1 llama {quantization: {method: int4_wo}}
+0.16.0 llama {quantization: {method: int8_wo, kv_cache: int8}}
+0.16.0 llama {quantization: {method: int8_wo, kv_cache: fp8}}
+0.16.0 llama {quantization: {method: int8_wo, tool: quantize}}
+1.2.1 llama {quantization: {method: nvfp4, tool: convert}}
+# SmoothQuant by convert_checkpoint.py.
+0.16.0 llama {quantization: {method: int8_sq, tool: convert, per_token: true, per_channel: true}}
+0.16.0 llama {quantization: {method: int8_sq, tool: convert, smoothquant: 0.8}}
+# build.py reads what quantize.py wrote: examples/llama/README.md of 0.7.0, 'FP8 Post-Training Quantization'
+# and 'AWQ'. The file is named after the family.
+0.7.1 llama {quantization: {method: fp8}}
+0.7.1 llama {quantization: {method: int4_awq}}
+0.5.0 llama {quantization: {method: fp8}}
+0.5.0 gptj {quantization: {method: fp8}}
+0.5.0 falcon {quantization: {method: fp8}}
+0.7.1 gptj {quantization: {method: fp8}}
+0.6.0 falcon {quantization: {method: int4_awq}}
+0.7.0 baichuan {quantization: {method: fp8}}
+0.7.1 mistral {quantization: {method: fp8}}
+# A build.py that reads nothing of quantize.py's.
+0.7.1 gpt {quantization: {method: fp8}}
+0.7.1 mixtral {quantization: {method: fp8}}
+0.6.1 mistral {quantization: {method: fp8}}
+0.7.1 chatglm {quantization: {method: int4_awq}}
+0.5.0 mpt {quantization: {method: fp8}}
+# Scales are computed before build.py, which reads them in the model's place: 'SmoothQuant' in the READMEs.
+0.5.0 llama {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_token: true}}
+0.7.1 mistral {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_channel: true}}
+0.6.0 internlm {tensor_parallel: 2, quantization: {method: int8_sq, per_token: true, per_channel: true}}
+0.7.0 baichuan {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8}}
+0.6.1 bloom {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8}}
+0.7.1 gpt {quantization: {method: int8_sq, smoothquant: 0.5}}
+# Qwen's build.py reads them beside the model: examples/qwen/README.md.
+0.8.0 qwen {max_input_len: 512, quantization: {method: int8_sq}}
+# 'INT8 KV cache' of the same READMEs: with weight-only quantization, too, and beside what quantize.py wrote.
+0.7.1 llama {quantization: {method: int8_wo, kv_cache: int8}}
+0.6.0 gptj {quantization: {method: int8_wo, kv_cache: int8}}
+0.5.0 gpt {quantization: {method: int8_wo, kv_cache: int8}}
+0.7.1 llama {quantization: {method: int4_awq, kv_cache: int8}}
+# Scales that somebody has computed, and those that no known program computes.
+0.7.1 llama {quantization: {method: int8_sq, checkpoint: /models/sq0.5/1-gpu, per_token: true}}
+0.7.1 chatglm {quantization: {method: int8_sq}}
+0.6.0 opt {quantization: {kv_cache: int8}}
+# Families whose build.py reads prepared weights only.
+0.7.1 mpt {tensor_parallel: 4}
+0.5.0 opt {tensor_parallel: 4}
+# GPTQ's weights by the name of the day.
+0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
+0.10.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
+0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
+# No option says that they are by groups: examples/gptneox/README.md and examples/baichuan/README.md.
+0.16.0 gptneox {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+0.16.0 baichuan {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
+# Qwen's are the model itself but in 0.8: examples/qwen/README.md, 'INT4-GPTQ'.
+0.9.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
+0.16.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
+1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128}}
+1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128, checkpoint: /models/gptq}}
+0.8.0 qwen {quantization: {method: int4_gptq, checkpoint: /models/m}}
+0.8.0 qwen {quantization: {method: int4_gptq}}
+# QServe's weights: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
+0.15.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/deepcompressor}}
+1.2.1 llama {quantization: {method: w4a8_qserve_per_channel, checkpoint: /models/deepcompressor}}
+0.15.0 llama {quantization: {method: w4a8_qserve_per_channel}}
+1.2.1 llama {quantization: {method: w4a8_qserve_per_group}}
+# A method that came later names the first release with it.
+0.7.1 llama {quantization: {method: w4a8_awq}}
+0.11.0 llama {quantization: {method: fp8_rowwise}}
+0.16.0 llama {quantization: {method: nvfp4}}
+0.7.1 gpt {quantization: {method: nvfp4}}
+0.14.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
+0.5.0 llama {quantization: {method: w4a8_qserve_per_channel, checkpoint: /models/q}}
+0.16.0 qwen {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/q}}
+# Keys that go with a method.
+0.16.0 llama {quantization: {method: auto, auto_bits: 5.0}}
+0.16.0 llama {quantization: {method: auto, auto_formats: [fp8]}}
+0.16.0 llama {quantization: {method: int4_gptq}}
+0.16.0 llama {quantization: {method: fp8, smoothquant: 0.5}}
+0.16.0 llama {quantization: {method: fp8, awq_block_size: 64}}
+# GPUs that have it.
+0.16.0 llama {quantization: {method: fp8}, site: {compute_capability: '8.0'}}
+0.16.0 llama {quantization: {method: fp8, calibration_dataset: /cnn}, site: {compute_capability: '8.9'}}
+0.16.0 llama {quantization: {method: w4a8_awq, kv_cache: fp8}, site: {compute_capability: '9.0'}}
+0.16.0 llama {quantization: {kv_cache: fp8}, site: {compute_capability: '8.6'}}
+0.16.0 llama {quantization: {method: int4_awq, calibration_dataset: /cnn}, site: {compute_capability: '8.0'}}
+0.17.0 llama {quantization: {method: nvfp4}, site: {compute_capability: '9.0'}}
+0.17.0 llama {quantization: {method: nvfp4, calibration_dataset: /cnn}, site: {compute_capability: '10.0'}}
+0.15.0 llama {site: {compute_capability: '7.0'}}
+0.16.0 llama {site: {compute_capability: '7.0'}}
+""",
+    "speculative": """
+# examples/medusa/README.md. In 0.9 the checkpoint alone has it.
+0.16.0 llama {speculative: {mode: medusa, model: /heads, heads: 4, layers: 1, max_draft_len: 63}}
+0.9.0 llama {speculative: {mode: medusa, model: /heads}}
+0.16.0 llama {speculative: {mode: medusa, model: /heads, heads: 4}, quantization: {method: fp8}}
+0.10.0 llama {speculative: {mode: medusa, model: /heads, heads: 4}, quantization: {method: fp8}}
+# examples/eagle/README.md. Its prompts are computed over the paged cache.
+0.16.0 llama {speculative: {mode: eagle, model: /heads, layers: 4, max_draft_len: 63}}
+0.16.0 llama {speculative: {mode: eagle, model: /heads}, paged_context_fmha: false}
+# examples/redrafter/README.md.
+0.16.0 llama {speculative: {mode: redrafter, model: /heads, heads: 4, max_draft_len: 5}}
+# examples/lookahead/README.md: 83 draft tokens for a window, an n-gram and a set of 7.
+0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}}
+# A target model, whose draft tokens another model makes.
+0.16.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
+0.9.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
+# A way that came later.
+0.14.0 llama {speculative: {mode: eagle, max_draft_len: 10, model: /heads}}
+0.11.0 llama {speculative: {mode: redrafter, max_draft_len: 10, model: /heads}}
+0.10.0 llama {speculative: {mode: lookahead, max_draft_len: 10}}
+0.7.1 llama {speculative: {mode: medusa, max_draft_len: 10, model: /heads}}
+# What a way needs.
+0.16.0 llama {speculative: {mode: medusa}}
+0.16.0 llama {speculative: {mode: lookahead}}
+0.16.0 llama {speculative: {mode: draft_tokens_external}}
+0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 10, model: /heads}}
+""",
+    "encoder-decoder": """
+# docs/encoder_decoder.md of tensorrtllm_backend v0.16.0: INPUT_LEN=1024, OUTPUT_LEN=201.
+0.16.0 t5 {$T5}
+0.16.0 bart {$T5}
+# Before 0.13 the encoder's cache is switched off in other words.
+0.12.0 t5 {$T5, kv_cache: paged}
+# The prompt's length stands for the encoder's. An answer need not be longer than the prompt.
+0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 512, max_seq_len: 1024}
+0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 2048, encoder_decoder: true}
+# Older releases; the templates and the backend of 0.10 know no encoder_model_path (model_instance_state.cc).
+0.7.1 t5 {}
+0.9.0 t5 {}
+0.10.0 t5 {$T5}
+0.11.0 t5 {$T5}
+# ModelType.DECODER_ONLY stands in the model.py of every release.
+0.16.0 t5 {$T5, backend: python}
+# What does not go with it.
+0.16.0 t5 {$T5, context_fmha: true, paged_context_fmha: true, repository: {chunked_context: true}}
+0.16.0 llama {encoder_decoder: true}
+# One engine alone would be built, and Triton's models take text.
+0.5.0 whisper {}
+0.16.0 whisper {}
+1.2.1 whisper {}
+0.5.0 mllama {}
+0.16.0 mllama {}
+1.2.1 mllama {}
+""",
+    "steps": """
+# The steps of LLaMA, and of GPT, whose programs changed a release later.
+0.5.0 llama {}
+0.7.1 llama {}
+0.8.0 llama {}
+0.16.0 llama {tensor_parallel: 2}
+0.18.2 llama {}
+0.19.0 llama {}
+1.2.1 llama {}
+0.8.0 gpt {}
+0.9.0 gpt {}
+0.16.0 gemma {tensor_parallel: 2}
+# A profile may say where the examples are.
+0.19.0 llama {site: {container: {examples: /shared/examples, python: /usr/bin/python3.12}}}
+# The answer's length alone, or prompt and answer together.
+0.7.1 llama {max_input_len: 1024, max_seq_len: 1536}
+0.10.0 llama {max_input_len: 1024, max_seq_len: 1536}
+0.11.0 llama {max_input_len: 1024, max_seq_len: 1536}
+1.2.1 llama {max_input_len: 1024, max_seq_len: 1536}
+# The release's own prompt length leaves no room for an answer.
+0.10.0 llama {max_seq_len: 1024}
+# A paged cache, and the logits.
+0.7.1 llama {kv_cache: paged}
+0.8.0 llama {kv_cache: paged}
+0.12.0 llama {kv_cache: paged}
+0.13.0 llama {kv_cache: paged, max_batch_size: 7}
+1.2.1 llama {kv_cache: paged}
+0.6.0 llama {gather_context_logits: true}
+0.7.1 llama {gather_context_logits: true}
+0.8.0 llama {gather_context_logits: true}
+1.2.1 llama {gather_context_logits: true}
+# Defaults that changed silently are written out.
+0.9.0 llama {}
+0.11.0 llama {}
+0.13.0 llama {}
+0.14.0 llama {}
+# The attention plugin has the model's type. A type that nobody knows is a note before 0.15.
+0.9.0 llama {dtype: bfloat16}
+0.16.0 llama {dtype: bfloat16}
+0.9.0 llama {dtype: auto}
+0.15.0 llama {dtype: auto}
+# An engine keeps the GPUs of a node that its ranks see; from 1.2 on the checkpoint does.
+0.16.0 llama {tensor_parallel: 8, site: {gpus_per_node: 4}}
+0.16.0 llama {tensor_parallel: 4, pipeline_parallel: 2, site: {gpus_per_node: 4}}
+0.16.0 llama {tensor_parallel: 8, site: {gpus_per_node: 0}}
+0.7.1 llama {tensor_parallel: 4, pipeline_parallel: 2, site: {gpus_per_node: 4}}
+1.2.0 llama {tensor_parallel: 8, site: {gpus_per_node: 4}}
+1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 8}}
+1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 0}}
+1.2.1 t5 {tensor_parallel: 2}
+# GPT's build.py knows one parallelism only.
+0.7.1 gpt {tensor_parallel: 4}
+0.7.1 gpt {tensor_parallel: 2, pipeline_parallel: 2}
+# Workers convert and build.
+0.16.0 llama {workers: 8, tensor_parallel: 8}
+0.7.1 llama {workers: 8, tensor_parallel: 8}
+0.7.1 llama {workers: 1}
+# A required option of a program, which only a person knows.
+0.7.1 chatglm {}
+0.7.1 chatglm {options: {build_py: [--model_name, chatglm2_6b]}}
+# V1 batching is one switch less: 'remove --use_inflight_batching'.
+0.7.1 llama {inflight_batching: false, repository: {batching_strategy: V1}}
+""",
+    "keys": """
+# Keys and backends that came later or were dropped, and names of no release.
+0.9.0 llama {context_parallel: 2}
+0.12.0 llama {multi_block_mode: true}
+0.8.0 llama {inflight_batching: true}
+0.11.0 llama {plugins: {fp8_rowwise_gemm: auto}}
+0.9.0 llama {plugins: {gemm: fp8}}
+0.16.0 llama {plugins: {gem: auto}}
+0.16.0 llama {plugins: {zzz: auto}}
+0.18.2 llama {backend: pytorch}
+0.9.0 llama {backend: python}
+0.16.0 lama {}
+# Another program does it since 0.8; what another key rules out everywhere is built by no release.
+0.7.1 gptj {inflight_batching: true, quantization: {method: int8_sq}}
+0.7.1 gptj {inflight_batching: true, hidden_act: gelu, quantization: {method: int8_sq}}
+# Keys and each other.
+0.16.0 llama {tensor_parallel: 8, moe_tensor_parallel: 2, moe_expert_parallel: 2}
+0.16.0 llama {tensor_parallel: 8, moe_expert_parallel: 3}
+0.16.0 llama {kv_cache: continuous}
+0.16.0 llama {remove_input_padding: false}
+0.16.0 llama {repository: {kv_cache_reuse: true}}
+0.16.0 llama {repository: {chunked_context: true}}
+0.16.0 llama {repository: {decoding_mode: medusa}}
+0.16.0 llama {repository: {gpu_weights_percent: 0.5}}
+0.7.1 llama {repository: {batching_strategy: inflight_fused_batching}}
+0.10.0 llama {companion: {request: {max_tokens: 2000}}}
+# Engines that were built for it; from 0.17 on the cache is reused by default.
+0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}, repository: {decoding_mode: lookahead}}
+0.16.0 llama {weight_streaming: true, repository: {gpu_weights_percent: 0.5}}
+0.19.0 llama {kv_cache: continuous, repository: {batching_strategy: V1}}
+0.17.0 llama {repository: {kv_cache_reuse: true, chunked_context: true}}
+1.2.1 llama {repository: {kv_cache_reuse: true, chunked_context: true}}
+0.17.0 llama {paged_context_fmha: false, repository: {kv_cache_reuse: true}}
+1.2.1 llama {paged_context_fmha: false, repository: {kv_cache_reuse: true}}
+""",
+    "llm-api": """
+# Keys that it would lose without a word.
+1.0.0 llama {backend: pytorch, kv_cache: paged}
+1.0.0 llama {backend: pytorch, plugins: {gemm: float16}}
+1.0.0 llama {backend: pytorch, quantization: {tool: quantize}}
+1.0.0 llama {backend: pytorch, lora: {target_modules: [attn_q]}}
+1.0.0 llama {backend: pytorch, options: {build: [--strip_plan]}}
+1.0.0 llama {backend: pytorch, paged_context_fmha: true}
+1.0.0 llama {backend: pytorch, directory: /engines/one}
+1.0.0 llama {backend: pytorch, tensor_parallel: 2, max_batch_size: 8, max_num_tokens: 4096}
+# What the plan decides.
+1.2.1 llama {backend: pytorch, llm_api: {model: /m}}
+1.2.1 llama {backend: pytorch, llm_api: {tokenizer: /t}}
+1.2.1 llama {backend: pytorch, llm_api: {backend: pytorch}}
+1.2.1 llama {backend: pytorch, llm_api: {tensor_parallel_size: 4}}
+1.2.1 llama {backend: pytorch, llm_api: {pipeline_parallel_size: 2}}
+1.2.1 llama {backend: pytorch, llm_api: {context_parallel_size: 2}}
+# Keys and values are those of the release. Triton's model makes the objects in another way.
+1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {dtype: fp8}, cuda_graph_config: {}}}
+1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {dtyp: fp8}}}
+0.21.0 llama {backend: pytorch, llm_api: {cuda_graph_config: {enable_padding: true}}}
+1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}}
+1.2.1 llama {backend: pytorch, llm_api: {$DRAFTED}, serve: {frontend: triton}}
+1.9.0 llama {backend: pytorch, llm_api: {$DRAFTED}}
+1.3.0 llama {backend: pytorch, llm_api: {kv_cache_config: {dtype: fp8}, colour: blue}}
+1.2.1 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.3.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: TRITON}}}
+1.4.0 llama {backend: pytorch, llm_api: {moe_config: {backend: CUTLASS}}}
+# An engine is served by the backend for engines.
+0.20.0 llama {serve: {frontend: openai}}
+1.1.0 llama {serve: {frontend: openai}}
+1.2.1 llama {serve: {frontend: openai}}
+# Chunks of prompts are whole blocks of the KV cache.
+1.2.1 llama {backend: pytorch, max_num_tokens: 1160, llm_api: {enable_chunked_prefill: true}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 20, repository: {chunked_context: true}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 96, llm_api: {$BLOCKS_OF_64}}
+1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1160, max_seq_len: 4096, $CHUNKS}}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 1160}
+1.2.1 llama {backend: pytorch, $CHUNKS}
+# A checkpoint is quantized to what PyTorch computes with.
+1.2.1 llama {backend: pytorch, quantization: {method: int8_sq}}
+1.2.1 llama {backend: pytorch, quantization: {method: fp8, kv_cache: int8}}
+1.2.1 llama {backend: pytorch, quantization: {kv_cache: fp8}}
+1.2.1 llama {backend: pytorch, quantization: {method: fp8, tool: quantize}}
+1.2.1 llama {backend: pytorch, quantization: {method: nvfp4, batch_size: 4}}
+""",
+    "serving": """
+# An orchestrator's copies of a model, each with GPUs of its own.
+0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: tensorrt_llm_2, gpu_device_ids: [2, 3]}]}
+0.16.0 llama {tensor_parallel: 2, serve: {mode: orchestrator}}
+0.16.0 llama {tensor_parallel: 2, repository: {models: [{$ONE}]}}
+0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: b, gpu_device_ids: [2]}]}
+0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: b, gpu_device_ids: [1, 2]}]}
+0.16.0 llama {tensor_parallel: 2, copies: [{$ONE}, {name: tensorrt_llm, gpu_device_ids: [2, 3]}]}
+0.16.0 llama {tensor_parallel: 2, serve: {mode: orchestrator, nodes: 2}, repository: {models: [{$ONE}]}}
+reference - {tensor_parallel: 2, serve: {mode: orchestrator}, repository: {models: [{$ONE}]}}
+# Phases with Triton.
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}}}
+0.12.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}}}
+0.16.0 llama {tensor_parallel: 2, serve: {mode: disaggregated}}
+0.16.0 llama {tensor_parallel: 2, serve: {disaggregated: {$CONTEXT, generation: {$TWO}}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {instances: [[7, 8]]}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {instances: [[2]], tensor_parallel: 2}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$FINISHED, max_batch_size: 2}}}
+0.16.0 llama {phases: {context: {engine: /c, instances: [[0], [1, 2]]}, generation: {$FINISHED}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {instances: []}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO, servers: 2}}}
+0.16.0 llama {phases: {context: {instances: [[0]], tensor_parallel: 1}, generation: {instances: [[2]]}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO, moe_expert_parallel: 2}}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}, router: round_robin}}
+0.16.0 llama {tensor_parallel: 2, phases: {$CONTEXT, generation: {$TWO}, kv_transfer: UCX}}
+# Phases of servers.
+1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {kv_cache_confg: {dtype: fp8}}}}}
+1.2.0 llama {backend: pytorch, phases: {context: {llm_api: {tensor_parallel_size: 4}}}}
+1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {pipeline_parallel_size: 2}}}}
+1.2.0 llama {backend: pytorch, phases: {generation: {llm_api: {tokenizer: /t}}}}
+1.2.0 llama {backend: pytorch, tensor_parallel: 2, phases: {context: {instances: [[0, 1]]}}}
+1.2.0 llama {backend: pytorch, phases: {generation: {engine: /e}}}
+# Ways of the KV cache. From 1.3.0rc3 on, upstream makes the buffer as large as max_seq_len.
+1.2.1 llama {backend: pytorch, phases: {kv_transfer: MPI}}
+1.9.0 llama {backend: pytorch, phases: {kv_transfer: MPI}}
+1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
+1.3.0rc3 llama {backend: pytorch, phases: {context: {$CHUNKS}}}
+1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS, max_seq_len: 4096}}}
+1.2.1 llama {backend: pytorch, phases: {context: {$CHUNKS}, kv_transfer: UCX}}
+1.2.1 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
+# UCX needs the transceiver of C++ where that of Python is the default.
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.3.0rc3 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0rc1 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: UCX}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: DEFAULT}}
+1.4.0 llama {backend: pytorch, max_num_tokens: 4096, phases: {kv_transfer: NIXL}}
+# Both phases have a buffer for the longest prompt, of whole blocks of the KV cache.
+1.4.0 llama {backend: pytorch, phases: {context: {}, generation: {}}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 2000, phases: {context: {}}}
+1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1024}, generation: {max_num_tokens: 16}}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 4096, max_seq_len: 9000, $CHUNKS, phases: {context: {}}}
+1.3.0 llama {backend: pytorch, max_num_tokens: 4096, $CHUNKS, phases: {context: {}}}
+1.2.1 llama {backend: pytorch, llm_api: {kv_cache_config: {tokens_per_block: 64}}, phases: {context: {}}}
+1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 8192}}
+1.4.0 llama {backend: pytorch, phases: {kv_transfer_tokens: 1000}}
+# Servers report their KV cache to a front that goes by it.
+1.2.1 llama {backend: pytorch, phases: {router: kv_cache_aware}}
+1.2.1 llama {backend: pytorch, phases: {router: load_balancing}}
+# Nodes of a phase's own kind, which are not counted together.
+1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_OF_4}
+1.2.0 llama {backend: pytorch, tensor_parallel: 2, serve: {nodes: 2, $TWO_TO_GENERATE}, $NODES_APART}
+# Ranks over nodes, and instances behind a door.
+reference - {tensor_parallel: 8, serve: {nodes: 3}}
+reference - {tensor_parallel: 2, serve: {nodes: 4}, site: {gpus_per_node: 0}}
+reference - {tensor_parallel: 8, serve: {nodes: 1}, site: {gpus_per_node: 4}}
+reference - {tensor_parallel: 6, serve: {nodes: 1}, site: {gpus_per_node: 4}}
+reference - {tensor_parallel: 2, serve: {instances: 2, door: none}}
+reference - {tensor_parallel: 2, serve: {instances: 2, minimum_instances: 3}}
+reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_per_node: 4}}
+reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 6}}
+reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}
+reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
+reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
+reference - {tensor_parallel: 2, serve: {tls: true, door: none}}
+""",
+    "lora": """
+# The companion's adapters, which the engine takes or not.
+reference - {companion: {$WORKLOAD}}
+reference - {companion: {request: {lora: {directory: /a}}}}
+0.14.0 llama {$LUOTUO, companion: {$WORKLOAD}}
+0.8.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
+0.9.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
+0.16.0 llama {companion: {$WORKLOAD}}
+reference - {max_lora_rank: 8, companion: {request: {lora: {adapter: luotuo}}}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: other}}}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: luotuo}}}}
+0.16.0 llama {$FLOAT32, companion: {request: {lora: {adapter: luotuo}}}}
+reference - {max_lora_rank: 8, companion: {request: {lora: {}}}}
+reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}, $WORKLOAD}}
+reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /b}}, $WORKLOAD}}
+reference - {max_lora_rank: 8, companion: {$WORKLOAD}}
+reference - {directory: /engines/with-lora, companion: {$WORKLOAD}}
+reference - {companion: {enabled: false, $WORKLOAD}}
+# Of the engine.
+0.16.0 llama {max_lora_rank: 8}
+0.16.0 llama {lora: {target_modules: [attn_q]}}
+0.16.0 llama {max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/a/x, /b/x]}}
+""",
+    "reference": """
+# Keys of other backends.
+reference - {kv_cache: paged}
+reference - {plugins: {gemm: float16}}
+reference - {quantization: {tool: quantize}}
+reference - {lora: {target_modules: [attn_q]}}
+reference - {options: {build: [--strip_plan]}}
+reference - {paged_context_fmha: true}
+reference - {pipeline_parallel: 2}
+reference - {context_parallel: 2}
+# Lengths, times and numbers that do not go together.
+reference - {max_input_len: 512}
+reference - {max_seq_len: 16, max_input_len: 8, companion: {benchmark: null}}
+reference - {companion: {benchmark: {max_tokens: 512}}}
+reference - {max_num_tokens: 7}
+reference - {repository: {max_tokens_in_paged_kv_cache: 511}}
+reference - {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3, $CACHE_OF_1583}
+reference - {serve: {time_limit_minutes: 10}}
+reference - {companion: {endpoint_timeout_seconds: 600}}
+reference - {companion: {time_limit_minutes: 20}}
+reference - {companion: {time_limit_minutes: 120, benchmark: {requests: 15000}}}
+reference - {build: {gpus: 1}, site: {gpus_per_node: 0}}
+reference - {companion: {request: {context_logits: true}}}
+reference - {gather_context_logits: true, companion: {request: {generation_logits: true}}}
+reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
+""",
+    "raw-options": """
+# They are the last words of their program, and not written out a second time.
+0.16.0 llama {options: {build: [--strip_plan, --visualize_network], convert: [--load_model_on_cpu]}}
+0.16.0 llama {options: {build: [--paged_state, disable]}}
+# An option with a key of its own, also by its short spelling.
+0.16.0 llama {options: {build: [--use_fp8_context_fmha=enable, --log_level, verbose]}}
+0.16.0 llama {options: {convert: [-sq, '0.5']}}
+# A word that the release ignores is a note.
+0.9.0 llama {options: {build: [--tp_size, '4']}}
+# A list takes several words.
+0.16.0 gpt {options: {convert: [--gpt_variant=gpt2, --nemo_rename_key, 'a:b', 'c:d']}}
+# Words for adapters.
+0.16.0 llama {$LORA, options: {lora: [--verbose]}}
+0.16.0 llama {$LORA, options: {lora: [--storage-type, float32]}}
+""",
+}
+"""Lines ``RELEASE FAMILY {engine keys}`` by file.
+
+Among the keys are other sections, ``site`` for the profile, and ``copies`` and
+``phases`` for the modes of serving that take them.
+"""
+
+SHORT = {
+    "T5": "max_batch_size: 8, max_encoder_input_len: 1024, max_seq_len: 201, max_beam_width: 1, "
+    "plugins: {gemm: float16, bert_attention: float16, gpt_attention: float16}",
+    "LORA": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/adapters/a]}",
+    "LUOTUO": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/hf/luotuo]}",
+    "FLOAT32": "max_lora_rank: 8, "
+    "lora: {target_modules: [attn_q], adapters: [/hf/luotuo], storage_type: float32}",
+    "WORKLOAD": "benchmark: {workload: {lora: [{directory: /a}]}}",
+    "DRAFTED": "speculative_config: {decoding_type: Draft_Target, max_draft_len: 3}",
+    "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
+    "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",
+    "CACHE_OF_1583": "repository: {max_tokens_in_paged_kv_cache: 1583}",
+    "ONE": "name: tensorrt_llm, gpu_device_ids: [0, 1]",
+    "CONTEXT": "context: {instances: [[0, 1]]}",
+    "TWO": "instances: [[2, 3]]",
+    "FINISHED": "instances: [[2]], engine: /e",
+    "TWO_TO_GENERATE": "mode: disaggregated, disaggregated: {generation: {servers: 2}}",
+    "NODES_OF_4": "site: {gpus_per_node: 4}",
+    "NODES_APART": "site: {gpus_per_node: 4, "
+    "phases: {context: {partition: a}, generation: {gpus_per_node: 2}}}",
+}
+"""Keys that several lines share, by what stands for them after a dollar sign."""
+SECTIONS = ("repository", "serve", "build", "companion")
+
+
+def recorded() -> dict[str, str]:
+    """Return the files of ``tests/golden/engine-builds``."""
+    return {
+        f"{name}.txt": "".join(f"{text}\n" for case in cases.strip().splitlines() for text in _outcome(case))
+        for name, cases in CASES.items()
+    }
+
+
+def _outcome(case: str) -> Iterator[str]:
+    """Yield the case and, indented, what it leads to; a comment as it is."""
+    if case.startswith("#"):
+        yield case
+        return
+    yield case
+    made, site = _files(case)
+    problems = found(made, site)
+    for problem in problems:
+        yield f"  {problem.code} {problem.field}: {problem.message}"
+        yield f"    next: {problem.hint}"
+    if problems:
+        return
+    if made.engine.backend in ("tensorrtllm", "python") and not made.engine.directory:
+        for step in steps(made, site):
+            yield from _step(step)
+        yield from (f"  note: {note}" for note in notes(made))
+    if made.frontend == "openai":
+        yield from _servers(made_plan(made, site))
+    elif made.engine.backend in ("reference", "pytorch"):
+        yield "  accepted"
+
+
+def _servers(plan: Plan) -> Iterator[str]:
+    """Yield the command lines and configurations of servers that speak OpenAI's protocol, and the notes."""
+    for server in plan.servers:
+        yield f"  serves: {' '.join(server.spec.leader)}"
+        configuration = yaml.safe_load(server.configuration or "{}")
+        yield f"    configured: {yaml.safe_dump(configuration, default_flow_style=True, width=1000).strip()}"
+    if plan.front is not None:
+        yield f"  in front: {' '.join(plan.front.command)}"
+    yield from (f"  note: {note}" for note in plan.notes)
+
+
+def _files(case: str) -> tuple[JobFile, ClusterProfile]:
+    """Return the job file and the profile that a line stands for."""
+    release, family, text = case.split(" ", 2)
+    keys = yaml.safe_load(re.sub(r"\$([A-Z0-9_]+)", lambda short: SHORT[short[1]], text))
+    sections = {name: keys.pop(name) for name in SECTIONS if name in keys}
+    site = cluster(**keys.pop("site", {}))
+    if copies := keys.pop("copies", None):
+        sections |= {"serve": {"mode": "orchestrator"}, "repository": {"models": copies}}
+    if phases := keys.pop("phases", None):
+        sections["serve"] = {"mode": "disaggregated", "disaggregated": phases}
+    if release == "reference":
+        return JobFile.model_validate({"name": "x", "engine": keys, **sections}), site
+    return job(release, family, engine={"dtype": "float16", **keys}, **sections), site
+
+
+def _step(step: BuildStep) -> Iterator[str]:
+    first, *others = map(line, step.commands)
+    yield f"  {step.name} of {', '.join(step.inputs)}{' on a GPU' if step.on_gpu else ''}: {first}"
+    yield from (f"    {command}" for command in others)
