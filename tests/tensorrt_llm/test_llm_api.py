@@ -12,11 +12,11 @@ from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import config_option, has_key_facts, serve_options, unknown_keys
 from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED
 
 VERSIONS = [release.version for release in releases()]
-TO_COME = "1.3.0"
+TO_COME = UNRELEASED
 
 
 # The options of the page of 0.18.2, of both sides of the merge that trtllm_serve.toml names, and 3 of main.

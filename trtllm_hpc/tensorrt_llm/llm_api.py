@@ -13,14 +13,19 @@ from typing import Any, Literal
 
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases import Release
-from trtllm_hpc.tensorrt_llm.releases.commands import NEWER, Command, Option, load_command, newest_command
-from trtllm_hpc.tensorrt_llm.releases.data_files import listed_versions, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
+from trtllm_hpc.tensorrt_llm.releases.data_files import (
+    NEWER,
+    UNRELEASED,
+    beginning,
+    listed_versions,
+    parsed,
+    read_data,
+)
 from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 
 SERVER = "trtllm-serve"
 _FILE = "--extra_llm_api_options"
-_TO_COME = "1.3.0"
-"""The version under which the data have what is newer than all releases."""
 
 ConfigOption = Literal["--config", "--extra_llm_api_options"]
 
@@ -75,7 +80,7 @@ class UnknownKey:
     suggestion: str | None
     """What was probably meant, as a path from the top, or a few words."""
     first_release: str | None
-    """The first release after this one that has the key; ``None``: none is known."""
+    """The first release after this one that has the key, or ``unreleased``; ``None``: none is known."""
     last_release: str | None
     """The last release before this one that had the key; ``None``: none did, or a later one has it again."""
 
@@ -83,7 +88,7 @@ class UnknownKey:
     def message(self) -> str:
         """Why it is refused, as the rest of a sentence that begins with the key."""
         if self.first_release is not None:
-            return f"is not a key of the LLM API here: it came with {self.first_release}"
+            return f"is not a key of the LLM API here: it {beginning(self.first_release)}"
         if self.last_release is not None:
             return f"is not a key of the LLM API here: the last release with it is {self.last_release}"
         return "is not a key of the LLM API on PyTorch in any release known here"
@@ -144,7 +149,7 @@ def _sections() -> Mapping[str, Mapping[str, Any]]:
 def _data_versions() -> tuple[str, ...]:
     """The releases whose keys are known, oldest first."""
     first = min(read_data("llm_api")["read"], key=parsed)
-    return (*(version for version in listed_versions() if parsed(version) >= parsed(first)), _TO_COME)
+    return (*(version for version in listed_versions() if parsed(version) >= parsed(first)), UNRELEASED)
 
 
 def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:

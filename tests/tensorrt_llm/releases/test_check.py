@@ -247,7 +247,7 @@ def test_what_the_openai_server_refuses() -> None:
     assert refused("1.1.0", "trtllm-serve /model --config f.yaml") == {
         "--config": "TensorRT-LLM 1.1.0 spells it --extra_llm_api_options | write --extra_llm_api_options"
     }
-    assert "came with 1.3.0" in refused("1.2.1", "trtllm-serve /model --grpc")["--grpc"]
+    assert "came after 1.2.1" in refused("1.2.1", "trtllm-serve /model --grpc")["--grpc"]
     assert list(refused("1.2.1", "trtllm-serve /model --tp 8")) == ["--tp"], "Click takes no beginnings"
     assert list(refused("1.2.1", "trtllm-serve /model other --ep_size two")) == ["other", "--ep_size"]
     assert list(refused("1.2.1", "trtllm-serve disaggregated /model -c f.yaml")) == ["/model"]

@@ -12,7 +12,7 @@ import pytest
 
 from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, commands, releases
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, Form, commands_of, families_with
-from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNSET, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNRELEASED, UNSET, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.families import families
 
 VERSIONS = [release.version for release in releases()]
@@ -20,7 +20,7 @@ KEYS = {
     *("form", "since", "until", "default", "choices", "aliases", "required", "bare"),
     *("replaced_by", "note", "ignored", "source", "type"),
 }
-TO_COME = "1.3.0"
+TO_COME = UNRELEASED
 """Stands for images that are newer than every release."""
 
 

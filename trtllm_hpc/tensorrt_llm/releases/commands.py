@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     DATA,
+    NEWER,
     UNSET,
     listed_versions,
     parsed,
@@ -43,8 +44,6 @@ COMMANDS: Mapping[str, str] = {
 }
 """Upstream's tools and the data file of each, in the order of use."""
 _SERVE = "trtllm-serve"
-NEWER = "9999"
-"""Stands for the version of an image that is newer than all releases known here."""
 BY_FAMILY = ("build.py", "convert_checkpoint.py")
 """Programs that every family of models has its own of: their data are folders, a file for each family."""
 

@@ -19,6 +19,10 @@ from trtllm_hpc.tensorrt_llm.releases.learned import learned, release_entry
 DATA = files("trtllm_hpc.tensorrt_llm.releases") / "data"
 UNSET = "unset"
 """Written in the data where a release has no default, since TOML has no null."""
+UNRELEASED = "unreleased"
+"""Written in the data in place of a version for what upstream has after the newest release known here."""
+NEWER = "9999"
+"""Stands for the version of an image that is newer than all releases known here."""
 
 
 @cache
@@ -53,8 +57,13 @@ def listed_versions() -> tuple[str, ...]:
 
 @cache
 def parsed(version: str) -> Version:
-    """The version as something to compare."""
-    return Version(version)
+    """The version as something to compare; ``unreleased`` comes after every release."""
+    return Version("9998" if version == UNRELEASED else version)
+
+
+def beginning(version: str) -> str:
+    """Return since when upstream has something, to follow "it"."""
+    return f"came after {listed_versions()[-1]}" if version == UNRELEASED else f"came with {version}"
 
 
 def with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     load_command,
     releases_with,
 )
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.data_files import beginning, parsed
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
@@ -75,7 +75,7 @@ def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | No
     lacks = f"TensorRT-LLM {release.version} lacks it"
     note = f". {history.note}" if history.note else ""
     if parsed(release.version) < parsed(history.first):
-        return f"{lacks}: it came with {history.first}{note}", None
+        return f"{lacks}: it {beginning(history.first)}{note}", None
     hint = f"instead: {history.replaced_by}" if history.replaced_by else None
     if history.gone is not None and parsed(release.version) >= parsed(history.gone):
         return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{note}", hint
