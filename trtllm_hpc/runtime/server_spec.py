@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.runtime.records import JsonRecord
-from trtllm_hpc.runtime.server_http import ServerHttp
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.server_http import ServerHttp  # which loads ssl: 20 ms
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.engine import Engine, Quantization
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.shapes import Matrix, ModelShape, Stack
-from trtllm_hpc.tensorrt_llm.releases import Release
+
+if TYPE_CHECKING:
+    from trtllm_hpc.tensorrt_llm.releases import Release
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of one element of each type."""
