@@ -11,8 +11,6 @@ from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError, ExitCode
 
-README_BUILD = ["trtllm-build", "--checkpoint_dir", "c", "--kv_cache_type", "paged"]
-
 
 def versions(*words: str) -> Result:
     return CliRunner().invoke(command, ["versions", *words], catch_exceptions=False)
@@ -67,67 +65,15 @@ def test_a_list_says_how_surely_it_was_read() -> None:
 
 
 def test_sub_commands_are_shown_too() -> None:
-    shown = versions("show", "0.16", "benchmark_core_model.py").output
-    assert "benchmark_core_model.py token-norm-dist of TensorRT-LLM 0.16.0" in shown
-    record = as_json("show", "0.16", "benchmark_core_model.py", "--json")
-    assert len(record["subcommands"]) == 3
+    shown = versions("show", "1.0", "trtllm-serve").output
+    assert "trtllm-serve disaggregated of TensorRT-LLM 1.0.0" in shown
+    record = as_json("show", "1.0", "trtllm-serve", "--json")
+    assert "trtllm-serve disaggregated" in {part["name"] for part in record["subcommands"]}
 
 
 def test_a_family_has_options_of_its_own() -> None:
     assert "--nougat" in versions("show", "0.16", "convert_checkpoint.py", "--family", "enc_dec").output
     assert "--nougat" not in versions("show", "0.16", "convert_checkpoint.py").output
-
-
-def test_a_line_that_the_release_takes() -> None:
-    result = versions("check", "0.13", "--", *README_BUILD)
-    assert result.exit_code == ExitCode.OK
-    assert result.output.startswith("accepted by trtllm-build of TensorRT-LLM 0.13.0")
-
-
-def test_a_line_that_it_refuses() -> None:
-    result = versions("check", "0.11", "--", *README_BUILD)
-    assert result.exit_code == ExitCode.CONFIG
-    (row,) = [line for line in result.output.splitlines() if line.startswith("--kv_cache_type")]
-    assert "refused" in row and "it came with 0.13.0" in row
-    assert "1 refused by trtllm-build of TensorRT-LLM 0.11.0" in result.output
-
-
-def test_the_verdict_as_json() -> None:
-    result = versions("check", "--json", "24.07", *README_BUILD)
-    record = documented("versions check", result.output)
-    assert result.exit_code == ExitCode.CONFIG
-    assert record["accepted"] is False
-    assert record["words"] == README_BUILD
-    assert [remark["place"] for remark in record["remarks"]] == [3]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--json", "0.11", "--", *README_BUILD),
-        ("0.11", "--json", "--", *README_BUILD),
-        ("0.11", "--json", "--family=gpt", *README_BUILD),
-        ("--family", "gpt", "0.11", "--json", *README_BUILD),
-    ],
-)
-def test_options_stand_on_either_side_of_the_release(words: tuple[str, ...]) -> None:
-    record = documented("versions check", versions("check", *words).output)
-    assert record["words"] == README_BUILD
-
-
-@pytest.mark.parametrize(
-    "words", [("--famly", "gpt", "0.16", "--", "trtllm-build"), ("0.16", "--famly", "gpt", "trtllm-build")]
-)
-def test_an_unknown_option_of_the_command_itself_is_refused(words: tuple[str, ...]) -> None:
-    result = versions("check", *words)
-    assert result.exit_code == ExitCode.USAGE
-    assert "No such option" in result.output and "--family" in result.output
-
-
-def test_an_ignored_word_is_told_but_not_refused() -> None:
-    result = versions("check", "24.04", "--", "trtllm-build", "--tp_size", "4")
-    assert result.exit_code == ExitCode.OK
-    assert "ignored" in result.output
 
 
 @pytest.mark.parametrize(
@@ -137,7 +83,6 @@ def test_an_ignored_word_is_told_but_not_refused() -> None:
         (("show", "24.03"), "which TensorRT-LLM is in the container 24.03"),
         (("show", "0.16", "trtllm-bild"), "no program of upstream's is called 'trtllm-bild'"),
         (("show", "0.16", "build.py"), "the last with it is 0.7.1"),
-        (("check", "0.16", "--", "ls", "-l"), "no word names one of upstream's programs: 'ls'"),
     ],
 )
 def test_what_does_not_exist_is_said_in_a_sentence(words: tuple[str, ...], message: str) -> None:

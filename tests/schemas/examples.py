@@ -34,7 +34,7 @@ from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.engines import FoundEngine
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.report.versions import checked_line, program_details, release_details, release_row
+from trtllm_hpc.report.versions import program_details, release_details, release_row
 from trtllm_hpc.runs.accounting import RunUse
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRun, PrunedRuns
@@ -50,7 +50,6 @@ from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, Room
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Buffers, Limits, Parallel
 from trtllm_hpc.tensorrt_llm.releases import find_release
-from trtllm_hpc.tensorrt_llm.releases.check import check_words
 from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
 from trtllm_hpc.validation.checks import CheckRow, DoctorReport, row_of, rule_rows
 
@@ -376,7 +375,6 @@ PROGRAM = replace(
     options=tuple(option for option in PROGRAM.options if option.name == "--max_batch_size"),
     not_in_this_release=PROGRAM.not_in_this_release[:1],
 )
-CHECKED = checked_line(check_words(_RELEASE, ["trtllm-build", "--max_output_len", "100"]))
 
 SANDBOX = Status(
     name="default",

@@ -23,7 +23,7 @@ from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.report.versions import CheckedLine, ProgramDetails, ReleaseDetails, ReleaseRow
+from trtllm_hpc.report.versions import ProgramDetails, ReleaseDetails, ReleaseRow
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
@@ -88,7 +88,6 @@ OUTPUTS: Mapping[str, tuple[Output, ...]] = {
         Output(ReleaseDetails, examples.RELEASE_DETAILS, "of a release"),
         Output(ProgramDetails, examples.PROGRAM, "of a program of it"),
     ),
-    "versions check": (Output(CheckedLine, examples.CHECKED),),
     "versions learn": (Output(LearnedRelease, examples.LEARNED),),
     "sandbox status": (Output(Status, examples.SANDBOX),),
     "sandbox up": (Output(Status, examples.SANDBOX),),

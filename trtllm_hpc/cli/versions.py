@@ -26,7 +26,7 @@ _release_argument = click.argument("release", shell_complete=complete_with(relea
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show what the releases of TensorRT-LLM have, and check command lines.
+    """Show what the releases of TensorRT-LLM have.
 
     Without a sub-command it lists the releases and the containers that carry
     them. A RELEASE is a version, a Triton tag (24.12) or the name of an image.
@@ -36,7 +36,6 @@ def command(context: click.Context, as_json: bool) -> None:
       trtllm-hpc versions
       trtllm-hpc versions show 24.12
       trtllm-hpc versions show 0.16 trtllm-build
-      trtllm-hpc versions check 0.16 -- trtllm-build --checkpoint_dir c --max_output_len 100
       trtllm-hpc versions learn site.json
     """
     if context.invoked_subcommand is not None:
@@ -107,66 +106,6 @@ def learn(bundle: Path, as_json: bool) -> None:
     else:
         click.echo(f"learned the options and keys of TensorRT-LLM {learned.version}\n  file {learned.file}")
         click.echo(f"next: trtllm-hpc versions show {learned.version} trtllm-serve")
-
-
-class _Check(click.Command):
-    """Takes options on either side of RELEASE; all words after it are upstream's command line."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put our options first, and everything else behind a ``--``."""
-        rest = list(args)
-        ours: list[str] = []
-        release: list[str] = []
-        with_value = {
-            name
-            for option in self.params
-            if isinstance(option, click.Option) and not option.is_flag
-            for name in option.opts
-        }
-        while rest and rest[0] != "--" and (rest[0].startswith("-") or not release):
-            word = rest.pop(0)
-            if not word.startswith("-"):
-                release = [word]
-                continue
-            ours.append(word)
-            if word in with_value and rest:
-                ours.append(rest.pop(0))
-        return super().parse_args(ctx, [*ours, "--", *release, *rest[rest[:1] == ["--"] :]])
-
-
-@command.command(cls=_Check)
-@_family_option
-@json_option
-@_release_argument
-@click.argument(
-    "words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_with(programs)
-)
-def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
-    """Check a command line of one of upstream's programs against RELEASE.
-
-    For each option that the release refuses, it names the release that added,
-    removed or renamed it; the exit code is then 3. Options of this command go
-    before the command line, before or after RELEASE.
-
-    \b
-    Examples:
-      trtllm-hpc versions check 0.11 -- trtllm-build --checkpoint_dir c --kv_cache_type paged
-      trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
-    """
-    from trtllm_hpc.errors import ExitCode
-    from trtllm_hpc.report.versions import checked_line, print_checked
-    from trtllm_hpc.tensorrt_llm.releases.check import UnknownProgram, check_words
-
-    try:
-        checked = check_words(_release(release), words, family)
-    except UnknownProgram as error:
-        raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
-    if as_json:
-        print_json(checked_line(checked))
-    else:
-        print_checked(checked)
-    if not checked.accepted:
-        raise click.exceptions.Exit(ExitCode.CONFIG)
 
 
 def _program(release: Release, name: str, family: str) -> Command:

@@ -1,4 +1,4 @@
-"""Tables of TensorRT-LLM's releases, of the options of their programs, and of checked command lines."""
+"""Tables of TensorRT-LLM's releases and of the options of their programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from trtllm_hpc.errors import FAIL
 from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
@@ -15,8 +14,6 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from trtllm_hpc.tensorrt_llm.releases.check import Checked
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
@@ -103,37 +100,6 @@ class ProgramDetails:
     """Options before the sub-command's name belong to the program, those after it to the sub-command."""
 
 
-@dataclass(frozen=True)
-class CheckedWord:
-    """What a release makes of one word of a command line."""
-
-    judgement: str
-    """``refused``: the program ends with an error. ``ignored``: taken, and does nothing. Else ``note``."""
-    word: str
-    place: int | None
-    """Its index in ``words``; ``None``: it is missing there."""
-    sentence: str
-    hint: str | None
-    """What to write instead."""
-
-
-@dataclass(frozen=True)
-class CheckedLine:
-    """A command line and what one release makes of it."""
-
-    release: str
-    program: str
-    family: str | None
-    """The model family whose program it is; ``None`` where there is one for all."""
-    status: str | None
-    """How reliable the list of options is; ``None``: the release does not have the program."""
-    words: tuple[str, ...]
-    """The command line."""
-    remarks: tuple[CheckedWord, ...]
-    accepted: bool
-    """Whether the release takes every word."""
-
-
 def release_row(release: Release) -> ReleaseRow:
     """Return a release for JSON."""
     return ReleaseRow(**vars(release), builds_with=builders(release))
@@ -182,35 +148,6 @@ def print_release(release: Release) -> None:
         if families:
             width = min(terminal_width() or NARROW, NARROW)
             print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
-
-
-def checked_line(checked: Checked) -> CheckedLine:
-    """Return the verdict on a command line for JSON."""
-    remarks = tuple(
-        CheckedWord(
-            remark.code,
-            remark.value,
-            int(remark.field[1:-1]) if remark.field else None,
-            remark.message,
-            remark.hint,
-        )
-        for remark in checked.remarks
-    )
-    return CheckedLine(**{**vars(checked), "remarks": remarks}, accepted=checked.accepted)
-
-
-def print_checked(checked: Checked) -> None:
-    """Print what a release refuses or ignores of a command line."""
-    suffix = f" for {checked.family}" if checked.family else ""
-    if checked.remarks:
-        table = plain_table("word", "", "why", "remedy")
-        for remark in checked.remarks:
-            table.add_row(remark.value, remark.code, remark.message, remark.hint or _NONE)
-        print_table(table)
-    refused = sum(remark.state == FAIL for remark in checked.remarks)
-    verdict = f"{refused} refused" if refused else "accepted"
-    listed = f" (its list of options: {checked.status})" if checked.status else ""
-    print(f"{verdict} by {checked.program}{suffix} of TensorRT-LLM {checked.release}{listed}")
 
 
 def program_details(command: Command) -> ProgramDetails:
