@@ -234,14 +234,6 @@ class Measurement:
         self._refuse_copy()
         return write_charts(self.paths, self.name, self.files.charts)
 
-    def trace(self) -> Path:
-        """Write requests and server metrics as a trace for ui.perfetto.dev, and return its path."""
-        from trtllm_hpc.bench.server_metrics.sampling import read_samples
-        from trtllm_hpc.report.perfetto import write_perfetto
-
-        write_perfetto(self.records, read_samples(self.files.samples), self.files.trace)
-        return self.files.trace
-
     def _refuse_copy(self) -> None:
         if self.copied_to is not None:
             raise RunNotFound(

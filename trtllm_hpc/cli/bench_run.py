@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
-@click.option("--perfetto", is_flag=True, help="Also write the requests as a trace for ui.perfetto.dev.")
 @upstream_options
 @json_option
 @click.pass_context
@@ -65,7 +64,6 @@ def command(
     output: Path | None,
     name: str | None,
     report: bool,
-    perfetto: bool,
     upstream_table: bool,
     upstream_csv: Path | None,
     as_json: bool,
@@ -99,7 +97,7 @@ def command(
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
-    _write(measurement, report=report, perfetto=perfetto)
+    _write(measurement, report=report)
     show_measurement(measurement, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
     if interrupted:
         raise click.Abort
@@ -116,14 +114,10 @@ def _refuse_contradictions(run: RunPaths | None, url: str | None, of_url: Any, o
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
 
 
-def _write(found: Measurement, *, report: bool, perfetto: bool) -> None:
-    """Write the report and the trace, and print what was written."""
+def _write(found: Measurement, *, report: bool) -> None:
+    """Write the report, and print which files the measurement has."""
     files = found.files
-    written = [files.table]
-    if perfetto:
-        written.append(found.trace())
-    if report:
-        written += _report(found)
+    written = [files.table, *(_report(found) if report else ())]
     click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
     for file in written:
         click.echo(f"written: {file}", err=True)

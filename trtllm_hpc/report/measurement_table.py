@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
 from trtllm_hpc.report.adapters import HEADER, adapter_rows
 from trtllm_hpc.report.formatting import NONE, plus_minus, quantity
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
-from trtllm_hpc.report.sparkline import over_time, spread
 from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
 
 _WIDTH = 100
@@ -27,8 +25,6 @@ _LATENCIES = {
     "latency_from_send_ms": "from send (ms)",
     "client_lateness_ms": "client late (ms)",
 }
-_BARS = 10
-_FEW_BARS = 8
 _GOODPUT, _TOKENS = "goodput\n(1/s)", "tokens\n(1/s)"
 _LEVEL_FIGURES = {
     "finished\n(1/s)": ("finished_rate_per_s", None),
@@ -60,17 +56,18 @@ def measurement_text(measurement: Measurement, records: Sequence[RequestRecord] 
 def measurement_table(
     measurement: Measurement, records: Sequence[RequestRecord] = (), *, narrow: bool = False
 ) -> Table:
-    """The whole of it, with small charts where there are records; ``narrow``, of 60 columns, has fewer
-    figures.
+    """Return the whole table. A ``narrow`` one, of 60 columns, has fewer figures.
+
+    ``records`` are needed only for the rows of each LoRA adapter.
     """
     whole = Table.grid()
     whole.add_row(Text(title(measurement)))
     whole.add_row("")
-    whole.add_row(_levels(measurement, records, narrow))
+    whole.add_row(_levels(measurement, narrow))
     level = headline_level(measurement)
     if level is not None:
         whole.add_row("")
-        whole.add_row(_latencies(measurement, level, records, narrow))
+        whole.add_row(_latencies(measurement, level, narrow))
         rows = adapter_rows(measurement, records, level)
         if rows and not narrow:
             whole.add_row("")
@@ -81,15 +78,13 @@ def measurement_table(
     return whole
 
 
-def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: bool) -> Table:
+def _levels(measurement: Measurement, narrow: bool) -> Table:
     figures = _figures_of(measurement, narrow)
-    bars = _FEW_BARS if narrow else _BARS
     table = plain_table()
     table.collapse_padding = True
     table.add_column("level")
     for header in ("failed", *figures):
         table.add_column(header, justify="right")
-    table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
@@ -97,7 +92,7 @@ def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: 
         row = [label if is_valid(result) else f"{label} !"]
         row += [f"{failed:,}" if narrow else f"{failed:,} of {measured:,}"]
         row += [_figure(result, *_LEVEL_FIGURES[header]) for header in figures]
-        table.add_row(*row, _course(result, [one for one in records if one.level == place], bars))
+        table.add_row(*row)
     return table
 
 
@@ -119,20 +114,7 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
 
 
-def _course(result: LevelResult, records: Sequence[RequestRecord], bars: int) -> str:
-    """Mean latency along the first pass's window, by when requests were due."""
-    if not result.passes:
-        return ""
-    first = result.passes[0]
-    moments = [
-        (record.scheduled_s, record.ended_s - record.scheduled_s)
-        for record in records
-        if record.repeat == first.repeat and record.measured and record.ok
-    ]
-    return over_time(moments, first.window.start_s, first.window.end_s, bars)
-
-
-def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRecord], narrow: bool) -> Table:
+def _latencies(measurement: Measurement, level: int, narrow: bool) -> Table:
     result = measurement.levels[level]
     repeated = len(result.passes) > 1
     statistics = ("p50", "p99", "max") if narrow else ("mean", "p50", "p90", "p95", "p99", "max")
@@ -142,8 +124,6 @@ def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRe
         table.add_column(statistic, justify="right", min_width=6)
         if repeated and statistic == "p99" and not narrow:
             table.add_column("", justify="right")
-    table.add_column("min to max" if records else "", min_width=_FEW_BARS if records else 0)
-    measured = [one for one in records if one.level == level and one.measured]
     for key, name in _LATENCIES.items():
         figures = result.metrics.get(key)
         if figures is None and result.metrics:
@@ -154,7 +134,7 @@ def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRe
             row.append(quantity(interval.mean) if interval else NONE)
             if repeated and statistic == "p99" and not narrow:
                 row.append(plus_minus(interval) if interval else "")
-        table.add_row(name, *row, spread(_values(key, measured), _FEW_BARS if narrow else _BARS))
+        table.add_row(name, *row)
     return table
 
 
@@ -165,12 +145,3 @@ def _by_adapter(rows: Sequence[Sequence[str]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _values(key: str, measured: Sequence[RequestRecord]) -> list[float]:
-    metric = BY_KEY[key]
-    if not isinstance(metric, PerRequest):
-        return []
-    return [
-        value for record in measured if record.ok or metric.includes_failed for value in metric.values(record)
-    ]
