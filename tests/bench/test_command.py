@@ -421,7 +421,7 @@ def test_limits_that_need_streaming_are_refused_without_it(
         (("--prefixes", "2"), "--prefixes: belongs to"),
         (("--arrival", "trace"), "--arrival: only a workload of kind trace"),
         (("--rate", "4,x"), "'x' is not a valid float"),
-        (("--rate", "0"), "0.0 is not in the range"),
+        (("--rate", "0"), "--rate: Input should be greater than 0, not 0.0"),
         (("--slo", "ttft.p98<1s"), "no statistic is called 'p98'"),
     ],
 )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings
-from trtllm_hpc.cli.bench_settings import settings_for
+from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_for
 from trtllm_hpc.cli.bench_show import show_measurement, upstream_options
 from trtllm_hpc.cli.options import (
     RunType,

@@ -22,9 +22,9 @@ from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
-    _RunParameter = click.ParamType[RunPaths]
+    ParameterType = click.ParamType[Any]
 else:
-    _RunParameter = click.ParamType  # generic only in the newest releases of click
+    ParameterType = click.ParamType  # generic only in the newest releases of click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +33,7 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 
 
-class RunType(_RunParameter):
+class RunType(ParameterType):
     """A run named by its folder, its id, its job name, or ``latest``: the run submitted last."""
 
     name = "run"

@@ -10,7 +10,14 @@ from typing import Any
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.cli.options import (
+    ParameterType,
+    json_option,
+    print_json,
+    print_warning,
+    runs_folder,
+    runs_option,
+)
 from trtllm_hpc.paths import read_plan
 from trtllm_hpc.runs.find import list_runs
 
@@ -18,7 +25,7 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATES = ("rendered", "pending", "running", "serving", "completed", "failed", "cancelled", "lost")
 
 
-class _SpanType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in click 8.3 and later
+class _SpanType(ParameterType):
     """A span of time as ``90m``, ``12h``, ``30d`` or ``2w``, in seconds."""
 
     name = "span"
