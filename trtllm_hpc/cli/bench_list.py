@@ -14,9 +14,8 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -79,9 +78,9 @@ def _row(found: Measurement) -> MeasurementRow:
 def _table(rows: Sequence[MeasurementRow]) -> Table:
     import time
 
-    from trtllm_hpc.report.tables import plain_table
+    from trtllm_hpc.report.tables import Table
 
-    table = plain_table("name", "started", "load", "requests", "valid", right=("requests",))
+    table = Table("name", "started", "load", "requests", "valid", right=("requests",))
     for row in rows:
         started = row.started_at
         table.add_row(

@@ -142,7 +142,7 @@ def _find_one(cache: Cache, name: str) -> Item:
 def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
     from trtllm_hpc.engine_cache.listing import list_entries, row_of
-    from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table
+    from trtllm_hpc.report.engines import engines_table
     from trtllm_hpc.report.formatting import format_bytes
     from trtllm_hpc.report.tables import print_table
 
@@ -154,7 +154,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     if not items:
         click.echo(_no_engines(cache))
         return
-    print_table(engines_table(items), OPTIONAL_COLUMNS)
+    print_table(engines_table(items))
     click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.size for item in items))}")
 
 

@@ -88,10 +88,10 @@ def command(
     if not rows:
         click.echo(f"no such runs in {runs_folder(context)}")
         return
-    from trtllm_hpc.report.runs import run_lines
-    from trtllm_hpc.report.tables import terminal_width
+    from trtllm_hpc.report.runs import runs_table
+    from trtllm_hpc.report.tables import print_table
 
-    click.echo("\n".join(run_lines(rows, time.time(), terminal_width())))
+    print_table(runs_table(rows, time.time()))
 
 
 @command.command()

@@ -42,7 +42,7 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, release_row, releases_table
+    from trtllm_hpc.report.versions import release_row, releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
@@ -50,7 +50,7 @@ def command(context: click.Context, as_json: bool) -> None:
         return
     from trtllm_hpc.report.tables import print_table
 
-    print_table(releases_table(versions.releases()), OPTIONAL_COLUMNS)
+    print_table(releases_table(versions.releases()))
 
 
 @command.command()

@@ -6,38 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
+from trtllm_hpc.report.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trtllm_hpc.engine_cache.listing import Item
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
-
-OPTIONAL_COLUMNS = ("model", "last used", "layout", "version", "built", "backend")
-"""Columns that a narrow terminal may do without; the last goes first."""
 
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 def engines_table(items: Sequence[Item]) -> Table:
     """Return a table with one row for each entry."""
-    from rich.text import Text
-
-    from trtllm_hpc.report.tables import plain_table
-
-    table = plain_table(
+    table = Table(
         *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
         right=("size",),
         one_line=("name", "size"),
+        optional=("model", "last used", "layout", "version", "built", "backend"),
     )
     for item in items:
-        about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
+        about = [item.about.get(name) or NONE for name in ("model", "backend", "version", "layout")]
         size = format_bytes(item.size) if item.manifest else "-"
         times = [format_time(item.manifest.built_at if item.manifest else None), format_time(item.last_used)]
-        state = Text(item.state, style=_STYLES.get(item.state, ""))
-        state.append(state_of(item)[len(item.state) :], style="")
-        table.add_row(item.entry.name, *about, size, *times, state)
+        table.add_row(item.entry.name, *about, size, *times, (state_of(item), _STYLES.get(item.state, "")))
     return table
 
 

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING
 
-from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
+from trtllm_hpc.report.tables import NARROW, Table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
 
-OPTIONAL_COLUMNS = ("builds with", "CUDA", "TensorRT", "Python")
-"""Columns of :func:`releases_table` that a narrow terminal may do without; the last goes first."""
-
 
 def releases_table(releases: Sequence[Release]) -> Table:
     """One row a release, oldest first."""
-    table = plain_table("release", "containers", "TensorRT", "Python", "CUDA", "builds with", "backends")
+    table = Table(
+        *("release", "containers", "TensorRT", "Python", "CUDA", "builds with", "backends"),
+        optional=("builds with", "CUDA", "TensorRT", "Python"),
+    )
     for release in releases:
         table.add_row(
             release.version,
@@ -139,7 +135,7 @@ def print_release(release: Release) -> None:
         if value is not None:
             print(f"  {name}: {value}")
     print()
-    table = plain_table("program", "options", "list")
+    table = Table("program", "options", "list")
     for command in commands_of(release.version):
         table.add_row(command.name, str(len(command.options)), command.status)
     print_table(table)
@@ -179,7 +175,7 @@ def print_command(command: Command) -> None:
     print(f"  list: {command.status}")
     print(f"  source: {command.source}")
     print()
-    table = plain_table("option", "takes", "default", "remarks")
+    table = Table("option", "takes", "default", "remarks")
     for option in command.options.values():
         table.add_row(
             ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
@@ -188,7 +184,7 @@ def print_command(command: Command) -> None:
     missing = list(_elsewhere(command))
     if missing:
         print()
-        table = plain_table("not in this release", "", "instead")
+        table = Table("not in this release", "", "instead")
         for history in missing:
             instead = history.replaced_by or history.note or _NONE
             table.add_row(history.name, _when(command, history), instead)
