@@ -19,6 +19,7 @@ from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.log_table import LogRow
@@ -28,7 +29,6 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
-from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
 from trtllm_hpc.validation.checks import DoctorReport
 
