@@ -23,12 +23,13 @@ from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.log_table import LogRow
-from trtllm_hpc.report.versions import ProgramDetails, ReleaseDetails, ReleaseRow
+from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
+from trtllm_hpc.tensorrt_llm.releases import Command, Release
 from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
 from trtllm_hpc.validation.checks import DoctorReport
 
@@ -61,8 +62,8 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "templates list": {"": list[TemplatesRow]},
     "templates fetch": {"": TemplatesRow},
     "templates show": {"": dict[str, str]},
-    "versions": {"": list[ReleaseRow]},
-    "versions show": {"of a release": ReleaseDetails, "of a program of it": ProgramDetails},
+    "versions": {"": list[Release]},
+    "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
     "versions learn": {"": LearnedRelease},
     "sandbox status": {"": Status},
     "sandbox up": {"": Status},

@@ -60,15 +60,14 @@ def test_a_list_says_how_surely_it_was_read() -> None:
     assert "list: taken from 0.14.0.dev2024100800" in versions("show", "0.14", "trtllm-build").output
     record = as_json("show", "0.9", "trtllm-build", "--json")
     assert record["status"] == "verified" and "v0.9.0" in record["source"]
-    (option,) = [option for option in record["options"] if option["name"] == "--tp_size"]
-    assert "checkpoint" in option["ignored"]
+    assert "checkpoint" in record["options"]["--tp_size"]["ignored"]
 
 
 def test_sub_commands_are_shown_too() -> None:
     shown = versions("show", "1.0", "trtllm-serve").output
     assert "trtllm-serve disaggregated of TensorRT-LLM 1.0.0" in shown
     record = as_json("show", "1.0", "trtllm-serve", "--json")
-    assert "trtllm-serve disaggregated" in {part["name"] for part in record["subcommands"]}
+    assert "trtllm-serve disaggregated" == record["subcommands"]["disaggregated"]["name"]
 
 
 def test_a_family_has_options_of_its_own() -> None:

@@ -42,11 +42,11 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import release_row, releases_table
+    from trtllm_hpc.report.versions import releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
-        print_json([release_row(release) for release in versions.releases()])
+        print_json(versions.releases())
         return
     from trtllm_hpc.report.tables import print_table
 
@@ -70,13 +70,13 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-    from trtllm_hpc.report.versions import print_command, print_release, program_details, release_details
+    from trtllm_hpc.report.versions import print_command, print_release, release_details
 
     found = _release(release)
     if program is not None:
         command = _program(found, program, family or "llama")
         if as_json:
-            print_json(program_details(command))
+            print_json(command)
         else:
             print_command(command)
     elif as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 
@@ -11,7 +11,6 @@ from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Rel
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 
-_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
@@ -30,25 +29,10 @@ def releases_table(releases: Sequence[Release]) -> Table:
             release.tensorrt or _NONE,
             release.python or _NONE,
             release.cuda or _NONE,
-            " + ".join(builders(release)),
+            " + ".join(release.builds_with),
             ", ".join(release.backends),
         )
     return table
-
-
-def builders(release: Release) -> tuple[str, ...]:
-    """The programs that make an engine of a checkpoint of LLaMA, in their order."""
-    there = [name for name in _BUILDERS if release.command(name, "llama") is not None]
-    # In 0.7 trtllm-build was there for a few other models, and nothing converted for it.
-    return ("build.py",) if "build.py" in there else tuple(there)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseRow(Release):
-    """A release, and what builds engines in it."""
-
-    builds_with: tuple[str, ...]
-    """The programs that make an engine of a checkpoint, in their order."""
 
 
 @dataclass(frozen=True)
@@ -69,36 +53,10 @@ class ProgramRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseDetails(ReleaseRow):
+class ReleaseDetails(Release):
     """A release and its programs."""
 
     programs: tuple[ProgramRow, ...]
-
-
-@dataclass(frozen=True)
-class ProgramDetails:
-    """The options of one of upstream's programs."""
-
-    name: str
-    family: str | None
-    """The model family that the list is of; ``None`` where there is one list for all."""
-    release: str
-    file: str | None
-    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
-    status: str
-    """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
-    source: str
-    """Where the list was read."""
-    options: tuple[Option, ...]
-    not_in_this_release: tuple[OptionHistory, ...]
-    """Options that only other releases have."""
-    subcommands: tuple[ProgramDetails, ...]
-    """Options before the sub-command's name belong to the program, those after it to the sub-command."""
-
-
-def release_row(release: Release) -> ReleaseRow:
-    """Return a release for JSON."""
-    return ReleaseRow(**vars(release), builds_with=builders(release))
 
 
 def release_details(release: Release) -> ReleaseDetails:
@@ -114,7 +72,7 @@ def release_details(release: Release) -> ReleaseDetails:
         )
         for command in commands_of(release.version)
     )
-    return ReleaseDetails(**vars(release_row(release)), programs=programs)
+    return ReleaseDetails(**vars(release), programs=programs)
 
 
 def print_release(release: Release) -> None:
@@ -146,28 +104,6 @@ def print_release(release: Release) -> None:
             print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
 
 
-def program_details(command: Command) -> ProgramDetails:
-    """Return a program's options for JSON."""
-    return ProgramDetails(
-        command.name,
-        command.family,
-        command.release,
-        command.file,
-        command.status,
-        command.source,
-        tuple(command.options.values()),
-        tuple(_elsewhere(command)),
-        tuple(map(program_details, command.subcommands.values())),
-    )
-
-
-def _elsewhere(command: Command) -> Iterator[OptionHistory]:
-    """Options that other releases of the program have and this one lacks."""
-    for name, history in command.histories.items():
-        if name == history.name and name not in command.options:
-            yield history
-
-
 def print_command(command: Command) -> None:
     """Print every option, and those of other releases."""
     suffix = f" for {command.family}" if command.family else ""
@@ -181,11 +117,10 @@ def print_command(command: Command) -> None:
             ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
         )
     print_table(table)
-    missing = list(_elsewhere(command))
-    if missing:
+    if command.not_in_this_release:
         print()
         table = Table("not in this release", "", "instead")
-        for history in missing:
+        for history in command.not_in_this_release:
             instead = history.replaced_by or history.note or _NONE
             table.add_row(history.name, _when(command, history), instead)
         print_table(table)

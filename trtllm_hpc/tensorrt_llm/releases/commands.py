@@ -92,7 +92,9 @@ class OptionHistory:
 
 @dataclass(frozen=True)
 class Command:
-    """One of upstream's tools, as one release has it."""
+    """One of upstream's programs, as one release has it."""
+
+    PRINTED = ("not_in_this_release",)
 
     name: str
     family: str | None
@@ -115,6 +117,14 @@ class Command:
         if name in self.options:
             return self.options[name]
         return next((option for option in self.options.values() if name in option.aliases), None)
+
+    @property
+    def not_in_this_release(self) -> tuple[OptionHistory, ...]:
+        """Options that only other releases have."""
+        histories = self.histories.items()
+        return tuple(
+            history for name, history in histories if name == history.name and name not in self.options
+        )
 
     @property
     def histories(self) -> Mapping[str, OptionHistory]:
