@@ -55,13 +55,6 @@ def test_releases_programs_families_checks_and_templates() -> None:
     assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
 
 
-def test_a_cluster_is_no_job_file_and_a_job_is_no_profile(home: Path) -> None:
-    (home / "my-job.yaml").write_text("name: a\nmodel:\n  path: /m\n")
-    (home / "my-site.yaml").write_text("name: b\nscheduler: slurm\njob_defaults:\n  serve: {nodes: 2}\n")
-    assert offered("submit", "job.yaml", "--cluster", incomplete="my-") == ["my-site.yaml"]
-    assert offered("submit", incomplete="my-") == ["my-job.yaml"]
-
-
 def test_keys_of_set() -> None:
     assert offered("submit", "job.yaml", "--set", incomplete="serve.no") == ["serve.nodes="]
     assert "cluster.partition=" in offered("render", "job.yaml", "--set", incomplete="cluster.part")

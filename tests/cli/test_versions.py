@@ -67,7 +67,7 @@ def test_sub_commands_are_shown_too() -> None:
     shown = versions("show", "1.0", "trtllm-serve").output
     assert "trtllm-serve disaggregated of TensorRT-LLM 1.0.0" in shown
     record = as_json("show", "1.0", "trtllm-serve", "--json")
-    assert "trtllm-serve disaggregated" == record["subcommands"]["disaggregated"]["name"]
+    assert record["subcommands"]["disaggregated"]["name"] == "trtllm-serve disaggregated"
 
 
 def test_a_family_has_options_of_its_own() -> None:

@@ -24,6 +24,7 @@ from trtllm_hpc.runs.find import find_run, is_run
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.client.connect import Address
 
 
 @click.command("run", cls=SettingsCommand)
@@ -57,9 +58,7 @@ def command(
     run: RunPaths | None,
     runs: Any,
     wait_seconds: float,
-    url: str | None,
-    key_file: Path | None,
-    certificate: Path | None,
+    address: Address | None,
     output: Path | None,
     name: str | None,
     report: bool,
@@ -79,8 +78,8 @@ def command(
     from trtllm_hpc.bench.measure import Interrupted
     from trtllm_hpc.bench.progress import terminal_bar
 
-    _refuse_contradictions(run, url, key_file or certificate or output, output)
-    found = Run(run or find_run("latest", runs_folder(ctx))) if url is None else None
+    _refuse_contradictions(run, address, output)
+    found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
     settings = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
@@ -89,10 +88,11 @@ def command(
             if found is not None:
                 measurement = bench(found, wait_s=wait_seconds, **common)
             else:
-                common |= {"key_file": key_file, "certificate": certificate}
-                measurement = bench_url(str(url), Path(str(output)), **common)
+                assert address is not None and output is not None
+                common |= {"key_file": address.key_file, "certificate": address.certificate_file}
+                measurement = bench_url(address.url, output, **common)
     except Interrupted as early:
-        paths = found.paths if found is not None else RunPaths(Path(str(output)))
+        paths = found.paths if found is not None else RunPaths(output or Path())
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
@@ -103,13 +103,13 @@ def command(
     measurement.check()
 
 
-def _refuse_contradictions(run: RunPaths | None, url: str | None, of_url: Any, output: Path | None) -> None:
+def _refuse_contradictions(run: RunPaths | None, address: Address | None, output: Path | None) -> None:
     """Raise UsageError for what does not go together."""
-    if url is None and of_url is not None:
-        raise click.UsageError("--key-file, --certificate and --output go with --url; a run has its own.")
-    if url is not None and run is not None:
+    if address is None and output is not None:
+        raise click.UsageError("--output goes with --url; a run keeps its own results.")
+    if address is not None and run is not None:
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
-    if url is not None and output is None:
+    if address is not None and output is None:
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
 
 

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -121,24 +122,44 @@ cluster_option = click.option(
 
 
 def url_options(help: str) -> Callable[[Command], Command]:
-    """``--url``, ``--key-file`` and ``--certificate`` of a server that was not started by this program."""
+    """``--url``, ``--key-file`` and ``--certificate`` of a server outside any run.
+
+    Passed on as ``address: Address | None``.
+    """
 
     def add(command: Command) -> Command:
-        command = click.option(
-            "--certificate",
-            type=EXISTING_FILE,
-            help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
-        )(command)
-        key_help = "File with the key that the server of --url asks for."
-        command = click.option("--key-file", type=EXISTING_FILE, help=key_help)(command)
-        return click.option("--url", help=help)(command)
+        @wraps(command)
+        def with_address(
+            *args: Any, url: str | None, key_file: Path | None, certificate: Path | None, **others: Any
+        ) -> Any:
+            from trtllm_hpc.client.connect import Address
+
+            if url is None and (key_file or certificate):
+                raise click.UsageError("--key-file and --certificate go with --url; a run has its own.")
+            address = None if url is None else Address(url, key_file, certificate)
+            return command(*args, address=address, **others)
+
+        options = (
+            click.option("--url", help=help),
+            click.option(
+                "--key-file", type=EXISTING_FILE, help="File with the key that the server of --url asks for."
+            ),
+            click.option(
+                "--certificate",
+                type=EXISTING_FILE,
+                help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+            ),
+        )
+        for option in reversed(options):
+            option(with_address)
+        return cast(Command, with_address)
 
     return add
 
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
-    for text in (value,) if isinstance(value, str) else value:
+    for text in (value,) if isinstance(value, str) else value or ():
         try:
             text.encode()
         except UnicodeEncodeError:
