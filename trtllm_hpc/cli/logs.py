@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
     try:
         return None if value is None else re.compile(value)
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}.") from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}.") from None
 
 
 @click.command("logs")
@@ -50,18 +51,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    run: RunPaths,
-    runs: Any,
-    step: str | None,
-    rank: int | None,
-    instance: int | None,
-    follow: bool,
-    pattern: re.Pattern[str] | None,
-    tail: int | None,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **selection: Any) -> None:
     """List the logs of RUN, or print the logs that the options select.
 
     Of more than 8 ranks the list has those in the same state on one line, and
@@ -75,14 +65,12 @@ def command(
     trtllm-hpc logs RUN --follow            everything, as it is written
     trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
-    selection = (pattern, tail, step, rank, instance)
-    content = follow or any(value is not None for value in selection)
-    if as_json and content:
-        raise click.UsageError("--json prints the list of logs; it takes no other option.")
-    if not content:
+    if all(value is None or value is False for value in selection.values()):
         _print_list(run, as_json)
         return
-    if not _print_content(run, step, rank, instance, follow, pattern, tail) and pattern is not None:
+    if as_json:
+        raise click.UsageError("--json prints the list of logs; it takes no other option.")
+    if not _print_content(run, **selection) and selection["pattern"] is not None:
         ctx.exit(1)
 
 
@@ -116,18 +104,17 @@ def _print_content(
         step = "serve"
     if instance is not None:
         _refuse_unknown_instance(run, step, instance)
-    if step == "build":
-        reason = reason_without_build(run)
-        if reason is not None:
-            message = f"Run {run.run_id} has no build stage: {reason}."
-            raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
+    if step == "build" and (reason := reason_without_build(run)) is not None:
+        message = f"Run {run.run_id} has no build stage: {reason}."
+        raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
+    select = partial(list_logs, run, step, rank, instance)
     if follow:
-        one = rank is not None and len(list_logs(run, step, rank, instance)) == 1
-        return _print_lines(followed_lines(lambda: list_logs(run, step, rank, instance), wanted), not one)
-    logs = _written(run, list_logs(run, step, rank, instance))
+        is_single = rank is not None and len(select()) == 1
+        return _print_lines(followed_lines(select, wanted), not is_single)
+    logs = _written(run, select())
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -229,6 +229,17 @@ def print_warning(text: str) -> None:
     from trtllm_hpc.report.tables import terminal_width, wrap
 
     click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
+
+
+def print_pruned(chosen: Sequence[tuple[str, str, str | None]], removed: bool, more: str = "") -> None:
+    """Print what was chosen to go: the name of each, why, and why it stays nevertheless."""
+    done = "removed" if removed else "would be removed"
+    for name, why, kept in chosen:
+        click.echo(f"{name}: {done}, it {why}" if kept is None else f"{name}: stays, it {kept}")
+    count = sum(kept is None for _, _, kept in chosen)
+    click.echo(f"{count} {done}{more}")
+    if count and not removed:
+        click.echo("  next: the same command with --yes")
 
 
 def job_options(command: Command, *, required: bool = True) -> Command:

@@ -14,6 +14,7 @@ from trtllm_hpc.cli.options import (
     ParameterType,
     json_option,
     print_json,
+    print_pruned,
     print_warning,
     runs_folder,
     runs_option,
@@ -125,10 +126,4 @@ def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | No
     if as_json:
         print_json(PrunedRuns(yes, tuple(chosen)))
         return
-    done = "removed" if yes else "would be removed"
-    for run in chosen:
-        click.echo(f"{run.run_id}: {f'stays, it {run.kept}' if run.kept else f'{done}, it {run.why}'}")
-    count = sum(run.kept is None for run in chosen)
-    click.echo(f"{count} {done}")
-    if count and not yes:
-        click.echo("  next: the same command with --yes")
+    print_pruned([(run.run_id, run.why, run.kept) for run in chosen], yes)

@@ -12,7 +12,7 @@ import click
 from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import call_name, read_plan
-from trtllm_hpc.report.engines import FoundEngine, MissedEngine, UnknownEngine, engine_record
+from trtllm_hpc.report.engines import CachedEngine, engine_record
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.run import Run
@@ -35,7 +35,7 @@ class SubmittedRun:
     """The run folder."""
     jobs: dict[str, str]
     """Slurm's job id of each stage; with the profile ``local`` the process id."""
-    engine: FoundEngine | MissedEngine | UnknownEngine | None
+    engine: CachedEngine | None
     """What the cache has; ``None`` for a run that needs no engine from it, or is resumed."""
 
 

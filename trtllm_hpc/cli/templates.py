@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,8 +22,6 @@ from trtllm_hpc.cli.options import (
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.render.templates_cache import KeptTemplates
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)

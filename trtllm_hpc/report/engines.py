@@ -68,49 +68,37 @@ def _miss_lines(miss: Miss) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FoundEngine:
-    """The engine is in the cache: there is nothing to build."""
+class CachedEngine:
+    """What the cache has for a run."""
 
-    state: Literal["found"]
-    name: str
-    """Its name in ``engines list``."""
-    folder: str
-
-
-@dataclass(frozen=True)
-class MissedEngine:
-    """The engine is not in the cache: the job builds it first."""
-
-    state: Literal["missed"]
-    name: str
-    """The name that it will have in ``engines list``."""
-    nearest: str | None
-    """The engine in the cache that differs least."""
-    differences: tuple[str, ...]
-    """In what, a line each."""
-    steps_found: tuple[str, ...]
+    state: Literal["found", "missed", "unknown"]
+    """``found``: there is nothing to build. ``missed``: the job builds the engine first. ``unknown``: this
+    machine cannot tell, and the job looks in the cache itself."""
+    name: str | None = None
+    """The name that it has, or will have, in ``engines list``."""
+    folder: str | None = None
+    """Where it is, if it was found."""
+    nearest: str | None = None
+    """If it was missed: the engine in the cache that differs least."""
+    differences: tuple[str, ...] = ()
+    """How ``nearest`` differs, a line for each part."""
+    steps_found: tuple[str, ...] = ()
     """Steps of the build whose output is in the cache."""
-    broken: tuple[str, ...]
+    broken: tuple[str, ...] = ()
     """What is wrong with the engine of that name, which is therefore built again."""
+    reason: str | None = None
+    """Why the state is unknown."""
 
 
-@dataclass(frozen=True)
-class UnknownEngine:
-    """This machine cannot tell: the job looks in the cache itself."""
-
-    state: Literal["unknown"]
-    reason: str
-
-
-def engine_record(found: Hit | Miss | Unknown | None) -> FoundEngine | MissedEngine | UnknownEngine | None:
-    """Return the same as a record for JSON."""
+def engine_record(found: Hit | Miss | Unknown | None) -> CachedEngine | None:
+    """Return what the cache has as a record for JSON."""
     from trtllm_hpc.engine_cache.lookup import Hit, Unknown
 
     if found is None:
         return None
     if isinstance(found, Unknown):
-        return UnknownEngine("unknown", found.reason)
+        return CachedEngine("unknown", reason=found.reason)
     if isinstance(found, Hit):
-        return FoundEngine("found", found.entry.name, str(found.entry.output))
+        return CachedEngine("found", found.entry.name, str(found.entry.output))
     nearest = found.nearest.name if found.nearest else None
-    return MissedEngine("missed", found.key.name, nearest, found.differences, found.found, found.broken)
+    return CachedEngine("missed", found.key.name, None, nearest, found.differences, found.found, found.broken)
