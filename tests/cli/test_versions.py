@@ -9,7 +9,8 @@ from click.testing import CliRunner, Result
 
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
-from trtllm_hpc.errors import ConfigError, ExitCode
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
 
 def versions(*words: str) -> Result:
@@ -76,17 +77,28 @@ def test_a_family_has_options_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("word", "message"),
     [
-        (("show", "0.99"), "TensorRT-LLM 0.99 is not a release known here"),
-        (("show", "24.03"), "which TensorRT-LLM is in the container 24.03"),
-        (("show", "0.16", "trtllm-bild"), "no program of upstream's is called 'trtllm-bild'"),
-        (("show", "0.16", "build.py"), "the last with it is 0.7.1"),
+        ("0.99", "TensorRT-LLM 0.99 is not a release known here"),
+        ("24.03", "which TensorRT-LLM is in the container 24.03"),
     ],
 )
-def test_what_does_not_exist_is_said_in_a_sentence(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        versions(*words)
+def test_an_unknown_release_is_refused(word: str, message: str) -> None:
+    with pytest.raises(UnknownRelease, match=message) as refused:
+        versions("show", word)
+    assert refused.value.hint == "trtllm-hpc versions"
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("trtllm-bild", "no program of upstream's is called 'trtllm-bild'"),
+        ("build.py", "the last with it is 0.7.1; this release has convert_checkpoint.py and trtllm-build"),
+    ],
+)
+def test_a_program_that_the_release_lacks_is_refused(program: str, message: str) -> None:
+    result = versions("show", "0.16", program)
+    assert result.exit_code == ExitCode.USAGE and message in result.output
 
 
 def test_json_in_the_wrong_place_is_not_lost() -> None:

@@ -72,17 +72,12 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
     """
     from trtllm_hpc.report.versions import print_command, print_release, release_details
 
-    found = _release(release)
+    chosen = _release(release)
     if program is not None:
-        command = _program(found, program, family or "llama")
-        if as_json:
-            print_json(command)
-        else:
-            print_command(command)
-    elif as_json:
-        print_json(release_details(found))
+        command = _program(chosen, program, family or "llama")
+        print_json(command) if as_json else print_command(command)
     else:
-        print_release(found)
+        print_json(release_details(chosen)) if as_json else print_release(chosen)
 
 
 @command.command()
@@ -109,38 +104,28 @@ def learn(bundle: Path, as_json: bool) -> None:
 
 
 def _program(release: Release, name: str, family: str) -> Command:
+    """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
     from trtllm_hpc.tensorrt_llm.releases import COMMANDS
     from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 
     if name not in COMMANDS:
-        message = f"no program of upstream's is called {name!r}"
-        raise _wrong("unknown-program", "PROGRAM", message, (*COMMANDS,))
-    found = release.command(name, family)
-    if found is None:
-        sentence, hint = no_program(release, name, family)
-        raise _wrong("not-in-release", "PROGRAM", sentence, hint=hint)
-    return found
+        raise click.UsageError(
+            f"no program of upstream's is called {name!r}; it is one of {', '.join(COMMANDS)}."
+        )
+    program = release.command(name, family)
+    if program is None:
+        raise click.UsageError("; ".join(filter(None, no_program(release, name, family))))
+    return program
 
 
 def _release(word: str) -> Release:
-    """The release by version, by Triton's tag or by an image's name."""
+    """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
     from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, release_of_version
     from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
-    found = release_of_version(word)
-    if found is not None:
-        return found
     image = image_of_tag(word) or (word if tag_of_image(word) else None)
     try:
-        return find_release(image, None if image else word)
+        return release_of_version(word) or find_release(image, None if image else word)
     except UnknownRelease as error:
-        hint = "trtllm-hpc versions"
-        raise _wrong("unknown-release", "RELEASE", error.message, error.choices, hint=hint) from None
-
-
-def _wrong(
-    code: str, field: str, message: str, choices: tuple[str, ...] = (), *, hint: str | None = None
-) -> Exception:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-
-    return ConfigError([Diagnostic(code, message, "the command line", field, choices=choices, hint=hint)])
+        error.hint = "trtllm-hpc versions"
+        raise
