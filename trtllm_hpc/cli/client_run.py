@@ -218,13 +218,13 @@ class Asking:
                 except InvalidRequest:
                     raise  # the others would fail for the same reason
                 except RequestFailed as error:
-                    self._tell_failure(request, clients[0], error)
+                    self._report_failure(request, clients[0], error)
                     continue
                 for index, prompt in enumerate(request.prompts):
                     answers = [answers[index] for answers in found]
                     if answers:
                         screen.end_line()
-                        self._tell(request, prompt, clients[0], answers, is_shown=is_live)
+                        self._report(request, prompt, clients[0], answers, is_shown=is_live)
         finally:
             screen.end_line()
             for each in asking:
@@ -268,7 +268,7 @@ class Asking:
         known = {folder: read_adapter(Path(folder), number) for folder in set(folders) if folder}
         return [known.get(folder) for folder in folders]
 
-    def _tell(
+    def _report(
         self, request: Request, prompt: Prompt, client: AsyncClient, answers: list[Answer], *, is_shown: bool
     ) -> None:
         """Print, and keep, the answers to one prompt: one over each protocol."""
@@ -287,7 +287,7 @@ class Asking:
         if (error := _difference(answers)) is not None:
             self._failed.append(error)
 
-    def _tell_failure(self, request: Request, client: AsyncClient, error: RequestFailed) -> None:
+    def _report_failure(self, request: Request, client: AsyncClient, error: RequestFailed) -> None:
         self._failed.append(error)
         if self._settings.as_json:
             for prompt in request.prompts:
@@ -296,9 +296,11 @@ class Asking:
             click.echo(f"prompt {self._position(request.prompts[0])}: {for_output(error.message)}", err=True)
 
     def _position(self, prompt: Prompt) -> int | None:
-        """The number of a prompt from 1 on; ``None`` if it is the only one."""
+        """Return the number of a prompt from 1 on; ``None`` if it is the only one."""
         prompts = self._settings.prompts
-        return None if len(prompts) == 1 else next(n for n, it in enumerate(prompts, 1) if it is prompt)
+        if len(prompts) == 1:
+            return None
+        return next(number for number, other in enumerate(prompts, 1) if other is prompt)
 
     def _record(
         self,

@@ -75,9 +75,14 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
     chosen = _release(release)
     if program is not None:
         command = _program(chosen, program, family or "llama")
-        print_json(command) if as_json else print_command(command)
+        if as_json:
+            print_json(command)
+        else:
+            print_command(command)
+    elif as_json:
+        print_json(release_details(chosen))
     else:
-        print_json(release_details(chosen)) if as_json else print_release(chosen)
+        print_release(chosen)
 
 
 @command.command()
@@ -109,9 +114,8 @@ def _program(release: Release, name: str, family: str) -> Command:
     from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 
     if name not in COMMANDS:
-        raise click.UsageError(
-            f"no program of upstream's is called {name!r}; it is one of {', '.join(COMMANDS)}."
-        )
+        known = ", ".join(COMMANDS)
+        raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
     program = release.command(name, family)
     if program is None:
         raise click.UsageError("; ".join(filter(None, no_program(release, name, family))))
