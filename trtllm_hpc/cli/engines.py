@@ -8,18 +8,24 @@ import sys
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned
+from trtllm_hpc.engine_cache import prune as pruning
+from trtllm_hpc.engine_cache.listing import EngineDetails, Item, details_of, list_entries, row_of
+from trtllm_hpc.engine_cache.listing import verify as verify_entry
+from trtllm_hpc.engine_cache.lookup import parts_of
+from trtllm_hpc.engine_cache.prune import Decision, starts_with
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
-
-if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.listing import EngineDetails, Item
-    from trtllm_hpc.engine_cache.prune import Decision
-    from trtllm_hpc.runtime.engine_cache.cache import Cache
+from trtllm_hpc.paths import default_runs_folder, engines_folder
+from trtllm_hpc.report.engines import engines_table, state_of
+from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
+from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.runs.engine_users import is_active
+from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -72,8 +78,6 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
 
     Raises ConfigError if this user may not read it.
     """
-    from trtllm_hpc.paths import default_runs_folder, engines_folder
-    from trtllm_hpc.runtime.engine_cache.cache import Cache
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
@@ -117,7 +121,6 @@ def _no_engines(cache: Cache) -> str:
 
 def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
-    from trtllm_hpc.engine_cache.prune import starts_with
 
     exact = [item for item in items if item.entry.name == name]
     found = exact or [item for item in items if starts_with(item.entry.name, name)]
@@ -127,7 +130,6 @@ def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
 
 
 def _find_one(cache: Cache, name: str) -> Item:
-    from trtllm_hpc.engine_cache.listing import list_entries
 
     found = _find(cache, list_entries(cache), name)
     if len(found) > 1:
@@ -144,10 +146,6 @@ def _find_one(cache: Cache, name: str) -> Item:
 @json_option
 def list_engines(cache: Cache, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-    from trtllm_hpc.engine_cache.listing import list_entries, row_of
-    from trtllm_hpc.report.engines import engines_table
-    from trtllm_hpc.report.formatting import format_bytes
-    from trtllm_hpc.report.tables import print_table
 
     items = list_entries(cache)
     if as_json:
@@ -169,7 +167,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-    from trtllm_hpc.engine_cache.listing import details_of
 
     item = _find_one(cache, name)
     details = details_of(item)
@@ -181,9 +178,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
 
 def _details(item: Item, details: EngineDetails) -> list[str]:
-    from trtllm_hpc.engine_cache.lookup import parts_of
-    from trtllm_hpc.report.engines import state_of
-    from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 
     made = item.manifest
     lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
@@ -236,9 +230,6 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     \b
     Exit code: 6 if anything is broken.
     """
-    from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.engine_cache.listing import verify as verify_entry
-    from trtllm_hpc.report.engines import state_of
 
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
@@ -341,9 +332,6 @@ def prune(
 
     An engine that is being built, or used by an active run, always stays.
     """
-    from trtllm_hpc.engine_cache import prune as pruning
-    from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.runs.engine_users import is_active
 
     selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
     if not selection:
@@ -361,7 +349,6 @@ def prune(
 
 
 def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
-    from trtllm_hpc.report.formatting import format_bytes
 
     if as_json:
         entries = (

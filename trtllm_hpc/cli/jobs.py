@@ -8,6 +8,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
 from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.report.tables import Table, print_table
 
 
 @click.group()
@@ -33,7 +34,6 @@ def list_(as_json: bool) -> None:
     if as_json:
         print_json(jobs)
         return
-    from trtllm_hpc.report.tables import Table, print_table
 
     table = Table(
         *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name
-
-if TYPE_CHECKING:
-    from trtllm_hpc.logs.files import LogFile
-
+from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
+from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
+from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
+from trtllm_hpc.report.causes import cause_lines
+from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
 _AT_ONCE = 500
 """Lines of a log that are printed with one write."""
@@ -75,8 +76,6 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
 
 
 def _print_list(run: RunPaths, as_json: bool) -> None:
-    from trtllm_hpc.report.causes import cause_lines
-    from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
     listed = list_with_causes(run)
     if as_json:
@@ -97,8 +96,6 @@ def _print_content(
     tail: int | None,
 ) -> int:
     """Print the selected logs; return the number of lines printed."""
-    from trtllm_hpc.logs.files import list_logs, reason_without_build
-    from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 
     if step is None and (rank is not None or instance is not None):
         step = "serve"
@@ -122,7 +119,6 @@ def _print_content(
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
-    from trtllm_hpc.paths import instance_count
 
     if step != "serve":
         raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
@@ -133,7 +129,6 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
-    from trtllm_hpc.logs.files import planned_ranks
 
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
@@ -158,7 +153,6 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
 
 def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
     """Print lines, those that come together with one write; return how many there were."""
-    from trtllm_hpc.logs.reading import for_output
 
     count = 0
     for log, lines in found:

@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
-
-if TYPE_CHECKING:
-    from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.report.server_table import server_text
+from trtllm_hpc.report.tables import terminal_width
+from trtllm_hpc.runs.endpoint import endpoint_of
+from trtllm_hpc.runtime.records import Endpoint
 
 
 @click.command("metrics")
@@ -46,7 +46,6 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
     """
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
-    from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, 0.0)
     try:
@@ -103,7 +102,6 @@ def _show(sample: MetricsSample, as_json: bool) -> None:
 
 
 def _text(sample: MetricsSample) -> str:
-    from trtllm_hpc.report.server_table import server_text
 
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
     title = f"{sample.host} ({sample.url}), counts and means {over}"
@@ -112,7 +110,6 @@ def _text(sample: MetricsSample) -> str:
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
-    from trtllm_hpc.report.tables import terminal_width
 
     if terminal_width() is None:
         for sample in _samples(endpoint, interval_s):

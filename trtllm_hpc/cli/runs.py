@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     ParameterType,
@@ -20,7 +21,10 @@ from trtllm_hpc.cli.options import (
     runs_option,
 )
 from trtllm_hpc.paths import read_plan
+from trtllm_hpc.report.runs import runs_table
+from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.prune import PrunedRuns
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATES = ("rendered", "pending", "running", "serving", "completed", "failed", "cancelled", "lost")
@@ -80,7 +84,6 @@ def command(
         if as_json or states or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.api.run import Run
 
     rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
@@ -89,8 +92,6 @@ def command(
     if not rows:
         click.echo(f"no such runs in {runs_folder(context)}")
         return
-    from trtllm_hpc.report.runs import runs_table
-    from trtllm_hpc.report.tables import print_table
 
     print_table(runs_table(rows, time.time()))
 
@@ -119,8 +120,6 @@ def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | No
     """
     if older_than is None and keep is None:
         raise click.UsageError("Name what to remove: --older-than 30d, --keep N, or both.")
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.runs.prune import PrunedRuns
 
     chosen = Run.prune(runs, older_than_s=older_than, keep=keep, remove=yes, on_warning=print_warning)
     if as_json:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.report.causes import cause_lines
+from trtllm_hpc.report.rank_groups import grouped
+from trtllm_hpc.report.status import status_table, use_sentence
+from trtllm_hpc.report.tables import print_table
 
 
 @click.command("status")
@@ -29,16 +34,11 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    from trtllm_hpc.api.run import Run
 
     status = Run(run).status
     if as_json:
         print_json(status)
         return
-    from trtllm_hpc.report.causes import cause_lines
-    from trtllm_hpc.report.rank_groups import grouped
-    from trtllm_hpc.report.status import status_table, use_sentence
-    from trtllm_hpc.report.tables import print_table
 
     click.echo(f"run {status.run_id}")
     print_table(status_table(status.stages, time.time()))

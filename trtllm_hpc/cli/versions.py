@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with, families, programs, releases
 from trtllm_hpc.cli.options import json_option, print_json
-
-if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.releases import Command, Release
+from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
+from trtllm_hpc.tensorrt_llm.releases import (
+    COMMANDS,
+    Command,
+    Release,
+    UnknownRelease,
+    find_release,
+    release_of_version,
+)
+from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
+from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
 _family_option = click.option(
     "--family",
@@ -42,13 +50,11 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
         print_json(versions.releases())
         return
-    from trtllm_hpc.report.tables import print_table
 
     print_table(releases_table(versions.releases()))
 
@@ -70,7 +76,6 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-    from trtllm_hpc.report.versions import print_command, print_release, release_details
 
     chosen = _release(release)
     if program is not None:
@@ -110,8 +115,6 @@ def learn(bundle: Path, as_json: bool) -> None:
 
 def _program(release: Release, name: str, family: str) -> Command:
     """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-    from trtllm_hpc.tensorrt_llm.releases import COMMANDS
-    from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
@@ -124,8 +127,6 @@ def _program(release: Release, name: str, family: str) -> Command:
 
 def _release(word: str) -> Release:
     """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
-    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, release_of_version
-    from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
     image = image_of_tag(word) or (word if tag_of_image(word) else None)
     try:
