@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trtllm_hpc.api.measurement import Measurement
-from trtllm_hpc.bench.analysis.compare import (
-    UPSTREAM_TOLERANCE,
-    Side,
-    Tolerance,
-    Worse,
-    compare,
-    raise_if_worse,
-)
 from trtllm_hpc.cli.measurements import MeasurementType
 from trtllm_hpc.cli.options import EXISTING_FILE, json_option, print_json, runs_option
 from trtllm_hpc.errors import InvalidMeasurement
-from trtllm_hpc.report.comparison_table import print_comparison
+
+if TYPE_CHECKING:
+    from trtllm_hpc.bench.analysis.compare import Tolerance
 
 
 @click.command("compare")
@@ -79,6 +73,7 @@ def command(
       trtllm-hpc bench compare yesterday/results/sweep.json latest:sweep --relative-tolerance 0.1
       trtllm-hpc bench compare latest --upstream-json base.json --upstream-key llama
     """
+    from trtllm_hpc.bench.analysis.compare import UPSTREAM_TOLERANCE, Side, Tolerance, compare, raise_if_worse
 
     default = 0.0 if upstream_json is None else UPSTREAM_TOLERANCE.absolute
     tolerance = Tolerance(relative_tolerance, default if absolute_tolerance is None else absolute_tolerance)
@@ -94,11 +89,14 @@ def command(
     if as_json:
         print_json(comparison)
     else:
+        from trtllm_hpc.report.comparison_table import print_comparison
+
         print_comparison(comparison)
     raise_if_worse(comparison, tolerance)
 
 
 def _compare_with_file(found: Measurement, path: Path, key: str, tolerance: Tolerance) -> None:
+    from trtllm_hpc.bench.analysis.compare import Worse
     from trtllm_hpc.bench.analysis.upstream_table import check_reference, upstream_passes
 
     measurement = found.summary

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument, wait_option
-from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.endpoint import endpoint_of
-from trtllm_hpc.runtime.records import Endpoint
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.records import Endpoint
 
 _TIMEOUT_S = 30.0
 
@@ -35,6 +36,7 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
     from trtllm_hpc.client.connect import usual_openai_model
     from trtllm_hpc.client.served_model import LLM_API_LENGTH, describe, usual_model
     from trtllm_hpc.report.endpoint import LOCAL_PORT, access
+    from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, wait_seconds)
     length = "max_tokens"
@@ -66,6 +68,7 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
 def _chats(endpoint: Endpoint, model: str) -> bool:
     """Return whether the model answers a chat."""
     from trtllm_hpc.client.sync_client import Client
+    from trtllm_hpc.errors import RequestFailed
 
     if endpoint.openai_url is None:
         return False

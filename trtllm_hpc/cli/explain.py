@@ -9,11 +9,6 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json
-from trtllm_hpc.logs.causes.explain import findings, ranked
-from trtllm_hpc.logs.causes.scan import scan
-from trtllm_hpc.logs.facts import log_facts, logs_facts
-from trtllm_hpc.logs.reading import for_output
-from trtllm_hpc.report.causes import cause_lines
 
 CAUSE_FOUND = 1
 """Exit code if a log tells a cause."""
@@ -41,6 +36,10 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     \b
     Exit codes: 0 no cause was found, 1 a cause was found.
     """
+    from trtllm_hpc.logs.causes.explain import findings, ranked
+    from trtllm_hpc.logs.causes.scan import scan
+    from trtllm_hpc.logs.facts import logs_facts
+    from trtllm_hpc.report.causes import cause_lines
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
@@ -62,6 +61,8 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
 def _nothing_found(files: Sequence[str]) -> list[str]:
     """Return that the table has no entry for the logs, and what looks like an error in them."""
+    from trtllm_hpc.logs.facts import log_facts
+    from trtllm_hpc.logs.reading import for_output
 
     lines = ["No cause that is known here."]
     for file in files:
