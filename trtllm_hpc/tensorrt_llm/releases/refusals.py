@@ -14,7 +14,7 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     load_command,
     releases_with,
 )
-from trtllm_hpc.tensorrt_llm.releases.data_files import beginning, parsed
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
