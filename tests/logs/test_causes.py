@@ -13,7 +13,7 @@ import pytest
 
 from tests.logs.conftest import searched_with
 from trtllm_hpc.logs.anchors import anchor_of
-from trtllm_hpc.logs.causes.explain import Finding, finding, ranked
+from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, causes
 
@@ -32,11 +32,11 @@ WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
 
 
 def found(text: str, name: str = "log") -> list[Finding]:
-    return [finding(match, name) for match in scan(io.BytesIO(text.encode())).matches]
+    return findings(scan(io.BytesIO(text.encode())), name)
 
 
 def likeliest(*logs: str) -> str | None:
-    result = ranked([found(text) for text in logs])
+    result = likeliest_first(of_lines([found(text) for text in logs]))
     return result[0].id if result else None
 
 

@@ -14,6 +14,7 @@ from tests.cli.typed import types as types
 from tests.runs.made import submitted
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.stages import watcher_of
 from trtllm_hpc.runs.status import run_status
@@ -105,7 +106,7 @@ def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
     assert (shown.code, shown.errors) == (0, "")
     assert "the jobs of your account together already use all the CPUs" in shown.output
     asked = len(fake_slurm.calls("sprio", "sacctmgr"))
-    watcher = watcher_of(paths)
+    watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         run_status(paths, watcher, places=True)
     assert len(fake_slurm.calls("sprio", "sacctmgr")) == 2 * asked == 4
@@ -115,7 +116,7 @@ def test_each_question_is_asked_once_between_two_queries(fake_slurm: FakeSlurm, 
     fake_slurm.rank()
     paths = waits(fake_slurm, home / "runs" / "demo-1", "Priority")
     fake_slurm.set("102", "PENDING", reason="Resources")
-    watcher = watcher_of(paths)
+    watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         assert run_status(paths, watcher, mode="standard", places=True).stages[1].waiting is not None
     assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sprio"))) == (1, 1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.scheduler import slurm as module
 from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.job_origin import RunJob
@@ -40,7 +40,7 @@ def add(fake_slurm: FakeSlurm, run: RunPaths) -> Add:
 
 
 def of(run: RunPaths, *jobs: str) -> list[RunJob]:
-    return [RunJob.of(run, {"serve": job})["serve"] for job in jobs]
+    return [RunJob.of(run, read_plan(run), {"serve": job})["serve"] for job in jobs]
 
 
 def ask(run: RunPaths, *jobs: str, slurm: Slurm | None = None) -> dict[str, JobInfo]:

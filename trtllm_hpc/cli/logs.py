@@ -111,23 +111,28 @@ def _print_content(
     """Print the selected logs; return the number of lines printed."""
     from trtllm_hpc.logs.files import list_logs, reason_without_build
     from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
+    from trtllm_hpc.logs.snapshot import RunSnapshot
 
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
         _refuse_unknown_instance(run, step, instance)
     if step == "build":
-        reason = reason_without_build(run)
+        reason = reason_without_build(RunSnapshot(run))
         if reason is not None:
             message = f"Run {run.run_id} has no build stage: {reason}."
             raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
+
+    def selected() -> list[LogFile]:
+        return list_logs(RunSnapshot(run), step, rank, instance)
+
     if follow:
-        one = rank is not None and len(list_logs(run, step, rank, instance)) == 1
-        return _print_lines(followed_lines(lambda: list_logs(run, step, rank, instance), wanted), not one)
-    logs = _written(run, list_logs(run, step, rank, instance))
+        alone = rank is not None and len(selected()) == 1
+        return _print_lines(followed_lines(selected, wanted), not alone)
+    logs = _written(run, selected())
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
@@ -147,10 +152,11 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
     from trtllm_hpc.logs.files import planned_ranks
+    from trtllm_hpc.logs.snapshot import RunSnapshot
 
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
-    count = planned_ranks(run, step)
+    count = planned_ranks(RunSnapshot(run), step)
     if count is None or rank < count:
         return
     known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(count, f"ranks 0 to {count - 1}")

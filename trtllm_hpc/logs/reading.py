@@ -53,6 +53,15 @@ def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
         yield line
 
 
+def count_lines(log: BinaryIO, size_bytes: int) -> int:
+    """Return the number of line ends in the next so many bytes, or up to the end of the file."""
+    count = 0
+    while size_bytes > 0 and (block := log.read(min(_BLOCK_BYTES, size_bytes))):
+        size_bytes -= len(block)
+        count += len(block.split(b"\n")) - 1  # faster than to count them
+    return count
+
+
 def seek_last_lines(log: BinaryIO, count: int) -> None:
     """Move the file's position to where its last ``count`` lines begin, reading from the end."""
     end = log.seek(0, os.SEEK_END)

@@ -17,8 +17,9 @@ from trtllm_hpc.errors import (
     SubmissionError,
     TrtllmHpcError,
 )
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.stages import StageStatus
@@ -80,12 +81,13 @@ def _refuse_ended(run: RunPaths) -> None:
         return
     from trtllm_hpc.runs.status import run_status  # not needed where the server is ready
 
+    snapshot = RunSnapshot(run)
     try:
-        status = run_status(run)
+        status = run_status(snapshot)
     except SubmissionError:
         return  # Slurm does not answer now; the wait is bounded anyway
     # For a server that was started again by hand the end of the first build does not matter.
-    deciding = ("serve",) if read_events(run, "serve") else ("build", "serve")
+    deciding = ("serve",) if snapshot.events("serve") else ("build", "serve")
     for stage in status.stages:
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             raise _error(run, stage)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, read_plan
+from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -66,7 +67,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if (latest := _latest(runs, name)) is not None:
         return latest
     for run in runs:
-        if read_plan(run).get("name") == name:
+        if plan_of(run).get("name") == name:
             return run
     matching = [run for run in runs if name and run.run_id.startswith(name)]
     if len(matching) == 1:
@@ -80,7 +81,7 @@ def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None
     """Return the run (of a job) that was submitted or resumed last; ``None`` if none was submitted."""
     times = {run: at for run in runs if (at := submitted_at(run)) is not None}
     for run in sorted(times, key=lambda it: times[it], reverse=True):
-        if (plan := read_plan(run)) and job in (None, plan.get("name")):
+        if (plan := plan_of(run)) and job in (None, plan.get("name")):
             return run
     return None
 
@@ -101,7 +102,7 @@ def submitted_at(paths: RunPaths) -> float | None:
 
 def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
     """Raise RunNotFound: there are runs, but none that was submitted can be read."""
-    newest = next((run for run in runs if read_plan(run)), None)
+    newest = next((run for run in runs if plan_of(run)), None)
     if newest is None:
         return _readable(runs[0])
     raise RunNotFound(
@@ -112,7 +113,7 @@ def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
 
 
 def _readable(run: RunPaths) -> RunPaths:
-    if not read_plan(run):
+    if not plan_of(run):
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 

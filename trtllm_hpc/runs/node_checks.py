@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import (
@@ -41,11 +41,9 @@ from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
+from trtllm_hpc.scheduler.watcher import JobWatcher
 from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
-
-if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.executor import JobWatcher
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
@@ -101,8 +99,6 @@ def check_on_nodes(
 
 
 def _check(place: Place, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
-    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
-
     with plan_run(*place, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":
@@ -162,7 +158,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     with _beating(paths.heartbeat):
         job_id = watcher.slurm.submit(paths.sbatch("doctor"))
-        job = RunJob.of(paths, {"doctor": job_id})["doctor"]
+        job = RunJob.of(paths, {}, {"doctor": job_id})["doctor"]
         try:
             return _wait(watcher, job, paths, wait_s, show)
         finally:
