@@ -193,9 +193,10 @@ def _sieve() -> Sieve[tuple[Cause, Pattern] | None]:
     It remembers what it has seen in the logs before.
     """
     entries: list[tuple[bytes, tuple[Cause, Pattern] | None]] = [
-        (pattern.anchor.encode(), (cause, pattern))
+        (anchor.encode(), (cause, pattern))
         for cause in causes().values()
         for pattern in cause.patterns
+        for anchor in pattern.anchors
     ]
     return Sieve([*entries, *((text, None) for text in (*ERROR_TEXTS, TRACEBACK))])
 
