@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.runs.create import Warn, check_context, create_run, plan_run
+from trtllm_hpc.runs.create import JobSource, Warn, check_context, cluster_context, create_run, plan_run
 from trtllm_hpc.validation.checks import DoctorReport, check_rendering
 from trtllm_hpc.validation.load import load
 
@@ -52,7 +52,7 @@ def plan(
     Raises:
         RenderError: a path cannot be written into a script.
     """
-    with plan_run(Path(job), _profile(cluster), settings, _folder(runs), command="render") as planned:
+    with plan_run(_source(job, cluster, settings, runs), command="render") as planned:
         return planned.plan
 
 
@@ -71,8 +71,8 @@ def render(
 
     Others, and the errors, are those of :func:`plan`.
     """
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    created = create_run(*place, check=check_rendering, warn=on_warning, command="render")
+    source = _source(job, cluster, settings, runs)
+    created = create_run(source, check=check_rendering, warn=on_warning, command="render")
     return Run(created.paths, created.engine)
 
 
@@ -100,8 +100,8 @@ def submit(
     """
     from trtllm_hpc.runs.submit import create_for_submission, submit_stages
 
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    created = create_for_submission(*place, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
+    source = _source(job, cluster, settings, runs)
+    created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
     submit_stages(created.plan, created.paths)
     return Run(created.paths, created.engine)
 
@@ -122,8 +122,10 @@ def doctor(
     from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
-    job_file = None if job is None else Path(job)
-    context = check_context(job_file, _profile(cluster), settings, _folder(runs))
+    if job is None:
+        context = cluster_context(_profile(cluster), settings, None if runs is None else Path(runs))
+    else:
+        context = check_context(_source(job, cluster, settings, runs))
     with path_errors(context.job if context.has_job else None, context.cluster):
         checks = run_checks(context)
         memory = memory_of(context) if context.has_job else None
@@ -163,8 +165,8 @@ def check_on_nodes(
     """
     from trtllm_hpc.runs.node_checks import check_on_nodes
 
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    return check_on_nodes(place, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
+    source = _source(job, cluster, settings, runs)
+    return check_on_nodes(source, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
 
 
 def _profile(cluster: Path | str | None) -> str:
@@ -172,6 +174,7 @@ def _profile(cluster: Path | str | None) -> str:
     return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
 
 
-def _folder(runs: Path | str | None) -> Path | None:
-    """Return the folder of runs that was named, if one was."""
-    return None if runs is None else Path(runs)
+def _source(
+    job: Path | str, cluster: Path | str | None, settings: Sequence[str], runs: Path | str | None
+) -> JobSource:
+    return JobSource(Path(job), _profile(cluster), settings, None if runs is None else Path(runs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from trtllm_hpc.plan.stages import NODE_CHECK_MINUTES
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.runs.create import plan_run
+from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
 from trtllm_hpc.runs.watch import follow
@@ -80,26 +80,22 @@ class NodeReport:
     """Where scripts and logs are; ``None``: removed."""
 
 
-Place = tuple[Path, str, Sequence[str], Path | None]
-"""Job file, profile, settings and folder of the runs, as ``plan_run`` takes them."""
-
-
 def check_on_nodes(
-    place: Place, *, nodes: int, model: bool, wait_s: float, keep: bool, show: Show
+    source: JobSource, *, nodes: int, model: bool, wait_s: float, keep: bool, show: Show
 ) -> NodeReport:
     """Look at a job file's image and at the cluster's nodes: see :func:`trtllm_hpc.check_on_nodes`."""
-    report = _check(place, nodes, wait_s, keep, show)
+    report = _check(source, nodes, wait_s, keep, show)
     if not model or any(row.outcome == FAIL for row in report.checks):
         return report
     try:
-        made = _try_model(place, wait_s, keep, show)
+        made = _try_model(source, wait_s, keep, show)
     except TrtllmHpcError as error:  # what was found before must not be lost
         made = fail(" ".join(error.message.split()), error.hint or "trtllm-hpc submit shows more")
     return replace(report, checks=(*report.checks, _row(replace(made, code="model-token"))))
 
 
-def _check(place: Place, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
-    with plan_run(*place, command="doctor") as planned:
+def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
+    with plan_run(source, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
@@ -285,15 +281,15 @@ _SMALLEST = (
 )
 
 
-def _try_model(place: Place, wait_s: float, keep: bool, show: Show) -> Diagnostic:
+def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diagnostic:
     """Serve the job's model with one instance until it has made one token; the run is removed then."""
-    job_file, cluster, settings, runs = place
-    created = create_for_submission(job_file, cluster, (*settings, *_SMALLEST), runs, warn=lambda _: None)
+    smallest = source._replace(settings=(*source.settings, *_SMALLEST))
+    created = create_for_submission(smallest, warn=lambda _: None)
     paths, said, began = created.paths, "", time.monotonic()
     try:
         if created.plan.stage("build") is not None:
             message = "the engine is not in the cache, and building it takes longer than these checks"
-            return unknown(message, f"trtllm-hpc submit {job_file}, then the same command")
+            return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
         submit_stages(created.plan, paths)
         for progress in follow(paths):
             if str(progress) != said:
@@ -306,7 +302,7 @@ def _try_model(place: Place, wait_s: float, keep: bool, show: Show) -> Diagnosti
         if status.state is RunState.COMPLETED:
             return ok(f"the model made one token; its run took {time.monotonic() - began:.0f} s")
         if status.exit_code == ExitCode.READINESS:
-            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {job_file}")
+            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {source.job_file}")
         hint = "the same command with --keep, then trtllm-hpc explain"
         return fail(f"the model made no token: {status.sentence}", hint)
     finally:
