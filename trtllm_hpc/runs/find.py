@@ -19,7 +19,7 @@ REMOVED = ".removed-"
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a rendered run that we may read."""
-    return _created_at(RunPaths(folder)) is not None
+    return created_at_of(RunPaths(folder)) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
@@ -31,18 +31,18 @@ def list_runs(runs_folder: Path) -> list[RunPaths]:
     ages = {
         paths: created_at
         for paths in map(RunPaths, folders)
-        if not paths.run_id.startswith(REMOVED) and (created_at := _created_at(paths)) is not None
+        if not paths.run_id.startswith(REMOVED) and (created_at := created_at_of(paths)) is not None
     }
     return sorted(ages, key=lambda it: (ages[it], it.run_id), reverse=True)
 
 
-def _created_at(paths: RunPaths) -> int | None:
-    """Return when a run was created, in ns since the epoch; ``None`` if it is no run or not readable."""
-    plan = paths.plan
+def created_at_of(paths: RunPaths) -> float | None:
+    """Return when a run was created, in seconds since the epoch; ``None`` if it is not a readable run."""
     try:
         # The plan is written once, at creation; the folder's times change with every log.
-        entry = plan.stat()
-        return entry.st_mtime_ns if stat.S_ISREG(entry.st_mode) and os.access(plan, os.R_OK) else None
+        entry = paths.plan.stat()
+        is_ours = stat.S_ISREG(entry.st_mode) and os.access(paths.plan, os.R_OK)
+        return entry.st_mtime if is_ours else None
     except (OSError, ValueError):  # another user's folder, or an impossible name
         return None
 

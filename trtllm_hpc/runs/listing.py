@@ -8,16 +8,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.find import created_at_of, list_runs
 from trtllm_hpc.runs.stages import StageStatus, stages_of, watched_jobs
 from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of
-from trtllm_hpc.runtime.records import JsonRecord
+from trtllm_hpc.runtime.records import JsonRecord, known_fields
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -64,12 +65,8 @@ class _Ended(JsonRecord):
     """Of the submission that ended so: a resumed run has another one."""
     events: int
     """Bytes in the run's event files then: a stage that was run again by hand adds to them."""
-    name: str
-    model: str | None
-    state: str
-    ended_at: float | None
-    waited_s: float | None
-    gpu_hours: float | None
+    run: dict[str, Any]
+    """The row of the list."""
 
 
 def listed_runs(
@@ -92,7 +89,7 @@ def listed_runs(
     unknown: list[RunSnapshot] = []
     created: dict[str, float] = {}
     for paths in list_runs(runs_folder):
-        created_at = _created_at(paths)
+        created_at = created_at_of(paths)
         if created_at is None or (since is not None and created_at < since):
             continue
         created[paths.run_id] = created_at
@@ -107,32 +104,16 @@ def listed_runs(
     return [row for row in in_order if name in (None, row.name) and (not states or row.state in states)]
 
 
-def _created_at(paths: RunPaths) -> float | None:
-    try:
-        return paths.plan.stat().st_mtime
-    except OSError:
-        return None  # removed meanwhile
-
-
 def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
     ended, record = _Ended.read(run.paths.ended), run.submission
     if ended is None or record is None:
         return None
     if (ended.token, ended.events) != (record.token, _event_bytes(run.paths)):
         return None
-    return ListedRun(
-        run.paths.run_id,
-        str(run.paths.folder),
-        ended.name,
-        ended.model,
-        RunState(ended.state),
-        None,
-        created_at,
-        ended.ended_at,
-        ended.waited_s,
-        ended.gpu_hours,
-        settled=True,
-    )
+    # The folder may have another name now.
+    here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
+    row = ListedRun(**{**known_fields(ListedRun, ended.run), **here})
+    return replace(row, state=None if row.state is None else RunState(row.state))
 
 
 def _event_bytes(paths: RunPaths) -> int:
@@ -207,17 +188,7 @@ def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
 
 def _remember(run: RunSnapshot, row: ListedRun) -> None:
     """Write down how a run ended; a folder that cannot be written is looked up again the next time."""
-    if run.submission is None or row.state is None:
-        return
-    ended = _Ended(
-        token=run.submission.token,
-        events=_event_bytes(run.paths),
-        name=row.name,
-        model=row.model,
-        state=row.state.value,
-        ended_at=row.ended_at,
-        waited_s=row.waited_s,
-        gpu_hours=row.gpu_hours,
-    )
-    with suppress(OSError):
-        ended.write(run.paths.ended)
+    if run.submission is not None:
+        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
+        with suppress(OSError):
+            ended.write(run.paths.ended)
