@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from trtllm_hpc.errors import FAIL
 from trtllm_hpc.logs.causes.explain import (
@@ -25,7 +23,7 @@ from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import RunPaths, call_name
@@ -134,6 +132,7 @@ def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
     if log is None:
         following = f"trtllm-hpc status {call_name(paths)}; `sacct -j JOB` knows where it ran"
         return Finding.without_log(UNKNOWN, "The job has written no log", following)
+    lines = [line[:300] for line in last_lines(log.path, 4 * _LAST_LINES) if line.strip()]
     return Finding(
         UNKNOWN,
         Kind.ROOT,
@@ -142,15 +141,5 @@ def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
         str(log.path),
         None,
         log.rank,
-        "\n".join(_last_lines(log.path)),
+        "\n".join(lines[-_LAST_LINES:]),
     )
-
-
-def _last_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as log:
-            seek_last_lines(log, 4 * _LAST_LINES)
-            written = (decode(line)[:300] for line in lines_of(log))
-            return list(deque((line for line in written if line.strip()), maxlen=_LAST_LINES))
-    except OSError:
-        return []

@@ -111,7 +111,8 @@ def create_run(
 def check_context(source: JobSource) -> Context:
     """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
     with plan_run(source, command="doctor") as planned:
-        engine = find_engine(render_build(planned.plan))
+        build = render_build(planned.plan)
+        engine = None if build is None else lookup(build.recipe)
         return Context.of_plan(planned.with_engine(engine))
 
 
@@ -127,14 +128,9 @@ def runs_folder(cluster: ClusterProfile) -> Path:
     return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
 
 
-def find_engine(build: Build | None) -> Hit | Miss | Unknown | None:
-    """Look for an engine in the cache; ``None`` if the run needs none from it."""
-    return lookup(build.recipe) if build is not None else None
-
-
 def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unknown | None:
     """Look for the engine and register this run as its user, so that ``engines prune`` keeps it."""
-    engine = find_engine(build)
+    engine = None if build is None else lookup(build.recipe)
     if not isinstance(engine, Hit):
         return engine
     if not all([entry.register(planned.paths.folder) for entry in engine.entries]):

@@ -64,15 +64,14 @@ def endpoint_of(
         raise
 
 
-def follower_of(run: RunPaths) -> Callable[[], Endpoint] | None:
-    """Return what finds the server's new place once another job serves; ``None`` if none ever will."""
-    return partial(endpoint_of, run, _RENEWAL_S) if run.renewal.exists() else None
+def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoint] | None:
+    """Return what finds the server's new place once another job serves; ``None`` if no other job ever will.
 
-
-def return_of(run: RunPaths) -> Callable[[], Endpoint] | None:
-    """Return the same for a measurement, which also waits for an instance that is started again."""
-    is_restarted = run.renewal.exists() or run.instances.exists()
-    return partial(endpoint_of, run, _RENEWAL_S) if is_restarted else None
+    Args:
+        restarts: also wait for an instance that is started again.
+    """
+    may_return = run.renewal.exists() or (restarts and run.instances.exists())
+    return partial(endpoint_of, run, _RENEWAL_S) if may_return else None
 
 
 def _refuse_ended(run: RunPaths) -> None:

@@ -22,6 +22,7 @@ from trtllm_hpc.errors import (
     ok,
     unknown,
 )
+from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
@@ -254,20 +255,13 @@ def _missing(
     missing = []
     for part in (part for part in PARTS if used.get(part, True) and part not in found):
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
-        text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))
+        lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
+        text = " / ".join(line.strip() for line in lines if line.strip())
         state = "" if info is None else f" (the job is {info.state.name})"
         hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
         failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
         missing.append(replace(failed, code=f"step-{part}"))
     return missing
-
-
-def _last_lines(log: Path) -> list[str]:
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
 
 
 # The smallest start ------------------------------------------------------------------------

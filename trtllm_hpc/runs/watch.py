@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.bench.server_metrics.sampling import fetch_page
 from trtllm_hpc.bench.server_metrics.series import since_start
 from trtllm_hpc.errors import RequestFailed, SubmissionError
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
@@ -178,12 +177,7 @@ def _log_lines(run: RunSnapshot, status: RunStatus) -> tuple[str, ...]:
     steps = [*(["build"] if "build" in running else []), *run.serve_steps[:1]]
     if not running & {"build", "serve"}:
         return ()
-    try:
-        with run.paths.rank_log(steps[0], 0).open("rb") as log:
-            seek_last_lines(log, _LOG_LINES)
-            return tuple(deque(map(decode, lines_of(log)), maxlen=_LOG_LINES))
-    except OSError:
-        return ()
+    return tuple(last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES))
 
 
 _PAUSE_S = 2.0
