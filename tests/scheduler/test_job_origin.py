@@ -124,8 +124,7 @@ def job_of(fake_slurm: FakeSlurm, run: RunPaths, state: str, **facts: Any) -> Ru
 def test_a_job_of_another_is_lost_and_not_cancelled(
     fake_slurm: FakeSlurm, run: RunPaths, state: str, accounting: bool
 ) -> None:
-    if not accounting:
-        fake_slurm.without_accounting()
+    fake_slurm.configure(accounting=accounting)
     theirs = {"script": "/home/bob/serve.sbatch", "output": "/home/bob/serve.out", "user": "bob"}
     for facts in ({**theirs, "uid": ANOTHER}, {**theirs, "user": "ana"}):
         job = job_of(fake_slurm, run, state, **facts)
