@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,22 @@ class JobSource(NamedTuple):
     """Overrides as for ``--set``."""
     runs: Path | None = None
     """Folder of the runs; by default the profile's, else the user's."""
+
+    @classmethod
+    def of(
+        cls,
+        job: Path | str,
+        cluster: Path | str | None = None,
+        settings: Sequence[str] = (),
+        runs: Path | str | None = None,
+    ) -> JobSource:
+        """Return the source for arguments of the public functions."""
+        return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
+
+
+def default_profile(cluster: Path | str | None) -> str:
+    """Return the profile's file or name; ``None`` is ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``."""
+    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
 
 
 class PlannedRun(NamedTuple):

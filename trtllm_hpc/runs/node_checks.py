@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
 from trtllm_hpc.runs.watch import follow
+from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
@@ -82,9 +82,32 @@ class NodeReport:
 
 
 def check_on_nodes(
-    source: JobSource, *, nodes: int, model: bool, wait_s: float, keep: bool, show: Show
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    nodes: int = 1,
+    model: bool = False,
+    wait_s: float = 3600.0,
+    keep: bool = False,
+    show: Show = lambda sentence: None,
 ) -> NodeReport:
-    """Look at a job file's image and at the cluster's nodes: see :func:`trtllm_hpc.check_on_nodes`."""
+    """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
+
+    Args:
+        nodes: 1, or 2 to look at the network between nodes as well.
+        model: unless a check fails, also serve the model with one instance until it has made one token.
+        wait_s: bound on the wait in the queue, in seconds.
+        keep: leave the folder with the job's scripts and logs.
+        show: receives a sentence whenever the job has come further.
+
+    Others, and the errors, are those of :func:`trtllm_hpc.plan`.
+
+    Raises:
+        SubmissionError: Slurm refused the job, or it did not start in time.
+    """
+    source = JobSource.of(job, cluster, settings, runs)
     report = _check(source, nodes, wait_s, keep, show)
     if not model or any(row.outcome == FAIL for row in report.checks):
         return report
@@ -119,7 +142,7 @@ def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show)
             return NodeReport(rows, wanted, facts, plan.cluster, paths.folder if keep else None)
         finally:
             if not keep:
-                _remove(paths.folder)
+                remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
 
 
 def _row(found: Diagnostic) -> CheckRow:
@@ -221,14 +244,6 @@ def _end(watcher: JobWatcher, job: RunJob) -> None:
             time.sleep(_LOOK_S)
 
 
-def _remove(folder: Path) -> None:
-    for _ in range(5):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(_LOOK_S)  # a last line of a log, or NFS's file of one that is still open
-
-
 # What was found ---------------------------------------------------------------------------
 
 
@@ -303,4 +318,4 @@ def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diag
         with suppress(SubmissionError):
             cancel_run(paths)
         if not keep:
-            _remove(paths.folder)
+            remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
