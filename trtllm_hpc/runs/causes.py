@@ -27,6 +27,7 @@ from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.runs.stages import StageFailure
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.scheduler.states import NO_OUTPUT_FILE
 
@@ -36,22 +37,14 @@ UNKNOWN = "unknown"
 _LAST_LINES = 5
 
 
-def causes_of(
-    run: RunSnapshot,
-    stage: str,
-    *,
-    state: str,
-    exit_signal: int | None = None,
-    first: RankFailure | None = None,
-    reported: str | None = None,
-    servers: Sequence[LogFile] | None = None,
-) -> tuple[Finding, ...]:
+def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile]) -> tuple[Finding, ...]:
     """Return why a stage failed, the likeliest cause first; never empty.
 
-    ``state`` and ``exit_signal`` of its job are Slurm's, ``reported`` is the job's own reason, ``first`` the
-    rank that died first, and ``servers`` are the logs of the step ``serve``, if the caller has listed them.
+    ``servers`` are the logs of the step ``serve``.
     """
-    logs = stage_logs(run, stage, None if first is None else first.record, servers)
+    first, exit_signal = failure.first, failure.status.exit_signal
+    reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
+    logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
     candidates = of_lines([log.causes for log in facts])
     if (killed := _killed(first)) is not None:
@@ -59,7 +52,7 @@ def causes_of(
         candidates = list(map(_surer_if_slurm_wrote_it, candidates))
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
-        candidates.append(Candidate(_said(run.paths, stage, reported), Certainty.REPORTED))
+        candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))
     elif not _has_root(candidates):
         own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
         if own is not None:
@@ -73,7 +66,11 @@ def causes_of(
     if exit_signal in set(signal.Signals) and not _has_root(candidates):
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
-    of_state = causes()["slurm-output-file"] if exit_signal == NO_OUTPUT_FILE else cause_of_state(state)
+    of_state = (
+        causes()["slurm-output-file"]
+        if exit_signal == NO_OUTPUT_FILE
+        else cause_of_state(failure.status.state)
+    )
     if of_state is not None:
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
     return likeliest_first(candidates) or (_unknown(run.paths, logs),)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -30,6 +31,9 @@ from trtllm_hpc.scheduler.states import (
 )
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.scheduler.watcher import JobWatcher
+
+if TYPE_CHECKING:
+    from trtllm_hpc.logs.diagnose import RankFailure
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
@@ -75,6 +79,19 @@ class StageStatus:
     """Its GPUs times the hours from its start to its end, or until now."""
     energy_j: float | None = None
     """In joules; ``None`` where Slurm does not measure it, and before its end."""
+
+
+@dataclass(frozen=True)
+class StageFailure:
+    """The failed stage that decides a run's state, and what the run's own files show of it."""
+
+    status: StageStatus
+    stage: str
+    """The stage whose logs explain it: ``companion`` if that failed within the job of the server."""
+    first: RankFailure | None
+    """The rank that died first, if a rank is the cause."""
+    reported: str | None
+    """The reason that the stage's job has recorded itself."""
 
 
 def watcher_of(run: RunSnapshot) -> JobWatcher:

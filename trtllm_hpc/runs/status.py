@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
-from trtllm_hpc.logs.diagnose import RankFailure, begin_reading_stage, first_failure, stage_error
+from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import LogFile, list_logs
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
-from trtllm_hpc.runs.stages import StageStatus, stages_of, unanswered_stages
+from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.checks import disk_space
@@ -139,25 +139,26 @@ def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
-    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
+    has_causes = failed is not None and state in (RunState.FAILED, RunState.SERVING)
+    if failed is not None and has_causes:
         begin_reading_stage(run, failed.stage)
     servers = list_logs(run, "serve")
-    first = None if failed is None else _rank_failure(run, failed)
-    sentence = _sentence(run, state, stages, failed, first)
-    code = _exit_code(run, state, failed)
+    failure = None if failed is None else _failure(run, failed)
     causes: tuple[Finding, ...] = ()
-    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
-        causes = _causes(run, failed, first, servers)
+    if failure is not None and has_causes:
+        from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
+
+        causes = causes_of(run, failure, servers)
     return RunStatus(
         run.paths.run_id,
         str(run.paths.folder),
         state,
-        sentence,
+        _sentence(run, state, stages, failure),
         tuple(stages),
         _ranks(servers),
         _instances(run, stages),
         endpoint,
-        code,
+        _exit_code(state, failure),
         causes,
         run_use(run, stages),
         run.bad_nodes,
@@ -221,22 +222,14 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
     return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
 
 
-def _causes(
-    run: RunSnapshot, failed: StageStatus, first: RankFailure | None, servers: list[LogFile]
-) -> tuple[Finding, ...]:
-    from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
-
+def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
+    """Return what the run's own files show of the failure of a stage."""
     by_companion = failed.stage == "serve" and _companion_failed_in(run, failed)
     stage = "companion" if by_companion else failed.stage
-    first = None if by_companion else first
-    return causes_of(
-        run,
-        stage,
-        state=failed.state,
-        exit_signal=failed.exit_signal,
-        first=first,
-        reported=_reported(run, stage) or (None if first is None else first.verdict or first.record.reason),
-        servers=servers,
+    by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
+    reasons = [event.data["reason"] for event in run.events(stage) if "reason" in event.data]
+    return StageFailure(
+        failed, stage, first_failure(run) if by_a_rank else None, str(reasons[-1]) if reasons else None
     )
 
 
@@ -249,17 +242,6 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
         elif event.name == "stage_begin":
             why = None
     return why
-
-
-def _rank_failure(run: RunSnapshot, failed: StageStatus) -> RankFailure | None:
-    by_a_rank = failed.stage == "serve" and failed.state in _CAUSED_BY_A_RANK
-    return first_failure(run) if by_a_rank else None
-
-
-def _reported(run: RunSnapshot, stage: str) -> str | None:
-    """Return the reason that a stage's job has given itself."""
-    reasons = [event for event in run.events(stage) if "reason" in event.data]
-    return str(reasons[-1].data["reason"]) if reasons else None
 
 
 def _ranks(logs: list[LogFile]) -> tuple[RankStatus, ...]:
@@ -317,28 +299,24 @@ def _first_failed(stages: Iterable[StageStatus]) -> StageStatus | None:
 
 
 def _sentence(
-    run: RunSnapshot,
-    state: RunState,
-    stages: list[StageStatus],
-    failed: StageStatus | None,
-    first: RankFailure | None,
+    run: RunSnapshot, state: RunState, stages: list[StageStatus], failure: StageFailure | None
 ) -> str:
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
-    if failed is None:
+    if failure is None:
         return _progress_sentence(state, stages) + _build_progress(run, stages) + _full_disk(run, state)
-    parts = [f"stage {failed.stage} {failed.sentence}"]
-    if state is RunState.SERVING:
-        parts.insert(0, "the server goes on")
-    if failed.stage == "serve" and _companion_failed_in(run, failed):
-        return "; ".join(filter(None, [*parts, stage_error(run, "companion")]))
-    if reported := _reported(run, failed.stage):
-        parts.append(reported)
-    elif first is not None:
-        parts.append(first.sentence)
-    elif failed.state == "FAILED" and (line := stage_error(run, failed.stage)):
-        parts.append(line)
-    return "; ".join(parts)
+    failed = failure.status
+    parts = ["the server goes on"] if state is RunState.SERVING else []
+    parts.append(f"stage {failed.stage} {failed.sentence}")
+    if failure.stage != failed.stage:
+        parts.append(stage_error(run, failure.stage) or "")
+    elif failure.reported:
+        parts.append(failure.reported)
+    elif failure.first is not None:
+        parts.append(failure.first.sentence)
+    elif failed.state == "FAILED":
+        parts.append(stage_error(run, failed.stage) or "")
+    return "; ".join(filter(None, parts))
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
@@ -383,13 +361,14 @@ def build_step(run: RunSnapshot) -> tuple[int, int, str] | None:
     return (int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])) if steps else None
 
 
-def _exit_code(run: RunSnapshot, state: RunState, failed: StageStatus | None) -> ExitCode:
+def _exit_code(state: RunState, failure: StageFailure | None) -> ExitCode:
     """Return the exit code for what failed."""
+    failed = None if failure is None else failure.status
     if state is RunState.LOST or (failed and failed.state == LOST.name):
         return ExitCode.LOST
     if state is RunState.CANCELLED or (failed and failed.state == "CANCELLED"):
         return ExitCode.CANCELLED
-    if failed is None:
+    if failure is None or failed is None:
         return ExitCode.OK
     if failed.state == INTERRUPTED.name or failed.exit_code == ExitCode.SUBMISSION:
         return ExitCode.SUBMISSION
@@ -398,7 +377,7 @@ def _exit_code(run: RunSnapshot, state: RunState, failed: StageStatus | None) ->
     if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
         inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-        if _companion_failed_in(run, failed):
+        if failure.stage == "companion":
             inside.add(ExitCode.CONFIG)
         return next((code for code in inside if code == failed.exit_code), ExitCode.START)
     known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
