@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
 from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
-from tests.runs.made import run_with
-from tests.scheduler.conftest import fake_slurm  # noqa: F401
-from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.cli.status import command
 from trtllm_hpc.paths import RunPaths
@@ -24,9 +19,9 @@ INFO = "[TensorRT-LLM][INFO] served a request\n"
 
 
 @pytest.fixture
-def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:  # noqa: F811
+def run(run_of: RunOf) -> RunPaths:
     """A run whose serve job has failed with exit code 1."""
-    return run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=1:0", "CANCELLED")
+    return run_of("COMPLETED", "FAILED=1:0", "CANCELLED")
 
 
 def ids(status: RunStatus) -> list[str]:

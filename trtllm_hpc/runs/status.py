@@ -304,7 +304,7 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
-        return _progress_sentence(state, stages) + _build_progress(run, stages) + _full_disk(run, state)
+        return _progress_sentence(run, state, stages) + _full_disk(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -327,13 +327,17 @@ def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
     return companion.data.get("exit_code") == failed.exit_code
 
 
-def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
+def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
     if state is RunState.RENDERED:
         return "not submitted"
     if state is RunState.COMPLETED:
         return "every stage has completed"
     busy = next((stage for stage in stages if not stage.final), None)
-    return f"stage {busy.stage} {busy.sentence}" if busy else state.value
+    if busy is None:
+        return state.value
+    step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
+    progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+    return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
 def _full_disk(run: RunSnapshot, state: RunState) -> str:
@@ -345,14 +349,6 @@ def _full_disk(run: RunSnapshot, state: RunState) -> str:
     except OSError:  # the folder is gone, which the sentence says elsewhere
         return ""
     return f"; {space.message}" if space.state == FAIL else ""
-
-
-def _build_progress(run: RunSnapshot, stages: list[StageStatus]) -> str:
-    """Return the latest progress of a running build, to be appended to the sentence."""
-    if not any(stage.stage == "build" and stage.state == "RUNNING" for stage in stages):
-        return ""
-    step = build_step(run)
-    return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
 
 
 def build_step(run: RunSnapshot) -> tuple[int, int, str] | None:
