@@ -334,7 +334,7 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
         return "every stage has completed"
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
-        return state.value
+        return str(state.value)
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
     progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
     return f"stage {busy.stage} {busy.sentence}{progress}"
