@@ -29,6 +29,7 @@ from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runtime import leader
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
@@ -169,7 +170,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     ]
     record = ranks.record()
     assert (record.stopped_by, record.exit_code) == ("companion", 0) and record.ended_at is not None
-    assert first_failure(paths, over=True) is None
+    assert first_failure(RunSnapshot(paths)) is None
     assert ranks.left() == []
 
 
@@ -403,7 +404,7 @@ def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
     assert not ranks.runtime.paths.endpoint.exists()
     record = ranks.record()
     assert (record.stopped_by, record.blames) == ("probe", 0)
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and sentence in failure.sentence
     assert any(event.name == "server_lost" for event in read_events(ranks.runtime.paths, "serve"))
 
@@ -419,7 +420,7 @@ def test_a_stopped_leader_is_noticed_and_named_by_its_worker(ranks: Ranks) -> No
     code, output = end(processes[1])
     assert code == ExitCode.START and "it has given no sign of life for " in output
     assert not ranks.runtime.paths.endpoint.exists()
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.record.rank == 0
     assert failure.sentence.startswith("rank 0 on ") and "it has given no sign of life" in failure.sentence
     processes[0].send_signal(signal.SIGCONT)
@@ -452,7 +453,7 @@ def test_a_damaged_engine_is_named_while_the_server_starts(ranks: Ranks, tmp_pat
     told = f"the engine {entry.name} is damaged: rank0.engine is not what was built: its SHA-256 differs"
     assert told in output
     assert not entry.is_complete(), "the next build makes it again"
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and told in failure.sentence
 
 
@@ -465,7 +466,7 @@ def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
     assert (
         "no program 'no-such-tritonserver'" in output and "set triton.server in the cluster profile" in output
     )
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "no program 'no-such-tritonserver'" in failure.sentence
     assert ranks.left() == []
 
@@ -473,7 +474,7 @@ def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
 def test_a_step_with_other_tasks_than_ranks_starts_no_server(ranks: Ranks) -> None:
     code, output = end(ranks.start(world=2, environment={"SLURM_NTASKS": "3"}))
     assert code == ExitCode.START and "next: give srun in the run's scripts --ntasks=2 again" in output
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "the step has 3 tasks, but the plan says 2 ranks" in failure.sentence
     assert not ranks.started_file(0).exists() and ranks.left() == []
 
@@ -484,7 +485,7 @@ def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, t
     broken.chmod(0o755)
     code, output = end(ranks.start(server=str(broken)))
     assert code == ExitCode.START and "cannot be started" in output
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "cannot be started" in failure.sentence
 
 
@@ -556,7 +557,7 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
     assert "error: rank 1 ended" in output and not is_alive(server)
     record = ranks.record(1)
     assert record.blames == 1 and "slurmstepd" in str(record.reason)
-    failure = first_failure(ranks.runtime.paths)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.sentence.startswith("rank 1 on ")
     assert "its slurmstepd was killed" in failure.sentence
     assert ranks.left() == []
@@ -572,7 +573,7 @@ def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: R
     request_stop(ranks.runtime.paths, by="companion", reason="it is done (exit code 10)")
     code, _ = end(process)
     assert code == ExitCode.START and not is_alive(server)
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "is stopped (SIGSTOP)" in failure.sentence
 
 
@@ -592,7 +593,7 @@ def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
         assert eventually(lambda seen=seen: read_by.read_text() != seen)  # type: ignore[misc]
     os.kill(ranks.facts(dies)["pid"], signal.SIGKILL)
     assert end(processes[dies])[0] == ExitCode.START
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.record.rank == stopped
     assert failure.sentence.startswith(f"rank {stopped} on ") and "is stopped (SIGSTOP)" in failure.sentence
     told = time.monotonic()
@@ -616,6 +617,6 @@ def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Pat
     os.kill(ranks.facts()["children"][0], signal.SIGKILL)
     code, _ = end(process)
     assert code == ExitCode.START
-    failure = first_failure(ranks.runtime.paths)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None
     assert "the Python process of model preprocessing was killed or crashed" in failure.sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import click
@@ -14,6 +13,7 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
 from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
 from trtllm_hpc.report.causes import cause_lines
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
@@ -101,17 +101,22 @@ def _print_content(
         step = "serve"
     if instance is not None:
         _refuse_unknown_instance(run, step, instance)
-    if step == "build" and (reason := reason_without_build(run)) is not None:
-        message = f"Run {run.run_id} has no build stage: {reason}."
-        raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
+    if step == "build":
+        reason = reason_without_build(RunSnapshot(run))
+        if reason is not None:
+            message = f"Run {run.run_id} has no build stage: {reason}."
+            raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
-    select = partial(list_logs, run, step, rank, instance)
+
+    def selected() -> list[LogFile]:
+        return list_logs(RunSnapshot(run), step, rank, instance)
+
     if follow:
-        is_single = rank is not None and len(select()) == 1
-        return _print_lines(followed_lines(select, wanted), not is_single)
-    logs = _written(run, select())
+        alone = rank is not None and len(selected()) == 1
+        return _print_lines(followed_lines(selected, wanted), not alone)
+    logs = _written(run, selected())
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
@@ -132,7 +137,7 @@ def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
 
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
-    count = planned_ranks(run, step)
+    count = planned_ranks(RunSnapshot(run), step)
     if count is None or rank < count:
         return
     known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(count, f"ranks 0 to {count - 1}")

@@ -171,10 +171,10 @@ def show(
     They are those that `submit` would write, checked against Triton's own
     schema. Nothing is submitted.
     """
-    from trtllm_hpc.runs.create import plan_run
+    from trtllm_hpc.runs.create import JobSource, plan_run
     from trtllm_hpc.runs.templates import finished_configs
 
-    with plan_run(job_file, cluster, settings, runs, command="templates show") as found:
+    with plan_run(JobSource(job_file, cluster, settings, runs), command="templates show") as found:
         texts = finished_configs(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")

@@ -12,6 +12,7 @@ from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
@@ -67,11 +68,12 @@ def list_with_causes(run: RunPaths) -> LogList:
     Where a stage has not recorded its end itself, its state comes from Slurm,
     if Slurm answers. A run whose logs all ended well is not looked up.
     """
-    logs = list_logs(run)
+    snapshot = RunSnapshot(run)
+    logs = list_logs(snapshot)
     if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
         return LogList(_rows(logs), ())
     try:
-        status = run_status(run)  # which reads the logs of the stage that has failed
+        status = run_status(snapshot)  # which reads the logs of the stage that has failed
     except SubmissionError:
         return LogList(_rows(logs), ())
     stages = {stage.stage: stage for stage in status.stages}
