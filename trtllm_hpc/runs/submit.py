@@ -7,22 +7,24 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, read_plan, write_text
+from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runtime.bad_nodes import exclude_option
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
-from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
-from trtllm_hpc.scheduler.slurm import Slurm, is_installed
+from trtllm_hpc.scheduler.slurm import is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 from trtllm_hpc.validation.checks import check_submission
+
+if TYPE_CHECKING:
+    from submitit.core.core import Executor, Job
 
 Progress = Callable[[str, str], None]
 """Called with (stage, job id) after each submission."""
@@ -90,17 +92,18 @@ def submit_stages(
     cluster = plan.cluster
     record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
     record.stages.update(completed or {})
-    submit = _submit_to_slurm if cluster.scheduler == "slurm" else _start_here
-    jobs: dict[str, str] = {}
+    jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
             record.write(paths)
+            executor = _executor(plan, paths)
             for stage in plan.stages:
                 with interruptions.hold():
-                    jobs[stage.name] = job_id = submit(plan, paths, _script(stage, paths, record.token), jobs)
-                    started = start_ticks(int(job_id)) if record.scheduler == "local" else None
-                    record.add(paths, stage.name, job_id, started)
-                progress(stage.name, job_id)
+                    job = _submit(executor, _script(stage, paths, record.token), plan, paths)
+                    jobs.append(job)
+                    started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
+                    record.add(paths, stage.name, job.job_id, started)
+                progress(stage.name, job.job_id)
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
@@ -123,32 +126,28 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
 
 
-def _submit_to_slurm(plan: Chain, paths: RunPaths, script: StageScript, jobs: Mapping[str, str]) -> str:
-    """Submit a script, which depends on the ``jobs`` submitted before it; return the job id."""
-    conditions = [f"{kind}:{jobs[stage]}" for kind, stage in script.after if stage in jobs]
-    return Slurm(plan.cluster.slurm_conf).submit(
-        script.path,
-        dependency=",".join(conditions) or None,
-        environment=dict(script.environment),
-        further=script.options,
-    )
+def _executor(plan: Chain, paths: RunPaths) -> Executor:
+    if plan.cluster.scheduler == "slurm":
+        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+        return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
+    return local_executor(plan.job, plan.cluster, paths)
 
 
-def _start_here(plan: Chain, paths: RunPaths, script: StageScript, jobs: Mapping[str, str]) -> str:
-    """Start a script on this machine; return the id of the process that waits for the stages before it."""
+def _submit(executor: Executor, script: StageScript, plan: Chain, paths: RunPaths) -> Job[Any]:
+    if plan.cluster.scheduler == "slurm":
+        return executor.submit(script)
     with detached(paths):
-        job_id: str = local_executor(plan.job, plan.cluster, paths).submit(script).job_id
-        return job_id
+        return executor.submit(script)
 
 
-def _undo(record: SubmissionRecord, jobs: Mapping[str, str], paths: RunPaths) -> None:
+def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:
     """Cancel the jobs of an incomplete submission."""
     if record.scheduler == "local":
         cancel_local(paths, record)
         return
-    for job in reversed(RunJob.of(paths, read_plan(paths), jobs).values()):
-        with suppress(SubmissionError):  # another error is already on its way
-            Slurm(record.slurm_conf).cancel([job])
+    for job in reversed(jobs):
+        job.cancel(check=False)
 
 
 class _Interruptions:

@@ -33,10 +33,10 @@ _TERMINATE_GRACE_S = 20.0
 
 @dataclass(frozen=True)
 class StageScript:
-    """The script of one stage.
+    """The script of one stage, as submitit submits it.
 
-    With Slurm the file goes to ``sbatch`` and this object is never called. In the local profile submitit's
-    executor calls it in a process of its own, which runs the same file with bash.
+    With Slurm the file goes to ``sbatch`` and this object is never called. submitit's local executor calls it
+    in a process of its own, which runs the same file with bash.
     """
 
     run_folder: str

@@ -29,6 +29,7 @@ class JobWatcher:
         self._known: dict[RunJob, JobInfo] = {}
         self._jobs: set[RunJob] = set()
         self._ended: set[RunJob] = set()
+        self._answered: set[RunJob] = set()
         self._news_at = self._queried_at = float("-inf")
         self._queue = Queue(slurm.conf)
         self._waiting: dict[str, Waiting] = {}
@@ -68,10 +69,15 @@ class JobWatcher:
         self._queried_at = now
         queried = self._jobs - self._ended
         answers = self.slurm.query(queried)
+        self._answered |= queried
         self._known = {job: info for job, info in self._known.items() if job not in queried} | answers
         self._ended |= {
             job for job, info in answers.items() if info.state.final and info.exit_code is not None
         }
+
+    def has_answer(self, job: RunJob) -> bool:
+        """Return whether Slurm has answered a query for this job."""
+        return job in self._answered
 
     def waiting(self) -> dict[str, Waiting]:
         """Return where the pending jobs stand in the queue, by id; asked once after each query at most."""
