@@ -274,7 +274,7 @@ def test_the_webhook_is_a_secret_of_the_run(fake_slurm: FakeSlurm, tmp_path: Pat
     known = [file for file in run.rglob("*") if file.is_file() and b"s3cret" in file.read_bytes()]
     assert known == [run / "notify"] and "s3cret" not in output
     wrong = start_submit(tmp_path, "--notify", "hooks.example.org")
-    assert "is no URL" in wrong.communicate(timeout=60)[1]
+    assert "is not a URL" in wrong.communicate(timeout=60)[1]
     assert wrong.returncode == ExitCode.SUBMISSION and len(list((tmp_path / "runs").iterdir())) == 1
 
 
