@@ -15,7 +15,7 @@ import pytest
 
 from tests.waiting import eventually
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.stand_in import Ranks
+from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.world import World
 
 from . import servers
@@ -130,7 +130,6 @@ def assert_gone(pids: list[int]) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-@pytest.mark.model
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
     ranks = start_two("two_peers")
     for rank in ranks:
@@ -166,7 +165,7 @@ def test_ranks_that_are_told_to_leave_may_be_quicker_than_the_leader(monkeypatch
         monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
     worlds = [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        leader, other = pool.map(Ranks, worlds)
+        leader, other = pool.map(Channel, worlds)
     lost: list[RuntimeError] = []
     leader.watch(lost.append)
     leader.send(None)

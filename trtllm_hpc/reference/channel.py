@@ -1,109 +1,143 @@
-"""Sends the leader's steps to the other ranks, and notices when a rank is gone."""
+"""Connects the ranks of an engine: passes on the leader's steps, and notices when a rank is gone.
+
+It needs no PyTorch, so that an engine without a model is ready at once.
+"""
 
 from __future__ import annotations
 
 import pickle
+import select
+import socket
 import threading
-from collections.abc import Callable
-from datetime import timedelta
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference.world import RENDEZVOUS_TIMEOUT_S, World
 
-from trtllm_hpc.reference.scheduler import Step
-from trtllm_hpc.reference.world import World
-
-HEARTBEAT_S = 0.5
-"""Seconds between two heartbeats; a dead rank is noticed at the next one."""
-
-LOST_AFTER_S = 30.0
-"""A rank without a heartbeat for this long is lost; a dead one is noticed at the next heartbeat."""
-
-IDLE_AT_MOST = timedelta(days=365)
-"""Any time may pass between two steps; the heartbeats show lost ranks."""
-
-_FIRST_BYTES = 4096
-"""A step of up to this size needs one broadcast; nearly all are smaller."""
+_KEEPALIVE = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 4,
+}
+"""Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
+30 s. A process that has died is noticed at once."""
 
 
 class Channel:
-    """Broadcasts from rank 0 to all others; does nothing in a world of one rank.
+    """Connections between rank 0 and each other rank; nothing is connected in a world of one rank.
 
-    Made after all ranks have loaded, because from then on they run in step.
+    Raises StartFailed if the ranks did not connect in time.
     """
 
     def __init__(self, world: World) -> None:
-        self._group: Any = None
         self._is_leaving = threading.Event()
-        self._heartbeat: threading.Thread | None = None
+        self._is_leader = world.is_leader
+        self._others: Mapping[int, Connection] = {}
         if world.size > 1:
-            dist.barrier()
-            self._group = dist.new_group(backend="gloo", timeout=IDLE_AT_MOST)
-            self._heartbeat_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=LOST_AFTER_S))
+            self._others = _accept(world) if world.is_leader else {0: _connect(world)}
 
     def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
         """Call ``on_lost`` from another thread when the first rank is lost, whatever this one waits for.
 
-        Between CPUs a collective raises an error when a peer's connection closes. Between GPUs it does not:
-        NCCL's kernels wait on the device for a peer that is gone, and the host waits for the kernels. So a
-        thread exchanges messages with the other ranks over a process group of its own, on CPUs.
+        A collective between GPUs raises no error then: NCCL's kernels wait on the device for a rank that is
+        gone, and the host waits for the kernels.
         """
-        if self._group is not None:
-            self._heartbeat = threading.Thread(
-                target=self._beat, args=(on_lost,), name="heartbeat", daemon=True
-            )
-            self._heartbeat.start()
+        if self._others:
+            threading.Thread(target=self._look, args=(on_lost,), name="ranks", daemon=True).start()
 
-    def send(self, step: Step | None) -> None:
-        """Leader: send a step to all other ranks; ``None`` stops them."""
-        if self._group is not None:
-            self._broadcast(pickle.dumps(step, protocol=pickle.HIGHEST_PROTOCOL))
+    def send(self, message: Any) -> None:
+        """Leader: send a message to all other ranks; ``None`` stops them."""
+        if message is None:
+            # Now, and not when this rank closes: another may have left before that.
+            self._is_leaving.set()
+        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        for connection in self._others.values():
+            connection.send_bytes(content)
 
-    def receive(self) -> Step | None:
-        """Other ranks: wait for the leader's next step."""
-        # pickle is safe here: the sender is rank 0 of the same job, in a group that only its ranks can join.
-        step: Step | None = pickle.loads(self._broadcast(None))
-        return step
+    def receive(self) -> Any:
+        """Other ranks: wait for the leader's next message."""
+        # pickle is safe here: the sender is rank 0 of the same job.
+        message = pickle.loads(self._hear(0))
+        if message is None:
+            self._is_leaving.set()
+        return message
 
-    def lowest(self, number: int) -> int:
-        """The smallest number of all ranks. Collective."""
-        return number if self._group is None else _lowest(number, self._group)
+    def gather(self) -> None:
+        """Leader: wait for a sign of each other rank; the others send it. Collective."""
+        if not self._is_leader:
+            self._others[0].send_bytes(b"here")
+            return
+        for rank in self._others:
+            self._hear(rank)
 
     def close(self) -> None:
-        """Leave the group, together with the other ranks. Collective."""
+        """Leave, together with the other ranks. Collective."""
         self._is_leaving.set()
-        if self._heartbeat is not None:
-            self._heartbeat.join()
-        if self._group is not None:
-            dist.destroy_process_group()
+        for connection in self._others.values():
+            if self._is_leader:
+                # The others leave first, so that none of them takes the leader's end for a loss.
+                with suppress(EOFError, OSError):
+                    connection.recv_bytes()
+            connection.close()
 
-    def _beat(self, on_lost: Callable[[RuntimeError], object]) -> None:
+    def _hear(self, rank: int) -> bytes:
         try:
-            while not _lowest(int(self._is_leaving.is_set()), self._heartbeat_group):
-                self._is_leaving.wait(HEARTBEAT_S)
-        except RuntimeError as error:
-            # When all ranks leave, the first one may close its connections before the others are done.
-            if not self._is_leaving.is_set():
-                on_lost(error)
+            return self._others[rank].recv_bytes()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"the connection to rank {rank} was closed") from error
 
-    def _broadcast(self, message: bytes | None) -> bytes:
-        """Send a message, or receive one if ``None``: its length and beginning first, then the rest."""
-        sent = b"" if message is None else len(message).to_bytes(8, "little") + message
-        first = self._exchange(sent[:_FIRST_BYTES], _FIRST_BYTES)
-        end = 8 + int.from_bytes(first[:8], "little")
-        if end <= _FIRST_BYTES:
-            return first[8:end]
-        return first[8:] + self._exchange(sent[_FIRST_BYTES:], end - _FIRST_BYTES)
-
-    def _exchange(self, sent: bytes, size: int) -> bytes:
-        """Rank 0's ``size`` bytes, with zeros after what it has sent."""
-        buffer = torch.frombuffer(bytearray(sent.ljust(size, b"\0")), dtype=torch.uint8)
-        dist.broadcast(buffer, src=0, group=self._group)
-        return buffer.numpy().tobytes()
+    def _look(self, on_lost: Callable[[RuntimeError], object]) -> None:
+        poller = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in self._others.items()}
+        for handle in ranks:
+            poller.register(handle, select.POLLRDHUP)
+        closed = poller.poll()
+        if not self._is_leaving.is_set():
+            on_lost(RuntimeError(f"the connection to rank {ranks[closed[0][0]]} was closed"))
 
 
-def _lowest(number: int, group: Any) -> int:
-    value = torch.tensor([number], dtype=torch.int64)
-    dist.all_reduce(value, op=dist.ReduceOp.MIN, group=group)
-    return int(value.item())
+def _accept(world: World) -> dict[int, Connection]:
+    """Rank 0: wait for all others; each sends its rank first."""
+    others: dict[int, Connection] = {}
+    try:
+        with socket.create_server(("", world.address[1])) as listener:
+            listener.settimeout(RENDEZVOUS_TIMEOUT_S)
+            while len(others) < world.size - 1:
+                connection = _connection(listener.accept()[0])
+                others[int(connection.recv_bytes())] = connection
+    except OSError as error:
+        raise _not_connected(world, error) from error
+    return others
+
+
+def _connect(world: World) -> Connection:
+    """Other ranks: connect to rank 0, which may listen later."""
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while True:
+        try:
+            connection = _connection(socket.create_connection(world.address, timeout=10))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _not_connected(world, error) from error
+            time.sleep(0.1)
+    connection.send_bytes(str(world.rank).encode())
+    return connection
+
+
+def _connection(opened: socket.socket) -> Connection:
+    opened.setblocking(True)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return Connection(opened.detach())
+
+
+def _not_connected(world: World, error: OSError) -> StartFailed:
+    host, port = world.address
+    return StartFailed(f"The ranks did not connect at {host}:{port}: {error}")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from trtllm_hpc.reference.adapter_places import Sizes
+from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import Progress
 from trtllm_hpc.reference.scheduler import Limits, Step
@@ -48,22 +49,6 @@ def no_logits(row: int) -> Logits:
     raise IndexError(row)
 
 
-class Channel(Protocol):
-    """Broadcasts from rank 0 to all others."""
-
-    def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
-        """Call ``on_lost`` from another thread when the first rank is lost, whatever this one waits for."""
-
-    def send(self, step: Step | None) -> None:
-        """Leader: send a step to all other ranks; ``None`` stops them."""
-
-    def receive(self) -> Step | None:
-        """Other ranks: wait for the leader's next step."""
-
-    def close(self) -> None:
-        """Leave, together with the other ranks. Collective."""
-
-
 class Engine(Protocol):
     """One rank's part of a loaded engine."""
 
@@ -97,4 +82,4 @@ class Engine(Protocol):
         """Rank 0: forget the request of a slot, which is not a beam search."""
 
     def close(self) -> None:
-        """Free what must be free before the ranks disconnect."""
+        """Free what must be free before the ranks disconnect. Collective."""

@@ -17,8 +17,9 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.adapter_places import AdapterPlaces
+from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import ServeSettings
-from trtllm_hpc.reference.engine_parts import Channel, Engine, Logits, Results
+from trtllm_hpc.reference.engine_parts import Engine, Logits, Results
 from trtllm_hpc.reference.generation import Cancelled, GenerationRequest, Listener, Load, Progress, QueueFull
 from trtllm_hpc.reference.requests import queue_is_full
 from trtllm_hpc.reference.scheduler import Scheduler, Sequence, Step, refuse_too_long

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from trtllm_hpc.reference.channel import Channel
+
 from trtllm_hpc.errors import StartFailed
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
@@ -60,8 +62,13 @@ class World:
         """Whether this rank takes requests."""
         return self.rank == 0
 
-    def connect(self) -> None:
-        """Connect to the other ranks, if any: gloo between CPUs, NCCL between GPUs.
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which rank 0 waits for the others."""
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+    def join(self, channel: Channel) -> None:
+        """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
 
         Raises StartFailed if the ranks did not connect in time.
         """
@@ -69,6 +76,7 @@ class World:
             return
         import torch
         import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if torch.cuda.is_available():
             # If each task sees one GPU only, the local rank is not a device index.
@@ -78,13 +86,18 @@ class World:
             backend = "cpu:gloo,cuda:nccl"
         else:
             backend = "gloo"
+        host, timeout = self.address[0], timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         try:
+            if self.is_leader:
+                store = TCPStore(host, 0, self.size, True, timeout, wait_for_workers=False)
+                channel.send(store.port)
+            else:
+                store = TCPStore(host, channel.receive(), self.size, False, timeout)
             dist.init_process_group(
-                backend, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
         except RuntimeError as error:
-            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise StartFailed(f"The ranks did not connect at {address}: {error}") from error
+            raise StartFailed(f"The ranks did not connect at {host}: {error}") from error
 
 
 def rank_device() -> torch.device:

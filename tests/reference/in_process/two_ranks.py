@@ -10,6 +10,7 @@ import json
 import os
 import sys
 
+from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import World
@@ -22,7 +23,7 @@ def main(folder: str, *prompt: str) -> None:
 
     torch.set_num_threads(1)
     world = World.from_environment(os.environ)
-    world.connect()
+    world.join(Channel(world))
     engine = EngineFolder(folder)
     model = load_model(engine, EngineInfo.read(engine), world)
     tokens = [int(token) for token in prompt]
