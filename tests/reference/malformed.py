@@ -42,7 +42,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("data-type is 'BYTES'", {"temperature": np.array([[b"hot"]], dtype=np.object_)}),
     ("data-type is 'INT32'", {"streaming": np.array([[1]], dtype=np.int32)}),
     ("input_ids is missing", {"input_ids": ABSENT}),
-    ("request_output_len is missing", {"request_output_len": ABSENT}),
+    ("request_output_len (max_tokens) is missing", {"request_output_len": ABSENT}),
     ("missing required input(s) ['input_lengths','request_output_len']", dict.fromkeys(SOUND, ABSENT)),
     ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
     # Prompts and lengths.
@@ -56,7 +56,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("max_seq_len 512", {"request_output_len": LARGEST}),
     # How tokens are chosen.
     ("temperature is inf", {"temperature": INFINITY}),
-    ("runtime_top_p is nan", {"runtime_top_p": NAN}),
+    ("runtime_top_p (top_p) is nan", {"runtime_top_p": NAN}),
     ("frequency_penalty is nan", {"frequency_penalty": NAN}),
     ("beam_width is -3", {"beam_width": -3}),
     ("max_beam_width 4", {"beam_width": LARGEST}),

@@ -108,7 +108,7 @@ def test_generation_ends_at_the_end_token(
         ({"max_tokens": MAX_SEQ_LEN - 1}, f"max_seq_len {MAX_SEQ_LEN}"),
         ({"max_tokens": 0}, "must be at least 1"),
         ({"temperature": -0.7}, "temperature is -0.7"),
-        ({"top_k": -1}, "runtime_top_k is -1"),
+        ({"top_k": -1}, "runtime_top_k (top_k) is -1"),
         ({"beam_width": 5}, "beam_width is 5"),
         ({"end_id": 512}, "end_id is 512"),
         ({"embedding_bias_words": ["fox"]}, "one weight for each word"),

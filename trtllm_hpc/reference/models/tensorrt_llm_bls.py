@@ -20,6 +20,7 @@ from trtllm_hpc.reference import engine_process, requests
 from trtllm_hpc.reference.delivery import Delivery, TextAnswer, refuse
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import EngineLost
+from trtllm_hpc.reference.inputs import TEXT_NAMES
 from trtllm_hpc.reference.preprocessor import Preprocessor
 from trtllm_hpc.reference.text import switch
 from trtllm_hpc.reference.unsupported import refuse_unsupported_text
@@ -44,31 +45,6 @@ FROM_PREPROCESSING = {
     "OUT_END_ID": "end_id",
     "OUT_PAD_ID": "pad_id",
 }
-TO_GENERATION = {
-    "exclude_input_in_output": "exclude_input_in_output",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "temperature": "temperature",
-    "length_penalty": "len_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_length": "min_length",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "random_seed": "random_seed",
-    "return_log_probs": "return_log_probs",
-    "return_context_logits": "return_context_logits",
-    "return_generation_logits": "return_generation_logits",
-    "return_kv_cache_reuse_stats": "return_kv_cache_reuse_stats",
-    "prompt_embedding_table": "prompt_embedding_table",
-    "prompt_vocab_size": "prompt_vocab_size",
-    "num_return_sequences": "num_return_sequences",
-    "beam_width": "beam_width",
-    "stream": "streaming",
-    "lora_task_id": "lora_task_id",
-    "lora_weights": "lora_weights",
-    "lora_config": "lora_config",
-}
-
 CANCELLATION_CHECK_S = 0.1
 """Seconds between two checks whether a client has disconnected."""
 
@@ -132,15 +108,12 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> dict[str, Any]:
         """The request's inputs as ``tensorrt_llm`` takes them."""
-        arrays = {tensor.name(): _as_sent(tensor.as_numpy()) for tensor in request.inputs()}
+        # Copied: the arrays lie in memory that Triton uses again.
+        arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
         refuse_unsupported_text(arrays)
         prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
-        return _renamed(prepared, FROM_PREPROCESSING) | _renamed(arrays, TO_GENERATION)
-
-
-def _as_sent(array: Any) -> Any:
-    """A copy of an input as the client sent it: Triton hands some over without their dimension."""
-    return (array.reshape(-1, 1) if array.ndim == 1 else array).copy()
+        others = {TEXT_NAMES.get(name, name): array for name, array in arrays.items()}
+        return {**others, **_renamed(prepared, FROM_PREPROCESSING)}
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
