@@ -11,7 +11,7 @@ from trtllm_hpc.report.formatting import format_bytes, format_duration, format_t
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from trtllm_hpc.engine_cache.listing import Item
+    from trtllm_hpc.engine_cache.listing import EngineRow
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
 
 OPTIONAL_COLUMNS = ("model", "last used", "layout", "version", "built", "backend")
@@ -20,7 +20,7 @@ OPTIONAL_COLUMNS = ("model", "last used", "layout", "version", "built", "backend
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
-def engines_table(items: Sequence[Item]) -> Table:
+def engines_table(rows: Sequence[EngineRow]) -> Table:
     """Return a table with one row for each entry."""
     from rich.text import Text
 
@@ -31,21 +31,21 @@ def engines_table(items: Sequence[Item]) -> Table:
         right=("size",),
         one_line=("name", "size"),
     )
-    for item in items:
-        about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
-        size = format_bytes(item.size) if item.manifest else "-"
-        times = [format_time(item.manifest.built_at if item.manifest else None), format_time(item.last_used)]
-        state = Text(item.state, style=_STYLES.get(item.state, ""))
-        state.append(state_of(item)[len(item.state) :], style="")
-        table.add_row(item.entry.name, *about, size, *times, state)
+    for row in rows:
+        about = [Text(value or "-") for value in (row.model, row.backend, row.version, row.layout)]
+        size = format_bytes(row.bytes) if row.built_at is not None else "-"
+        times = [format_time(row.built_at), format_time(row.last_used)]
+        state = Text(row.state, style=_STYLES.get(row.state, ""))
+        state.append(state_of(row)[len(row.state) :], style="")
+        table.add_row(row.name, *about, size, *times, state)
     return table
 
 
-def state_of(item: Item) -> str:
+def state_of(row: EngineRow) -> str:
     """Return the state with its builder or its fault."""
-    if not item.note:
-        return item.state
-    return f"{item.state}: {item.note}" if item.state == "broken" else f"{item.state} {item.note}"
+    if not row.note:
+        return row.state
+    return f"{row.state}: {row.note}" if row.state == "broken" else f"{row.state} {row.note}"
 
 
 def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
