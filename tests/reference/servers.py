@@ -24,6 +24,7 @@ from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
+from trtllm_hpc.runtime.records import Endpoint
 
 START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
@@ -108,6 +109,12 @@ class World:
     grpc_port: int
     metrics_port: int
     ranks: list[subprocess.Popen[bytes]]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The leader's, as a run's supervisor publishes it."""
+        ports = (self.http_port, self.grpc_port, self.metrics_port)
+        return Endpoint("1", "localhost", "127.0.0.1", *ports, sorted(MODELS), 0.0)
 
     def log(self, rank: int) -> str:
         return (self.folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")

@@ -15,23 +15,22 @@ import torch.distributed as dist
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
-from trtllm_hpc.reference.engine_parts import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
+from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
-from trtllm_hpc.reference.world import World, rank_device
+from trtllm_hpc.reference.world import Channel, World, rank_device
 
 _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One rank's part of a loaded engine: see ``engine_parts.Engine``."""
+    """One rank's part of a loaded engine: see ``leader.Engine``."""
 
     def __init__(
         self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool

@@ -20,8 +20,16 @@ import numpy as np
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import KNOWN_INPUTS, Array, Inputs, Row, named, rows, shown
-from trtllm_hpc.reference.unsupported import refuse_unsupported
+from trtllm_hpc.reference.inputs import (
+    KNOWN_INPUTS,
+    Array,
+    Inputs,
+    Row,
+    named,
+    refuse_unsupported,
+    rows,
+    shown,
+)
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
@@ -57,17 +65,13 @@ class Part:
     """Number of beams to return; it may be lower than the beam width."""
 
 
-def is_stop(inputs: Inputs) -> bool:
-    """Whether a Triton request is to stop the one with the same request id."""
-    stop = inputs.get("stop")
-    return stop is not None and bool(stop.any())
-
-
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
-    """Read the inputs of one Triton request that is not a stop.
+    """Read the inputs of one Triton request; one that stops another has no parts.
 
     Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
     """
+    if _is_stop(inputs):
+        return ()
     batch = rows(inputs)
     parts = tuple(
         part
@@ -128,6 +132,12 @@ def queue_is_full(waiting: int, max_queue_size: int) -> str:
         f"Exceeds maximum queue size: {waiting} requests wait. "
         f"Maximum queue size of {max_queue_size} has been reached; try again later."
     )
+
+
+def _is_stop(inputs: Inputs) -> bool:
+    """Whether a Triton request stops the one with the same request id."""
+    stop = inputs.get("stop")
+    return stop is not None and bool(stop.any())
 
 
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:

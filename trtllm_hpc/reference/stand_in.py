@@ -13,12 +13,11 @@ from trtllm_hpc.config.synthetic_models import STAND_IN
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
 from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
-from trtllm_hpc.reference.engine_parts import Chosen, Results, no_logits
 from trtllm_hpc.reference.generation import GenerationRequest
+from trtllm_hpc.reference.leader import Chosen, Results, no_logits
 from trtllm_hpc.reference.scheduler import Limits, Step
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import Channel, World
 
 STEP_S = 0.002
 """A step takes about as long as that of the smallest model."""
@@ -56,7 +55,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> StandIn
 
 
 class StandIn:
-    """One rank's part: see ``engine_parts.Engine``."""
+    """One rank's part: see ``leader.Engine``."""
 
     def __init__(self, info: EngineInfo, limits: Limits, channel: Channel) -> None:
         self.info, self.limits, self.channel = info, limits, channel

@@ -10,10 +10,9 @@ import json
 import os
 import sys
 
-from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
 from trtllm_hpc.reference.weights import load_model
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import Channel, World
 
 from ..oracle import generate
 

@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import faulthandler
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference import engine_process, requests
-from trtllm_hpc.reference.delivery import Delivery, TextAnswer, refuse
+from trtllm_hpc.reference import engine_process
+from trtllm_hpc.reference.delivery import Delivery, TextAnswer, submit
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import EngineLost
-from trtllm_hpc.reference.inputs import TEXT_NAMES
-from trtllm_hpc.reference.preprocessor import Preprocessor
-from trtllm_hpc.reference.text import switch
-from trtllm_hpc.reference.unsupported import refuse_unsupported_text
+from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
+from trtllm_hpc.reference.requests import Part, parse
+from trtllm_hpc.reference.text import Preprocessor, switch
 
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -69,19 +68,8 @@ class TritonPythonModel:
         self._engine: tuple[EngineInfo, Delivery] | None = None
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; a thread of ``Delivery`` sends the answers."""
-        for request in triton_requests:
-            sender = request.get_response_sender()
-            try:
-                requests.check_parameters(request)
-                inputs = self._read(request)
-                info, delivery = self._engine or self._connect()
-                parts = requests.parse(inputs, info, decoupled=self._decoupled)
-            except RequestFailed as error:
-                refuse(sender, error, pb_utils)
-                continue
-            wanted = frozenset(request.requested_output_names())
-            delivery.accept(sender, request.request_id(), parts, wanted)
+        """Submit the requests; ``Delivery`` sends the answers."""
+        submit(triton_requests, pb_utils, self._read)
 
     def finalize(self) -> None:
         """End the threads; Triton has waited for the requests."""
@@ -106,14 +94,15 @@ class TritonPythonModel:
             delivery.close()
             delivery.fail_all(EngineLost(sentence))
 
-    def _read(self, request: Any) -> dict[str, Any]:
-        """The request's inputs as ``tensorrt_llm`` takes them."""
+    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
         # Copied: the arrays lie in memory that Triton uses again.
         arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
         refuse_unsupported_text(arrays)
         prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
         others = {TEXT_NAMES.get(name, name): array for name, array in arrays.items()}
-        return {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+        info, delivery = self._engine or self._connect()
+        inputs = {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+        return delivery, parse(inputs, info, decoupled=self._decoupled)
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
