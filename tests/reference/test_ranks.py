@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -152,8 +153,20 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel]:
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
     worlds = [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        leader, other = pool.map(Channel, worlds)
-    return leader, other
+        leader = pool.submit(Channel, worlds[0])
+        # A port scanner comes first.
+        eventually(lambda: _sends_nonsense(worlds[0].address))
+        other = pool.submit(Channel, worlds[1])
+        return leader.result(), other.result()
+
+
+def _sends_nonsense(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    except OSError:
+        return False
+    return True
 
 
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else(channels: tuple[Channel, Channel]) -> None:

@@ -158,10 +158,7 @@ def _age_s() -> float:
 
 def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:
     """Number of KV-cache blocks on this rank: as the settings allow, at most what a full batch can use."""
-    size = info.tokens_per_block
-    tokens = -(-info.max_seq_len // size) * size * info.max_batch_size * info.max_beam_width
-    if settings.max_tokens_in_paged_kv_cache is not None:
-        tokens = min(tokens, settings.max_tokens_in_paged_kv_cache)
+    tokens, size = info.most_tokens(settings), info.tokens_per_block
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         room = free * settings.kv_cache_free_gpu_mem_fraction / bytes_per_token(layers, model.dtype)

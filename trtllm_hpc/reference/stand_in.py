@@ -47,10 +47,8 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> StandIn
     if info.world_size != world.size:
         raise StartFailed(f"The engine was built for {info.world_size} ranks, and there are {world.size}.")
     size = info.tokens_per_block
-    tokens = -(-info.max_seq_len // size) * size * info.max_batch_size
-    if settings.max_tokens_in_paged_kv_cache is not None:
-        tokens = min(tokens, settings.max_tokens_in_paged_kv_cache)
-    limits = Limits(info.max_batch_size, info.max_num_tokens, tokens // size, size)
+    blocks = info.most_tokens(settings) // size
+    limits = Limits(info.max_batch_size, info.max_num_tokens, blocks, size)
     return StandIn(info, limits, Channel(world))
 
 

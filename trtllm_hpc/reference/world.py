@@ -117,6 +117,11 @@ def rank_device() -> torch.device:
     )
 
 
+GREETING_TIMEOUT_S = 10.0
+"""Time limit for a rank to send its number once it has connected."""
+
+_GREETING_BYTES = 16
+
 _KEEPALIVE = {
     socket.TCP_NODELAY: 1,
     socket.TCP_KEEPIDLE: 10,
@@ -203,12 +208,17 @@ class Channel:
 def _accept(world: World) -> dict[int, Connection]:
     """Rank 0: wait for all others; each sends its rank first."""
     others: dict[int, Connection] = {}
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
     try:
-        with socket.create_server(("", world.address[1])) as listener:
+        with socket.create_server(("", world.address[1]), family=family, dualstack_ipv6=is_dual) as listener:
             listener.settimeout(RENDEZVOUS_TIMEOUT_S)
             while len(others) < world.size - 1:
                 connection = _connection(listener.accept()[0])
-                others[int(connection.recv_bytes())] = connection
+                # Something else on the network, such as a port scanner, sends no rank.
+                with suppress(ValueError, EOFError, OSError):
+                    if connection.poll(GREETING_TIMEOUT_S):
+                        others[int(connection.recv_bytes(_GREETING_BYTES))] = connection
     except OSError as error:
         raise _not_connected(world, error) from error
     return others

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -20,7 +19,7 @@ from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.scheduler import Adapter, Chunk, Decode, Step
 
 from ..oracle import generate
-from ..two_processes import answer_of_two
+from ..two_processes import answers_of_two
 from .bench import DEVICE, Bench, new_bench, random_model
 from .leader import ask, running
 
@@ -254,20 +253,13 @@ def test_two_ranks_answer_as_one_does(engines: dict[int, Path], tmp_path: Path, 
         [replace(greedy(), lora=everywhere.request(3)), wide, greedy(None, PROMPTS[1])],
         [replace(wide, lora=LoraRequest(3)), greedy(3, PROMPTS[1])],
     ]
-    found = run_two(engines[2], tmp_path, rounds)
+    found = answers_of_two(engines[2], tmp_path, rounds)
     with running(engines[1]) as leader:
         expected = [heard.wait().parts[-1] for together in rounds for heard in ask(leader, *together)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours["tokens"] == [list(beam) for beam in theirs.tokens]
         for beam, numbers in zip(ours["log_probs"], theirs.log_probs, strict=True):
             assert beam == pytest.approx(numbers, abs=1e-4)
-
-
-def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -> list[dict[str, Any]]:
-    requests = folder / "requests"
-    requests.write_bytes(pickle.dumps(rounds))
-    answers: list[dict[str, Any]] = answer_of_two("in_process.two_engines", engine, requests)
-    return answers
 
 
 def test_a_model_without_known_layers_is_refused() -> None:
