@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import tritonclient.grpc as triton
+from tritonclient.utils import np_to_triton_dtype
 
 from benchmarks.reference.workload import ANSWER_LIMIT_S, Measure, Outcome, Run, Setup, closed_loop, inputs
 from tests.reference import servers
-from trtllm_hpc.reference.inputs import INPUTS
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _measure(setup: Setup, client: Any, answers: queue.SimpleQueue[tuple[Any, An
 def _tensors(setup: Setup, index: int, features: bool) -> list[Any]:
     tensors = []
     for name, array in inputs(setup, index, features).items():
-        tensor = triton.InferInput(name, list(array.shape), INPUTS[name].type)
+        tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(array)
         tensors.append(tensor)
     return tensors

@@ -12,26 +12,11 @@ import numpy as np
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from trtllm_hpc.reference.inputs import INPUTS
-
+from . import servers
 from .servers import MAX_BATCH_SIZE, World
 
 Answer = Any
 """A ``tritonclient.grpc.InferResult``, or the exception that came in its place."""
-
-TEXT_TYPES = {
-    "text_input": "BYTES",
-    "bad_words": "BYTES",
-    "stop_words": "BYTES",
-    "embedding_bias_words": "BYTES",
-    "embedding_bias_weights": "FP32",
-    "max_tokens": "INT32",
-    "top_k": "INT32",
-    "top_p": "FP32",
-    "length_penalty": "FP32",
-    "stream": "BOOL",
-}
-"""Types of those inputs of the text models that the model ``tensorrt_llm`` names otherwise."""
 
 DTYPES = {
     "INT32": np.int32,
@@ -39,7 +24,7 @@ DTYPES = {
     "FP16": np.float16,
     "FP32": np.float32,
     "BOOL": np.bool_,
-    "BYTES": np.object_,
+    "STRING": np.object_,
 }
 
 
@@ -60,10 +45,10 @@ def _tensor(name: str, values: Any) -> triton.InferInput:
 
 
 def _array(name: str, values: Any) -> np.ndarray[Any, Any]:
-    kind = INPUTS[name].type if name in INPUTS else TEXT_TYPES[name]
+    kind = next(form.type for key, form in servers.tensors().items() if key[1:] == ("input", name))
     array = np.array(values, dtype=DTYPES[kind])
     array = array.reshape(1, 1) if array.ndim == 0 else array
-    return np.vectorize(str.encode, otypes=[np.object_])(array) if kind == "BYTES" else array
+    return np.vectorize(str.encode, otypes=[np.object_])(array) if kind == "STRING" else array
 
 
 def token_inputs(prompt: list[int], count: int, **values: Any) -> dict[str, Any]:

@@ -6,15 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from tests.runs.test_find import submit
+from trtllm_hpc.cli.client import command
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import build, synthetic
 from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.runtime.records import Endpoint
 
 from . import clients, oracle, servers
 from .oracle import Oracle
 
 Generate = Callable[[list[int], int, int | None], list[int]]
 Greedy = Callable[[servers.World, list[int], int, int | None], list[int]]
+AskRun = Callable[..., Result]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "512")
 
@@ -102,6 +108,28 @@ def world(request: pytest.FixtureRequest) -> servers.World:
     """One rank (decoupled), then two (not decoupled): a client gets the same from both."""
     served: servers.World = request.getfixturevalue(request.param)
     return served
+
+
+@pytest.fixture
+def endpoint(alone: servers.World) -> Endpoint:
+    return alone.endpoint
+
+
+@pytest.fixture
+def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
+    """A run that ``alone`` serves."""
+    paths = RunPaths(tmp_path / "runs" / "demo-1")
+    paths.make_folders()
+    write_json(paths.plan, {"name": "demo"})
+    endpoint.write(paths.endpoint)
+    submit(paths, 0)
+    return paths
+
+
+@pytest.fixture
+def ask_run(run: RunPaths) -> AskRun:
+    """Type ``trtllm-hpc client`` and further words, with the folder of that run."""
+    return lambda *words: CliRunner().invoke(command, ["--runs", str(run.folder.parent), *words])
 
 
 @pytest.fixture(scope="session")

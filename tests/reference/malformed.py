@@ -12,6 +12,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from .clients import ask, token_inputs
+from .oracle import MAX_SEQ_LEN
 from .servers import World
 
 LARGEST = 2**31 - 1
@@ -42,7 +43,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("data-type is 'BYTES'", {"temperature": np.array([[b"hot"]], dtype=np.object_)}),
     ("data-type is 'INT32'", {"streaming": np.array([[1]], dtype=np.int32)}),
     ("input_ids is missing", {"input_ids": ABSENT}),
-    ("request_output_len is missing", {"request_output_len": ABSENT}),
+    ("request_output_len (max_tokens) is missing", {"request_output_len": ABSENT}),
     ("missing required input(s) ['input_lengths','request_output_len']", dict.fromkeys(SOUND, ABSENT)),
     ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
     # Prompts and lengths.
@@ -52,11 +53,11 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("input_lengths is 6", {"input_lengths": 6}),
     ("input_ids holds -7", {"input_ids": [[1, -7]], "input_lengths": 2}),
     ("max_input_len 96", {"input_ids": [[5] * 97], "input_lengths": 97}),
-    ("max_seq_len 512", {"request_output_len": 508}),
-    ("max_seq_len 512", {"request_output_len": LARGEST}),
+    (f"max_seq_len {MAX_SEQ_LEN}", {"request_output_len": MAX_SEQ_LEN - 4}),
+    (f"max_seq_len {MAX_SEQ_LEN}", {"request_output_len": LARGEST}),
     # How tokens are chosen.
     ("temperature is inf", {"temperature": INFINITY}),
-    ("runtime_top_p is nan", {"runtime_top_p": NAN}),
+    ("runtime_top_p (top_p) is nan", {"runtime_top_p": NAN}),
     ("frequency_penalty is nan", {"frequency_penalty": NAN}),
     ("beam_width is -3", {"beam_width": -3}),
     ("max_beam_width 4", {"beam_width": LARGEST}),
@@ -102,6 +103,15 @@ TEXTS: list[tuple[str, bytes]] = [
     ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "note": "\xc3("}'),
     ("parameter 'extra' has invalid type", b'{"text_input": "x", "max_tokens": 3, "extra": {"a": 1}}'),
     ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
+    ("temperature is -0.7", b'{"text_input": "x", "max_tokens": 3, "temperature": -0.7}'),
+    ("runtime_top_k (top_k) is -1", b'{"text_input": "x", "max_tokens": 3, "top_k": -1}'),
+    ("end_id is 512", b'{"text_input": "x", "max_tokens": 3, "end_id": 512}'),
+    ("max_seq_len", b'{"text_input": "x", "max_tokens": 4000}'),
+    (
+        "decoder_text_input (DECODER_QUERY)",
+        b'{"text_input": "x", "max_tokens": 3, "decoder_text_input": "y"}',
+    ),
+    ("asks for statistics", b'{"text_input": "x", "max_tokens": 3, "return_kv_cache_reuse_stats": true}'),
     ("beam_width is 99", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
     ("max_tokens) is -1", b'{"text_input": "x", "max_tokens": -1}'),
     ("one weight for each word", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),

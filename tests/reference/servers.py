@@ -14,14 +14,17 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.triton import link_backends, wheel_folder
 from trtllm_hpc.backends.reference import MODELS, model_source
 from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
+from trtllm_hpc.runtime.records import Endpoint
 
 START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
@@ -67,6 +70,35 @@ def config(
     )
 
 
+class Form(NamedTuple):
+    """Type and shape of a tensor, without the batch dimension."""
+
+    type: str
+    dims: tuple[int, ...]
+    is_optional: bool = False
+    is_scalar: bool = False
+    """It is [1] for the client and has no dimension for the model."""
+
+
+@cache
+def tensors() -> dict[tuple[str, str, str], Form]:
+    """Every tensor of the rendered models, by model, ``input`` or ``output``, and name."""
+    configs = {
+        model: text_format().Parse(config(model, Path("/engine")), schema().ModelConfig()) for model in MODELS
+    }
+    return {
+        (model, kind, tensor.name): Form(
+            schema().DataType.Name(tensor.data_type).removeprefix("TYPE_"),
+            tuple(tensor.dims),
+            getattr(tensor, "optional", False),
+            tensor.HasField("reshape"),
+        )
+        for model, parsed in configs.items()
+        for kind in ("input", "output")
+        for tensor in getattr(parsed, kind)
+    }
+
+
 @dataclass
 class World:
     """The servers of all ranks of one model."""
@@ -77,6 +109,12 @@ class World:
     grpc_port: int
     metrics_port: int
     ranks: list[subprocess.Popen[bytes]]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The leader's, as a run's supervisor publishes it."""
+        ports = (self.http_port, self.grpc_port, self.metrics_port)
+        return Endpoint("1", "localhost", "127.0.0.1", *ports, sorted(MODELS), 0.0)
 
     def log(self, rank: int) -> str:
         return (self.folder / f"rank{rank}.log").read_text(encoding="utf-8", errors="replace")

@@ -75,11 +75,6 @@ def folders(plain_model: Any, tmp_path_factory: pytest.TempPathFactory) -> list[
     return [make_adapter(folder / f"adapter-{seed}", plain_model, seed) for seed in range(PLACES + 1)]
 
 
-def endpoint_of(world: World) -> Endpoint:
-    ports = (world.http_port, world.grpc_port, world.metrics_port)
-    return Endpoint("1", "localhost", "127.0.0.1", *ports, [], 0.0)
-
-
 def with_adapters(folders: Sequence[Path], *shares: float | None, **settings: Any) -> Benchmark:
     """Settings with adapters of these shares, under task ids that no other test has used."""
     first = next(_task_ids)
@@ -111,7 +106,7 @@ def test_two_adapters_by_share(
     settings = with_adapters(
         folders[:2], 0.5, 0.25, model=model, protocol=protocol, requests=24, concurrency=6
     )
-    measurement, records = measure(tmp_path, endpoint_of(alone), engines[1], settings)
+    measurement, records = measure(tmp_path, alone.endpoint, engines[1], settings)
     assert measurement.verdict.findings == [] and [one.error for one in records if not one.ok] == []
     first, second = settings.workload.lora_task_ids
     assert Counter(record.lora_task_id for record in records) == {first: 12, second: 6, None: 6}
@@ -131,7 +126,7 @@ def test_in_one_batch_each_answer_is_that_of_its_adapter_alone(
     alone: World, folders: list[Path], tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
     settings = with_adapters(folders[:2], model="tensorrt_llm", streaming=False)
-    (target,) = targets_of(settings, endpoint_of(alone), "ensemble")
+    (target,) = targets_of(settings, alone.endpoint, "ensemble")
     adapters = Adapters.read(settings.workload, RunPaths(tmp_path))
     spec = WorkloadSpec(settings, 12, True, _Encodes(tokenizer))
     feed = RequestFeed(spec, [target], adapters.weights)
@@ -172,7 +167,7 @@ def test_nine_adapters_for_eight_places_are_sent_again(
 ) -> None:
     shares = [1 / len(folders)] * len(folders)
     settings = with_adapters(folders, *shares, requests=36, concurrency=2, processes=processes)
-    measurement, records = measure(tmp_path, endpoint_of(alone), engines[1], settings)
+    measurement, records = measure(tmp_path, alone.endpoint, engines[1], settings)
     assert [record.error for record in records if not record.ok] == []
     assert set(settings.workload.lora_task_ids) == {record.lora_task_id for record in records}
     resent = [record for record in records if record.resent and record.measured]
@@ -188,7 +183,7 @@ def test_over_http_an_evicted_adapter_is_a_failure_with_its_cause(
     settings = with_adapters(
         folders, *shares, requests=18, concurrency=1, protocol="http", max_error_share=1.0
     )
-    measurement, records = measure(tmp_path, endpoint_of(alone), engines[1], settings)
+    measurement, records = measure(tmp_path, alone.endpoint, engines[1], settings)
     failed = [record for record in records if not record.ok]
     assert failed and all(is_unknown_adapter(record.error or "") for record in failed)
     (warning,) = [one for one in measurement.verdict.warnings if "no longer had their" in one]
@@ -203,7 +198,7 @@ def test_an_adapter_that_the_model_cannot_take_ends_the_benchmark_before_the_loa
     with pytest.raises(
         RequestFailed, match=r"does not take the LoRA adapter \d+ in .*large: .*rank 16"
     ) as raised:
-        measure(tmp_path, endpoint_of(alone), engines[1], settings)
+        measure(tmp_path, alone.endpoint, engines[1], settings)
     assert raised.value.hint and "--no-lora" in raised.value.hint
     assert not (tmp_path / "run-1" / "results" / "adapters.json").exists()
 
@@ -221,7 +216,7 @@ def test_behind_a_door_every_instance_knows_each_adapter_before_the_load(
         with door_before([alone, other], tmp_path / "run-0", monkeypatch) as endpoint:
             measurement, records = measure(tmp_path, endpoint, served[1], settings)
         for world in (alone, other):
-            (target,) = targets_of(settings, endpoint_of(world), "ensemble")
+            (target,) = targets_of(settings, world.endpoint, "ensemble")
             for task_id in settings.workload.lora_task_ids:
                 known = encode_request(Request(1, "x", lora_task_id=task_id), target)
                 (reply,) = run_closed(target, [known], 1, Clock(), count=1).replies
@@ -261,4 +256,4 @@ def door_before(worlds: Sequence[World], folder: Path, monkeypatch: pytest.Monke
 def test_a_model_without_the_inputs_is_refused_by_name(alone: World, folders: list[Path]) -> None:
     settings = with_adapters(folders[:1], model="preprocessing")
     with pytest.raises(RequestFailed, match=r"'preprocessing' takes no LoRA adapters.*'lora_task_id'"):
-        targets_of(settings, endpoint_of(alone), "ensemble")
+        targets_of(settings, alone.endpoint, "ensemble")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from tritonclient.utils import InferenceServerException
 
 from trtllm_hpc.reference.text import TextTokenizer
 
+from . import malformed
 from .clients import ask, ask_one, ends_when_left, texts
 from .conftest import Greedy
 from .oracle import LONG, Oracle
@@ -124,24 +123,11 @@ def test_client_of_the_bls_model_that_goes_away_frees_the_place(alone: World, is
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"temperature": -1.0}, "temperature is -1"),
-        ({"max_tokens": 0}, "must be at least 1"),
-        ({"text_input": ""}, None),
-        ({"decoder_text_input": "x"}, "decoder_text_input"),
-    ],
-)
-def test_refusals_come_through(
-    world: World, model: str, change: dict[str, Any], sentence: str | None
-) -> None:
-    status, answer = world.generate({"text_input": "x", "max_tokens": 2, **change}, model)
-    if sentence is None:
-        assert status == 200, "the token that begins a text is prompt enough"
-    else:
-        assert status == 400
-        assert sentence in answer["error"]
+@pytest.mark.parametrize(("sentence", "body"), malformed.TEXTS)
+def test_refusals_come_through_and_harm_nobody(world: World, model: str, sentence: str, body: bytes) -> None:
+    malformed.refused_text(world, sentence, body, model)
+    # The token that begins a text is prompt enough.
+    assert world.generate({"text_input": "", "max_tokens": 2}, model)[0] == 200
 
 
 def test_unknown_input_over_grpc_is_refused_by_name(world: World) -> None:

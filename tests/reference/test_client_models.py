@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.runs.test_find import submit
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Address
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
-from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import steps, wait_idle, wait_until
+from .conftest import AskRun
 from .servers import World
 
 pytestmark = pytest.mark.triton
@@ -31,27 +30,6 @@ PROMPT = "What is machine learning?"
 PROMPTS = [PROMPT, "Born in north-east France,", "A"]
 MODELS = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
 OPTIONS: dict[str, Any] = {"max_tokens": 8, "end_id": -1}
-
-
-@pytest.fixture
-def endpoint(alone: World) -> Endpoint:
-    return Endpoint(
-        "1", "node", "127.0.0.1", alone.http_port, alone.grpc_port, alone.metrics_port, MODELS, 0.0
-    )
-
-
-@pytest.fixture
-def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
-    paths = RunPaths(tmp_path / "runs" / "demo-1")
-    paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
-    endpoint.write(paths.endpoint)
-    submit(paths, 0)
-    return paths
-
-
-def types(run: RunPaths, *words: str) -> Any:
-    return CliRunner().invoke(command, ["--runs", str(run.folder.parent), *words])
 
 
 def records(said: Any) -> list[dict[str, Any]]:
@@ -69,12 +47,12 @@ def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
         assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text
 
 
-def test_its_answer_to_a_text_is_shown(run: RunPaths) -> None:
+def test_its_answer_to_a_text_is_shown(ask_run: AskRun) -> None:
     asked = (PROMPT, "--model", "tensorrt_llm", "--max-tokens", "4")
-    assert f"ms): {PROMPT}" in types(run, *asked).output
-    streamed = types(run, *asked, "--stream")
-    assert PROMPT + streamed.stdout.strip("\n") in types(run, *asked).output
-    only_ids = types(run, "latest", "--token-ids", "5,6,7", "--model", "tensorrt_llm", "--max-tokens", "2")
+    assert f"ms): {PROMPT}" in ask_run(*asked).output
+    streamed = ask_run(*asked, "--stream")
+    assert PROMPT + streamed.stdout.strip("\n") in ask_run(*asked).output
+    only_ids = ask_run("latest", "--token-ids", "5,6,7", "--model", "tensorrt_llm", "--max-tokens", "2")
     assert only_ids.exit_code == 0 and "ms): " in only_ids.output
 
 
@@ -117,10 +95,10 @@ def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: Text
         over_http.batch(PROMPTS, together=True)
 
 
-def test_a_batch_from_the_command_line(run: RunPaths) -> None:
+def test_a_batch_from_the_command_line(ask_run: AskRun) -> None:
     words = ("--json", "--max-tokens", "4", "latest", *PROMPTS)
-    one_by_one = [record["answers"][0]["text"] for record in records(types(run, *words))]
-    found = records(types(run, "--batch", *words))
+    one_by_one = [record["answers"][0]["text"] for record in records(ask_run(*words))]
+    found = records(ask_run("--batch", *words))
     assert [record["prompt"] for record in found] == PROMPTS
     assert [record["answers"][0]["text"] for record in found] == one_by_one
     assert {record["answers"][0]["counted_by"] for record in found} == {"tokenizer"}
@@ -128,7 +106,7 @@ def test_a_batch_from_the_command_line(run: RunPaths) -> None:
     assert all(2 <= record["answers"][0]["output_tokens"] <= 8 for record in found)
 
 
-def test_logits_are_written_into_one_file(run: RunPaths, tmp_path: Path, tokenizer: TextTokenizer) -> None:
+def test_logits_are_written_into_one_file(ask_run: AskRun, tmp_path: Path, tokenizer: TextTokenizer) -> None:
     file = tmp_path / "logits.npz"
     words = (
         PROMPT,
@@ -142,18 +120,18 @@ def test_logits_are_written_into_one_file(run: RunPaths, tmp_path: Path, tokeniz
         "--json",
     )
     [record] = records(
-        types(run, *words, "--generation-logits", "--context-logits", "--save-logits", str(file), "--json")
+        ask_run(*words, "--generation-logits", "--context-logits", "--save-logits", str(file), "--json")
     )
     with np.load(file) as saved:
         assert saved["context_logits"].shape[1] == len(tokenizer.encode(PROMPT))
         generated = saved["generation_logits"][0, 0].argmax(-1).tolist()
     assert [generated] == record["answers"][0]["token_ids"]
-    assert types(run, *words, "--save-logits", str(file)).exit_code == ExitCode.USAGE
+    assert ask_run(*words, "--save-logits", str(file)).exit_code == ExitCode.USAGE
 
 
-def test_logits_come_over_one_of_two_protocols(run: RunPaths) -> None:
+def test_logits_come_over_one_of_two_protocols(ask_run: AskRun) -> None:
     [record] = records(
-        types(run, PROMPT, "--max-tokens", "3", "--generation-logits", "--protocol", "both", "--json")
+        ask_run(PROMPT, "--max-tokens", "3", "--generation-logits", "--protocol", "both", "--json")
     )
     over_grpc, over_http = record["answers"]
     assert over_grpc["text"] == over_http["text"] != ""
@@ -215,12 +193,12 @@ def write_adapter(folder: Path, seed: int) -> str:
     return str(folder)
 
 
-def test_the_seeds_six_prompts_with_two_adapters(run: RunPaths, tmp_path: Path) -> None:
+def test_the_seeds_six_prompts_with_two_adapters(ask_run: AskRun, tmp_path: Path) -> None:
     one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2)
     words = ["--json", "--max-tokens", "8", "--end-id", "-1", "--exclude-input", "latest", *[PROMPT] * 6]
     folders = ["", one, two, "", one, two]
     given = [word for folder in folders for word in ("--lora-dir", folder)]
-    found = [it["answers"][0]["text"] for it in records(types(run, *given, "--concurrency", "6", *words))]
+    found = [it["answers"][0]["text"] for it in records(ask_run(*given, "--concurrency", "6", *words))]
     assert found[:3] == found[3:] and len(set(found)) == 3
 
 
@@ -240,15 +218,15 @@ def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) ->
 # All ways ----------------------------------------------------------------------------------------
 
 
-def test_every_way_to_ask_gives_the_same(run: RunPaths) -> None:
-    found = records(types(run, "latest", *PROMPTS, "--check", "--json", "--max-tokens", "12"))
+def test_every_way_to_ask_gives_the_same(ask_run: AskRun) -> None:
+    found = records(ask_run("latest", *PROMPTS, "--check", "--json", "--max-tokens", "12"))
     assert all(row["is_equal"] for row in found)
     ways = [row["way"] for row in found[:5]]
     assert ways[0] == "preprocessing, tensorrt_llm, postprocessing (grpc)"
     assert set(ways[1:]) == {
         f"{model} ({it})" for model in ("ensemble", "tensorrt_llm_bls") for it in ("grpc", "http")
     }
-    shown = types(run, PROMPT, "--check")
+    shown = ask_run(PROMPT, "--check")
     assert shown.exit_code == 0 and shown.output.count("yes") == 5
 
 

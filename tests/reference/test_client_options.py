@@ -15,21 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from tests.runs.test_find import submit
 from tests.schemas.check import documented
-from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.options import OPTIONS
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import ask_one, steps, token_inputs, tokens, wait_idle, wait_until
+from .conftest import AskRun
 from .servers import World
 
 pytestmark = pytest.mark.triton
@@ -37,13 +35,6 @@ pytestmark = pytest.mark.triton
 PROMPT = "What is machine learning?"
 TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 MODELS = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
-
-
-@pytest.fixture
-def endpoint(alone: World) -> Endpoint:
-    return Endpoint(
-        "1", "node", "127.0.0.1", alone.http_port, alone.grpc_port, alone.metrics_port, MODELS, 0.0
-    )
 
 
 class Asked:
@@ -245,26 +236,12 @@ def test_each_option_is_tried() -> None:
 # The command -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
-    paths = RunPaths(tmp_path / "runs" / "demo-1")
-    paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
-    endpoint.write(paths.endpoint)
-    submit(paths, 0)
-    return paths
-
-
-def types(run: RunPaths, *words: str) -> Any:
-    return CliRunner().invoke(command, ["--runs", str(run.folder.parent), *words])
-
-
-def test_one_run_and_one_prompt_need_no_more_words(run: RunPaths) -> None:
-    plain = types(run, PROMPT, "--max-tokens", "4", "--no-stream")
+def test_one_run_and_one_prompt_need_no_more_words(ask_run: AskRun) -> None:
+    plain = ask_run(PROMPT, "--max-tokens", "4", "--no-stream")
     assert plain.exit_code == 0 and f"ms): {PROMPT}" in plain.output
-    streamed = types(run, PROMPT, "--max-tokens", "4")
+    streamed = ask_run(PROMPT, "--max-tokens", "4")
     assert streamed.exit_code == 0 and "first text after" in streamed.output
-    assert types(run, "latest").exit_code == 2
+    assert ask_run("latest").exit_code == 2
 
 
 def test_ctrl_c_ends_the_answer_on_the_server_and_shows_what_came(run: RunPaths, alone: World) -> None:
@@ -289,21 +266,19 @@ def test_ctrl_c_ends_the_answer_on_the_server_and_shows_what_came(run: RunPaths,
     assert steps(alone) - before < LENGTH
 
 
-def test_many_prompts_are_answered_in_their_order(run: RunPaths) -> None:
+def test_many_prompts_are_answered_in_their_order(run: RunPaths, ask_run: AskRun) -> None:
     prompts = [f"Number {number} is" for number in range(12)]
     (run.folder / "prompts.txt").write_text("\n".join(prompts))
     file, short = str(run.folder / "prompts.txt"), ("--json", "--max-tokens", "5", "--exclude-input")
-    answer = types(
-        run, "--file", file, "--concurrency", "6", "--json", "--max-tokens", "5", "--exclude-input"
-    )
+    answer = ask_run("--file", file, "--concurrency", "6", "--json", "--max-tokens", "5", "--exclude-input")
     assert answer.exit_code == 0, answer.output
     records = [documented("client", line) for line in answer.output.splitlines()]
     assert [record["prompt"] for record in records] == prompts
-    one_by_one = types(run, "latest", *prompts, *short)
+    one_by_one = ask_run("latest", *prompts, *short)
     texts = [json.loads(line)["answers"][0]["text"] for line in one_by_one.output.splitlines()]
     assert texts == [record["answers"][0]["text"] for record in records]
 
 
-def test_a_word_that_is_no_run_is_not_taken_for_a_prompt(run: RunPaths) -> None:
-    refused = types(run, "demmo", "What is it?")
+def test_a_word_that_is_no_run_is_not_taken_for_a_prompt(ask_run: AskRun) -> None:
+    refused = ask_run("demmo", "What is it?")
     assert refused.exit_code != 0 and "demmo" in str(refused.exception)

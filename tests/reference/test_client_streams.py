@@ -22,13 +22,6 @@ LONG = 400
 OPTIONS: dict[str, Any] = {"end_id": -1, "exclude_input": True}
 
 
-@pytest.fixture
-def endpoint(alone: World) -> Endpoint:
-    models = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
-    ports = (alone.http_port, alone.grpc_port, alone.metrics_port)
-    return Endpoint("1", "node", "127.0.0.1", *ports, models, 0.0)
-
-
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_no_stream_is_lost_and_none_that_is_left_goes_on(
     endpoint: Endpoint, alone: World, model: str

@@ -52,9 +52,7 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def endpoint(alone: World) -> Endpoint:
-    models = ["ensemble", "postprocessing", "preprocessing", "tensorrt_llm", "tensorrt_llm_bls"]
-    ports = (alone.http_port, alone.grpc_port, alone.metrics_port)
-    return Endpoint("1", "node", "127.0.0.1", *ports, models, 0.0)
+    return alone.endpoint
 
 
 @pytest.fixture(scope="module")

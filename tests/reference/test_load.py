@@ -14,7 +14,6 @@ from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.reference.text import TextTokenizer
-from trtllm_hpc.runtime.records import Endpoint
 
 from .servers import World
 
@@ -28,11 +27,8 @@ COUNT = 12
 
 
 def target(world: World, model: str, protocol: Protocol, streaming: bool | None = None) -> Target:
-    endpoint = Endpoint(
-        "1", "localhost", "127.0.0.1", world.http_port, world.grpc_port, world.metrics_port, [], 0.0
-    )
     settings = Benchmark(protocol=protocol, streaming=streaming, exact_output=True)
-    (found,) = targets_of(settings.model_copy(update={"model": model}), endpoint, "ensemble")
+    (found,) = targets_of(settings.model_copy(update={"model": model}), world.endpoint, "ensemble")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -15,13 +16,11 @@ import pytest
 
 from tests.waiting import eventually
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.stand_in import Ranks
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.reference.world import Channel, World
+from trtllm_hpc.runtime.node import free_ports
 
 from . import servers
 from .oracle import LONG
-from .two_peers import LOST
-from .two_processes import start_two
 
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
@@ -44,7 +43,7 @@ def stub_of(world: servers.World, rank: int) -> int:
 def engine_of(stub: int) -> int:
     """The engine's process, a child of the model's."""
     for child in Path(f"/proc/{stub}/task/{stub}/children").read_text(encoding="ascii").split():
-        if b"engine_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"engine_server" in Path(f"/proc/{child}/cmdline").read_bytes():
             return int(child)
     raise AssertionError(f"process {stub} has no engine")
 
@@ -130,18 +129,6 @@ def assert_gone(pids: list[int]) -> None:
     assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-@pytest.mark.model
-def test_loss_is_noticed_by_a_rank_that_waits_for_something_else() -> None:
-    ranks = start_two("two_peers")
-    for rank in ranks:
-        assert rank.stdout is not None
-        assert rank.stdout.readline() == "watching\n"
-    ranks[1].kill()
-    assert [rank.wait(60) for rank in ranks] == [LOST, -signal.SIGKILL]
-    for rank in ranks:
-        rank.communicate()
-
-
 @pytest.mark.parametrize(
     ("environment", "sentence"),
     [
@@ -159,14 +146,43 @@ def test_server_started_by_hand_is_a_world_of_one() -> None:
     assert World.from_environment({}) == World(0, 1, 0, None)
 
 
-def test_ranks_that_are_told_to_leave_may_be_quicker_than_the_leader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that closes between the last step and the leader's own end is no loss."""
+@pytest.fixture
+def channels(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel]:
+    """Both ends between two ranks."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
     worlds = [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        leader, other = pool.map(Ranks, worlds)
+        leader = pool.submit(Channel, worlds[0])
+        # A port scanner comes first.
+        eventually(lambda: _sends_nonsense(worlds[0].address))
+        other = pool.submit(Channel, worlds[1])
+        return leader.result(), other.result()
+
+
+def _sends_nonsense(address: tuple[str, int]) -> bool:
+    try:
+        with socket.create_connection(address) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    except OSError:
+        return False
+    return True
+
+
+def test_loss_is_noticed_by_a_rank_that_waits_for_something_else(channels: tuple[Channel, Channel]) -> None:
+    leader, other = channels
+    lost: queue.SimpleQueue[RuntimeError] = queue.SimpleQueue()
+    leader.watch(lost.put)
+    other.close()
+    assert str(lost.get(timeout=60)) == "the connection to rank 1 was closed"
+    leader.close()
+
+
+def test_ranks_that_are_told_to_leave_may_be_quicker_than_the_leader(
+    channels: tuple[Channel, Channel],
+) -> None:
+    """A connection that closes between the last step and the leader's own end is no loss."""
+    leader, other = channels
     lost: list[RuntimeError] = []
     leader.watch(lost.append)
     leader.send(None)

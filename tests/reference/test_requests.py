@@ -11,8 +11,9 @@ from hypothesis.extra import numpy as arrays
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END
-from trtllm_hpc.reference.inputs import INPUTS
-from trtllm_hpc.reference.requests import Part, is_stop, parse, queue_is_full, refuse_parameters
+from trtllm_hpc.reference.requests import Part, parse, queue_is_full, refuse_parameters
+
+from .servers import tensors
 
 INFO = EngineInfo(
     dtype="float32",
@@ -29,20 +30,11 @@ INFO = EngineInfo(
     max_lora_rank=8,
 )
 
-DTYPES = {
-    "INT32": np.int32,
-    "UINT8": np.uint8,
-    "UINT64": np.uint64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "BOOL": np.bool_,
-}
-
 
 def inputs(**changes: Any) -> dict[str, np.ndarray[Any, Any]]:
     """Arrays as Triton hands them over: a request of one prompt, and what a test changes."""
     values = {"input_ids": [[1, 5, 6, 7]], "input_lengths": [4], "request_output_len": [8], **changes}
-    return {name: np.array(value, dtype=DTYPES[INPUTS[name].type]) for name, value in values.items()}
+    return {name: np.array(value) for name, value in values.items()}
 
 
 def parts(**changes: Any) -> tuple[Part, ...]:
@@ -112,14 +104,14 @@ def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
         input_lengths=[3, 2],
         request_output_len=[4, 5],
         temperature=[0.5, 1.5],
-        end_id=[7],
+        end_id=[7, 8],
         stop_words_list=[[[8, 9], [2, -1]], [[3, 0], [1, -1]]],
         embedding_bias=[[], []],
     )
     assert (first.request.prompt, second.request.prompt) == ((1, 5, 6), (1, 9))
     assert (first.request.max_new_tokens, second.request.max_new_tokens) == (4, 5)
     assert (first.request.sampling.temperature, second.request.sampling.temperature) == (0.5, 1.5)
-    assert (first.request.end_id, second.request.end_id) == (7, 7)
+    assert (first.request.end_id, second.request.end_id) == (7, 8)
     assert (first.request.stop_words, second.request.stop_words) == (((8, 9),), ((3,),))
     assert (first.batch_index, second.batch_index) == (0, 1)
 
@@ -160,9 +152,8 @@ def test_adapter_comes_with_its_number_its_weights_and_its_config() -> None:
 
 
 def test_stop_request_of_tensorrt_llms_client() -> None:
-    stop = inputs(input_ids=[[77]], input_lengths=[0], request_output_len=[0], stop=[True])
-    assert is_stop(stop)
-    assert not is_stop(inputs(stop=[False])) and not is_stop(inputs())
+    assert parts(input_ids=[[77]], input_lengths=[0], request_output_len=[0], stop=[True]) == ()
+    assert len(parts(stop=[False])) == 1
 
 
 def test_parameters_are_ignored_as_upstream_does() -> None:
@@ -240,9 +231,9 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"beam_width": [2], "runtime_top_k": [5]}, "cannot be had with beam_width=2"),
         ({"beam_width": [2], "runtime_top_p": [0.9]}, "cannot be had with beam_width=2"),
         ({"len_penalty": [-1.0]}, "len_penalty (length_penalty) is -1"),
-        ({"len_penalty": [3e38]}, "it must be between 0 and 32"),
-        ({"runtime_top_k": [-1]}, "runtime_top_k is -1"),
-        ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5"),
+        ({"len_penalty": [3e38]}, "it must be 0 to 32"),
+        ({"runtime_top_k": [-1]}, "runtime_top_k (top_k) is -1; it must be at least 0"),
+        ({"runtime_top_p": [1.5]}, "runtime_top_p (top_p) is 1.5; it must be 0 to 1"),
         ({"min_length": [-1]}, "min_length is -1"),
         ({"return_context_logits": [True]}, "built with gather_context_logits"),
         ({"return_generation_logits": [True]}, "built with gather_generation_logits"),
@@ -267,7 +258,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"input_ids": [[]], "input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [9]}, "input_lengths is 9, but input_ids holds 4"),
-        ({"input_lengths": [4, 4]}, "input_lengths has shape [2]; it must be [prompts], with 1 or 1"),
         ({"request_output_len": [0]}, "it must be at least 1"),
         ({"request_output_len": [-5]}, "it must be at least 1"),
         ({"request_output_len": [21]}, "make 25; this engine was built for max_seq_len 24"),
@@ -277,7 +267,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ),
         ({"input_ids": [[1, 5, 512, 7]]}, "input_ids holds 512"),
         ({"input_ids": [[1, -5, 6, 7]]}, "input_ids holds -5"),
-        ({"input_ids": [1, 5, 6, 7]}, "input_ids has shape [4]"),
         ({"end_id": [512]}, "end_id is 512"),
         ({"draft_input_ids": [[0]]}, "draft_input_ids asks for speculative decoding"),
         ({"draft_logits": [[[0.0]]]}, "draft_logits asks for speculative decoding"),
@@ -304,7 +293,10 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any],
     [
         ({"streaming": [True]}, "streaming=true needs a decoupled model"),
         ({"num_return_sequences": [2]}, "wants 2 answers"),
-        ({"input_ids": [[1], [2]], "input_lengths": [1]}, "wants 2 answers"),
+        (
+            {"input_ids": [[1], [2]], "input_lengths": [1, 1], "request_output_len": [8, 8]},
+            "wants 2 answers",
+        ),
     ],
 )
 def test_one_answer_is_all_that_a_model_gives_that_is_not_decoupled(
@@ -316,39 +308,39 @@ def test_one_answer_is_all_that_a_model_gives_that_is_not_decoupled(
     assert sentence in refusal.value.message
 
 
-def test_wrong_types_and_unknown_inputs_are_refused() -> None:
-    with pytest.raises(RequestFailed, match="temperature has type int64; it must be FP32"):
-        parse({**inputs(), "temperature": np.array([1])}, INFO, decoupled=True)
-    with pytest.raises(RequestFailed, match="no input guided_decoding_guide"):
-        parse({**inputs(), "guided_decoding_guide": np.array([[1]])}, INFO, decoupled=True)
-    with pytest.raises(RequestFailed, match="request_output_len is missing"):
+def test_missing_inputs_are_refused() -> None:
+    with pytest.raises(RequestFailed, match=r"request_output_len \(max_tokens\) is missing"):
         parse({"input_ids": np.array([[1]])}, INFO, decoupled=True)
     with pytest.raises(RequestFailed, match="input_ids is missing"):
         parse({}, INFO, decoupled=True)
 
 
-ANY_ARRAY = arrays.arrays(
-    dtype=st.sampled_from([np.int32, np.uint64, np.float16, np.float32, np.bool_, np.int64]),
-    shape=arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
-)
+FORMS = {key[2]: form for key, form in tensors().items() if key[:2] == ("tensorrt_llm", "input")}
+DTYPES = {
+    **{"INT32": np.int32, "UINT8": np.uint8, "UINT64": np.uint64},
+    **{"FP16": np.float16, "FP32": np.float32, "BOOL": np.bool_},
+}
 
 
-@given(
-    name=st.sampled_from([*INPUTS, "anything"]),
-    array=ANY_ARRAY,
-    other=st.sampled_from([*INPUTS]),
-    second=ANY_ARRAY,
-    decoupled=st.booleans(),
-)
-def test_whatever_arrives_is_read_or_refused(
-    name: str, array: Any, other: str, second: Any, decoupled: bool
+@st.composite
+def passed_by_triton(draw: st.DrawFn) -> tuple[str, Any]:
+    """An input's name, and any array that Triton lets pass for one prompt."""
+    name = draw(st.sampled_from(sorted(FORMS)))
+    form = FORMS[name]
+    dims = () if form.is_scalar else form.dims
+    shape = (1, *(draw(st.integers(0, 4)) if size == -1 else size for size in dims))
+    return name, draw(arrays.arrays(dtype=DTYPES[form.type], shape=shape))
+
+
+@given(changes=st.lists(passed_by_triton(), min_size=1, max_size=3), decoupled=st.booleans())
+def test_whatever_triton_lets_pass_is_read_or_refused(
+    changes: list[tuple[str, Any]], decoupled: bool
 ) -> None:
     try:
-        found = parse({**inputs(), other: second, name: array}, INFO, decoupled=decoupled)
+        found = parse({**inputs(), **dict(changes)}, INFO, decoupled=decoupled)
     except RequestFailed as error:
         assert error.message.endswith(".")
         return
-    assert found
     for part in found:
         assert 0 < len(part.request.prompt) <= INFO.max_input_len
         assert part.request.total_tokens <= INFO.max_seq_len

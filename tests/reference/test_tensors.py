@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 
 from tests.reference import servers
+from tests.reference.servers import Form, tensors
 from trtllm_hpc.backends.reference import MODELS
-from trtllm_hpc.reference.inputs import INPUTS
-from trtllm_hpc.reference.requests import KNOWN_INPUTS
+from trtllm_hpc.reference.inputs import KNOWN_INPUTS
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -24,13 +22,6 @@ STANDS_IN_FOR = "0.16.0"
 
 Key = tuple[str, str, str]
 """Model, ``input`` or ``output``, name."""
-
-
-class Form(NamedTuple):
-    type: str
-    dims: tuple[int, ...]
-    is_optional: bool = False
-    is_scalar: bool = False
 
 
 IMAGES = "no image or video comes out of preprocessing, since none goes in"
@@ -90,32 +81,8 @@ def _form(text: str) -> Form:
     return Form(kind, tuple(map(int, dims.split(", "))), "optional" in flags, "scalar" in flags)
 
 
-@cache
-def rendered() -> dict[Key, Form]:
-    """Every tensor of the models that a job's repository gets."""
-    return {
-        (model, kind, tensor.name): Form(
-            schema().DataType.Name(tensor.data_type).removeprefix("TYPE_"),
-            tuple(tensor.dims),
-            getattr(tensor, "optional", False),
-            tensor.HasField("reshape"),
-        )
-        for model, config in configs().items()
-        for kind in ("input", "output")
-        for tensor in getattr(config, kind)
-    }
-
-
-@cache
-def configs() -> dict[str, Any]:
-    return {
-        model: text_format().Parse(servers.config(model, Path("/engine")), schema().ModelConfig())
-        for model in MODELS
-    }
-
-
 def test_every_tensor_is_that_of_the_release_which_it_stands_in_for() -> None:
-    theirs, ours = upstream(STANDS_IN_FOR), rendered()
+    theirs, ours = upstream(STANDS_IN_FOR), tensors()
     differing = {key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)}
     assert differing == set(DIFFERENCES)
 
@@ -123,7 +90,7 @@ def test_every_tensor_is_that_of_the_release_which_it_stands_in_for() -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_clients_of_every_release_find_the_tensors_that_they_know(release: str) -> None:
     """Of the tensors that both releases have; upstream's own comings and goings are no fault of ours."""
-    ours, known = rendered(), upstream(STANDS_IN_FOR)
+    ours, known = tensors(), upstream(STANDS_IN_FOR)
     for key, form in upstream(release).items():
         if key not in known or DIFFERENCES.get(key, "").startswith(("belongs", "no image")):
             continue
@@ -132,7 +99,7 @@ def test_clients_of_every_release_find_the_tensors_that_they_know(release: str) 
 
 
 def test_no_listed_difference_is_out_of_date() -> None:
-    ours = rendered()
+    ours = tensors()
     for first, last, name, what in OTHER_RELEASES:
         assert any(
             what in _differences(form, ours[key])
@@ -162,18 +129,11 @@ def _is_listed(release: str, name: str, difference: str) -> bool:
     )
 
 
-def test_model_reads_every_input_that_is_declared() -> None:
-    declared = {key[2]: form for key, form in rendered().items() if key[:2] == ("tensorrt_llm", "input")}
-    read = {
-        name: Form(spec.type, spec.dims or (1,), declared[name].is_optional, not spec.dims)
-        for name, spec in INPUTS.items()
-    }
-    assert read == declared
-
-
 def test_names_that_a_slip_is_compared_with_are_those_of_the_models() -> None:
     models = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls")
-    assert sorted({key[2] for key in rendered() if key[0] in models and key[1] == "input"}) == KNOWN_INPUTS
+    assert sorted({key[2] for key in tensors() if key[0] in models and key[1] == "input"}) == sorted(
+        KNOWN_INPUTS
+    )
 
 
 @pytest.mark.parametrize(("instances", "ordered"), [(1, False), (2, True)])

@@ -18,7 +18,6 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.runtime.records import Endpoint
 
 from .servers import World
 
@@ -58,13 +57,11 @@ def test_every_token_of_every_model_is_counted(
     protocol: Literal["grpc", "http"],
 ) -> None:
     world: World = request.getfixturevalue(name)
-    ports = (world.http_port, world.grpc_port, world.metrics_port)
-    endpoint = Endpoint("1", "here", "127.0.0.1", *ports, models=[], ready_at=0.0)
-    tokens = find_tokenizer(Workload(), [served[ranks]], endpoint)
+    tokens = find_tokenizer(Workload(), [served[ranks]], world.endpoint)
     assert tokens.tokenizer is not None and tokens.tokenizer.counted_by == "tokenizer"
     core = model == "tensorrt_llm"
     target = Target(
-        endpoint,
+        world.endpoint,
         model,
         CoreModel() if core else TextModel(),
         protocol=protocol,

@@ -1,33 +1,34 @@
-"""Two ranks of a test's own program, each in a process."""
+"""An engine over two ranks, each in a process."""
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.reference.generation import GenerationRequest
 from trtllm_hpc.runtime.node import free_ports
 
 
-def start_two(program: str, *arguments: object) -> list[subprocess.Popen[str]]:
-    """Both ranks of a module in this folder; what they print can be read."""
+def answers_of_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -> list[dict[str, Any]]:
+    """What an engine over two ranks answers; each list is submitted when the one before is answered."""
+    requests = folder / "requests"
+    requests.write_bytes(pickle.dumps(rounds))
     where = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    return [
+    ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.{program}", *map(str, arguments)],
+            [sys.executable, "-m", f"{__package__}.in_process.two_engines", str(engine), str(requests)],
             env={**os.environ, **where, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in (0, 1)
     ]
-
-
-def answer_of_two(program: str, *arguments: object) -> Any:
-    """The JSON that rank 0 prints last, once both have ended in order."""
-    ranks = start_two(program, *arguments)
     outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    return json.loads(outputs[0].splitlines()[-1])
+    answers: list[dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    return answers

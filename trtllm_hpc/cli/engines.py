@@ -15,7 +15,7 @@ import click
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned
 from trtllm_hpc.engine_cache import prune as pruning
-from trtllm_hpc.engine_cache.listing import EngineDetails, Item, details_of, list_entries, row_of
+from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
 from trtllm_hpc.engine_cache.prune import Decision, starts_with
@@ -119,17 +119,17 @@ def _no_engines(cache: Cache) -> str:
     return f"no engines in {cache.folder}" + ("" if cache.folder.is_dir() else ", which is not there")
 
 
-def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
+def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
 
-    exact = [item for item in items if item.entry.name == name]
-    found = exact or [item for item in items if starts_with(item.entry.name, name)]
+    exact = [item for item in items if item.name == name]
+    found = exact or [item for item in items if starts_with(item.name, name)]
     if not found:
         raise BuildFailed(f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
     return found
 
 
-def _find_one(cache: Cache, name: str) -> Item:
+def _find_one(cache: Cache, name: str) -> EngineRow:
 
     found = _find(cache, list_entries(cache), name)
     if len(found) > 1:
@@ -149,13 +149,13 @@ def list_engines(cache: Cache, as_json: bool) -> None:
 
     items = list_entries(cache)
     if as_json:
-        print_json([row_of(item) for item in items])
+        print_json(items)
         return
     if not items:
         click.echo(_no_engines(cache))
         return
     print_table(engines_table(items))
-    click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.size for item in items))}")
+    click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.bytes for item in items))}")
 
 
 @command.command()
@@ -168,27 +168,26 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
 
-    item = _find_one(cache, name)
-    details = details_of(item)
+    details = details_of(_find_one(cache, name))
     if as_json:
         print_json(details)
         return
-    for line in _details(item, details):
+    for line in _details(details):
         click.echo(line)
 
 
-def _details(item: Item, details: EngineDetails) -> list[str]:
+def _details(details: EngineDetails) -> list[str]:
 
-    made = item.manifest
-    lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
-    lines += [f"  {name}: {value}" for name, value in item.about.items() if value]
+    made = details.manifest
+    lines = [f"{details.name}: {state_of(details)}", f"  folder: {details.folder}"]
+    lines += [f"  {name}: {value}" for name, value in (details.key.get("about") or {}).items() if value]
     if made is not None:
         lines.append(
             f"  built: {format_time(made.built_at)} on {made.host} in {format_duration(made.seconds)}"
         )
         lines += [f"  {name} installed there: {version}" for name, version in made.versions.items()]
     lines.append("key:")
-    chain = details.key.get("chain") or {item.step: details.key.get("document", {})}
+    chain = details.key.get("chain") or {details.step: details.key.get("document", {})}
     lines += [f"  {name}: {value}" for name, value in parts_of(chain)]
     if made is not None:
         lines.append(f"files: {format_bytes(made.size)}")
@@ -234,12 +233,13 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
-        found = verify_entry(item.entry, partial(_show_name, item.entry.name))
+        found = verify_entry(item.entry, partial(_show_name, item.name))
         _show_line("")
-        faults += [Fault(item.entry.name, sentence) for sentence in found]
+        faults += [Fault(item.name, sentence) for sentence in found]
         if not as_json and not found:
-            whole = f"whole ({len(item.manifest.files)} files)" if item.manifest else state_of(item)
-            click.echo(f"{item.entry.name}: {whole}")
+            made = item.entry.manifest()
+            whole = f"whole ({len(made.files)} files)" if made else state_of(item)
+            click.echo(f"{item.name}: {whole}")
     code = ExitCode.BUILD if faults else ExitCode.OK
     if as_json:
         print_json(VerifiedEngines(len(items), tuple(faults)))
@@ -352,11 +352,11 @@ def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> No
 
     if as_json:
         entries = (
-            PrunedEngine(decision.item.entry.name, decision.item.size, decision.reason, decision.kept)
+            PrunedEngine(decision.row.name, decision.row.bytes, decision.reason, decision.kept)
             for decision in decisions
         )
         print_json(PrunedEngines(done, tuple(entries)))
         return
-    size = format_bytes(sum(decision.item.size for decision in decisions if decision.kept is None))
-    rows = [(decision.item.entry.name, decision.reason, decision.kept) for decision in decisions]
+    size = format_bytes(sum(decision.row.bytes for decision in decisions if decision.kept is None))
+    rows = [(decision.row.name, decision.reason, decision.kept) for decision in decisions]
     print_pruned(rows, done, f", {size}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Manifest
@@ -11,32 +12,7 @@ from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, sec
 from trtllm_hpc.runtime.engine_cache.verify import wrong_files
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
-WHOLE: EntryState = "whole"
-BROKEN: EntryState = "broken"
-BUILDING: EntryState = "building"
-HALF_BUILT: EntryState = "half-built"
-"""Its builder is gone."""
-UNREADABLE: EntryState = "unreadable"
-
-
-@dataclass(frozen=True)
-class Item:
-    """One row of the list."""
-
-    entry: Entry
-    state: EntryState
-    note: str
-    """Who builds it, or what is broken."""
-    about: dict[str, str]
-    step: str
-    manifest: Manifest | None
-    last_used: float | None
-    """Seconds since the epoch."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the output; 0 without one."""
-        return self.manifest.size if self.manifest else 0
+"""``half-built``: its builder is gone. ``unreadable``: by this user."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +44,11 @@ class EngineRow:
     folder: str
     """Where the output is, or will be."""
 
+    @property
+    def entry(self) -> Entry:
+        """The entry in the cache."""
+        return Entry(Path(self.folder).parent)
+
 
 @dataclass(frozen=True)
 class EngineDetails(EngineRow):
@@ -81,51 +62,39 @@ class EngineDetails(EngineRow):
     """What was built; ``None`` without an output."""
 
 
-def row_of(item: Item) -> EngineRow:
-    """Return what is printed of an entry."""
-    manifest, about = item.manifest, item.about
+def details_of(row: EngineRow) -> EngineDetails:
+    """Return everything that is known of an entry."""
+    entry = row.entry
+    uses = tuple(use.run for use in entry.uses())
+    return EngineDetails(**vars(row), key=entry.key() or {}, uses=uses, manifest=entry.manifest())
+
+
+def list_entries(cache: Cache) -> list[EngineRow]:
+    """Return every entry, the last used first."""
+    rows = [inspect(entry) for entry in cache.entries()]
+    return sorted(rows, key=lambda row: (-(row.last_used or 0.0), row.name))
+
+
+def inspect(entry: Entry) -> EngineRow:
+    """Return one entry's state, judged by names and sizes."""
+    record = entry.key() or {}
+    about = record.get("about") or {}
+    state, note = _state(entry)
+    manifest = entry.manifest()
     return EngineRow(
-        name=item.entry.name,
-        step=item.step,
-        state=item.state,
-        note=item.note,
+        name=entry.name,
+        step=str(record.get("document", {}).get("step", "")),
+        state=state,
+        note=note,
         model=about.get("model"),
         backend=about.get("backend"),
         version=about.get("version"),
         layout=about.get("layout"),
-        bytes=item.size,
+        bytes=manifest.size if manifest else 0,
         built_at=manifest.built_at if manifest else None,
         build_seconds=manifest.seconds if manifest else None,
-        last_used=item.last_used,
-        folder=str(item.entry.output),
-    )
-
-
-def details_of(item: Item) -> EngineDetails:
-    """Return everything that is known of an entry."""
-    uses = tuple(use.run for use in item.entry.uses())
-    return EngineDetails(**vars(row_of(item)), key=item.entry.key() or {}, uses=uses, manifest=item.manifest)
-
-
-def list_entries(cache: Cache) -> list[Item]:
-    """Return every entry, the last used first."""
-    items = [inspect(entry) for entry in cache.entries()]
-    return sorted(items, key=lambda item: (-(item.last_used or 0.0), item.entry.name))
-
-
-def inspect(entry: Entry) -> Item:
-    """Return one entry's state, judged by names and sizes."""
-    record = entry.key() or {}
-    state, note = _state(entry)
-    manifest = entry.manifest()
-    return Item(
-        entry=entry,
-        state=state,
-        note=note,
-        about=dict(record.get("about") or {}),
-        step=str(record.get("document", {}).get("step", "")),
-        manifest=manifest,
         last_used=_last_used(entry, manifest),
+        folder=str(entry.output),
     )
 
 
@@ -133,15 +102,15 @@ def _state(entry: Entry) -> tuple[EntryState, str]:
     try:
         faults = entry.faults()
     except PermissionError:
-        return UNREADABLE, "to all but its owner"
+        return "unreadable", "to all but its owner"
     if faults == []:
-        return WHOLE, ""
+        return "whole", ""
     builder = find_holder(entry.folder)
     if builder is not None and not builder.is_abandoned():
         is_silent = builder.silent_s > seconds(DEAD_VARIABLE)
         silence = f", silent for {builder.silent_s:.0f} s" if is_silent else ""
-        return BUILDING, f"by {builder}{silence}"
-    return (HALF_BUILT, "its builder is gone") if faults is None else (BROKEN, "; ".join(faults))
+        return "building", f"by {builder}{silence}"
+    return ("half-built", "its builder is gone") if faults is None else ("broken", "; ".join(faults))
 
 
 def _last_used(entry: Entry, manifest: Manifest | None) -> float | None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.engine_cache.listing import BUILDING, UNREADABLE, WHOLE, Item
+from trtllm_hpc.engine_cache.listing import EngineRow
 from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.engine_cache.lock import find_holder
@@ -36,36 +36,34 @@ class Selection:
 class Decision:
     """What happens to one selected entry."""
 
-    item: Item
+    row: EngineRow
     reason: str
     """Why it was selected."""
     kept: str | None = None
     """Why it stays nevertheless."""
 
 
-def decide(items: Sequence[Item], selection: Selection, is_active: IsActive) -> list[Decision]:
-    """Return the selected entries, each with what protects it; ``items`` are sorted by last use."""
-    return [
-        Decision(item, reason, _protection(item, is_active)) for item, reason in _select(items, selection)
-    ]
+def decide(rows: Sequence[EngineRow], selection: Selection, is_active: IsActive) -> list[Decision]:
+    """Return the selected entries, each with what protects it; ``rows`` are sorted by last use."""
+    return [Decision(row, reason, _protection(row, is_active)) for row, reason in _select(rows, selection)]
 
 
-def _select(items: Sequence[Item], selection: Selection) -> Iterator[tuple[Item, str]]:
+def _select(rows: Sequence[EngineRow], selection: Selection) -> Iterator[tuple[EngineRow, str]]:
     kept_bytes = 0
-    for item in items:
-        name = item.entry.name
-        unused_s = time.time() - (item.last_used or 0.0)
-        kept_bytes += item.size
+    for row in rows:
+        name = row.name
+        unused_s = time.time() - (row.last_used or 0.0)
+        kept_bytes += row.bytes
         if any(starts_with(name, beginning) for beginning in selection.names):
-            yield item, "is named"
-        elif item.state != WHOLE:
-            if selection.half_built and item.state != UNREADABLE:
-                yield item, f"is {item.state}"
+            yield row, "is named"
+        elif row.state != "whole":
+            if selection.half_built and row.state != "unreadable":
+                yield row, f"is {row.state}"
         elif selection.unused_days is not None and unused_s > selection.unused_days * _DAY_S:
-            yield item, f"was not used for {unused_s / _DAY_S:.0f} days"
+            yield row, f"was not used for {unused_s / _DAY_S:.0f} days"
         elif selection.keep_bytes is not None and kept_bytes > selection.keep_bytes:
-            yield item, "is above the size to keep, and among the least recently used"
-            kept_bytes -= item.size
+            yield row, "is above the size to keep, and among the least recently used"
+            kept_bytes -= row.bytes
 
 
 def starts_with(name: str, beginning: str) -> bool:
@@ -73,10 +71,10 @@ def starts_with(name: str, beginning: str) -> bool:
     return bool(beginning) and (name.startswith(beginning) or name.rpartition("-")[2].startswith(beginning))
 
 
-def _protection(item: Item, is_active: IsActive) -> str | None:
-    if item.state == BUILDING:
-        return f"is being built {item.note}"
-    return _active_use(item.entry, is_active)
+def _protection(row: EngineRow, is_active: IsActive) -> str | None:
+    if row.state == "building":
+        return f"is being built {row.note}"
+    return _active_use(row.entry, is_active)
 
 
 def _active_use(entry: Entry, is_active: IsActive) -> str | None:
@@ -90,7 +88,7 @@ def prune(cache: Cache, decision: Decision, is_active: IsActive) -> Decision:
     registers later misses the output. A build that begins in the moment before the rename loses
     its lock with the folder, and begins again.
     """
-    entry = decision.item.entry
+    entry = decision.row.entry
     if decision.kept is not None:
         return decision
     builder = find_holder(entry.folder)

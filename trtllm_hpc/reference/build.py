@@ -6,18 +6,16 @@ Usage: ``python -m trtllm_hpc.reference.build --output DIR --tensor-parallel N â
 from __future__ import annotations
 
 import argparse
-import signal
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN, shape_of
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
-from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
 from trtllm_hpc.runtime.records import add_event
@@ -33,138 +31,94 @@ _SHAPE = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-"""What ``config.json`` tells of a model, where it has it."""
+"""Sizes of a model that ``config.json`` has, if the model has them."""
 _NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
 """A file of safetensors without any: the length of its header, and the header."""
 
 Progress = Callable[[int, str], None]
 
 
-@dataclass(frozen=True)
-class BuildSettings:
-    """Everything that an engine depends on. Lengths are in tokens."""
+def build(settings: argparse.Namespace, progress: Progress) -> None:
+    """Build the engine at ``settings.output``, a new folder; if that fails the folder is removed.
 
-    source: str
-    """Folder of a model in transformers' format, or ``synthetic:<name>``."""
-    source_fingerprint: str
-    tensor_parallel: int
-    gpus_per_node: int
-    seed: int
-    dtype: str
-    max_batch_size: int
-    max_input_len: int
-    max_seq_len: int
-    max_num_tokens: int
-    max_beam_width: int
-    tokens_per_block: int
-    gather_context_logits: bool
-    gather_generation_logits: bool
-    max_lora_rank: int
-
-
-def build(settings: BuildSettings, output: Path, progress: Progress) -> None:
-    """Build the engine at ``output`` unless one with the same settings is there.
-
-    The folder is made beside ``output`` and renamed when it is complete. Raises BuildFailed if the model
-    cannot be read or cannot be split over the ranks.
+    Raises BuildFailed if the model cannot be read or cannot be split over the ranks; OSError if the folder
+    exists or cannot be written.
     """
-    if _is_built(settings, output):
-        progress(STEPS, f"nothing to do: {output} is already built with these settings")
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-        aside = Path(scratch) / "engine"
-        aside.mkdir()
-        _fill(settings, EngineFolder(aside), progress)
-        _put_in_place(aside, output, Path(scratch))
-    progress(STEPS, f"engine ready in {output}")
-
-
-def _is_built(settings: BuildSettings, output: Path) -> bool:
+    engine = EngineFolder(settings.output)
+    engine.folder.mkdir(parents=True)
     try:
-        record = read_json(EngineFolder(output).config)
-    except (ValueError, OSError):
-        return False
-    return isinstance(record, dict) and record.get("trtllm_hpc") == _stamp(settings)
+        write = _write_stand_in if settings.synthetic == STAND_IN else _write_model
+        architecture, shape = write(settings, engine, progress)
+        progress(4, "writing the tokenizer")
+        _write_tokenizer(settings, engine, shape["vocab_size"])
+        write_json(engine.config, _engine_config(settings, {"architecture": architecture, **shape}))
+    except BaseException:  # Ctrl-C must leave nothing behind either
+        shutil.rmtree(engine.folder)
+        raise
+    progress(STEPS, f"engine ready in {engine.folder}")
 
 
-def _stamp(settings: BuildSettings) -> dict[str, Any]:
-    return {"backend": "reference", "settings": asdict(settings)}
-
-
-def _put_in_place(aside: Path, output: Path, scratch: Path) -> None:
-    """Rename the complete engine; an older one is moved into ``scratch`` first."""
-    if output.exists():
-        output.rename(scratch / "replaced")
-    try:
-        aside.rename(output)
-    except OSError as error:
-        raise BuildFailed(
-            f"{output} could not be put in place: {error.strerror}.", hint="is another build writing there?"
-        ) from error
-
-
-def _fill(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> None:
-    if settings.source == f"synthetic:{STAND_IN}":
-        _fill_stand_in(settings, engine, progress)
-        return
+def _write_model(
+    settings: argparse.Namespace, engine: EngineFolder, progress: Progress
+) -> tuple[str, dict[str, Any]]:
+    """Write each rank's weights; return the name and the sizes of the model."""
     progress(1, "importing torch and transformers")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
     from trtllm_hpc.reference import servable, weights  # they import torch, too
 
     transformers_logging.disable_progress_bar()
-    kind, _, name = settings.source.partition(":")
-    is_synthetic = kind == "synthetic"
-    progress(2, f"{'initialising' if is_synthetic else 'loading'} weights")
-    if is_synthetic:
+    if settings.model is None:
+        progress(2, "initialising weights")
         model = synthetic.make_model(
-            name, seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
+            settings.synthetic, seed=settings.seed, dtype=settings.dtype, max_seq_len=settings.max_seq_len
         )
     else:
-        model = _readable(AutoModelForCausalLM, settings.source, dtype=settings.dtype)
+        progress(2, "loading weights")
+        model = _readable(AutoModelForCausalLM, settings.model, dtype=settings.dtype)
     servable.check(model, settings.tensor_parallel, settings.max_seq_len)
     progress(3, "writing weights")
     weights.write(model, engine, settings.tensor_parallel)
-    progress(4, "writing the tokenizer")
-    if is_synthetic:
-        synthetic.make_tokenizer(engine.tokenizer, model.config.vocab_size)
-    else:
-        _readable(AutoTokenizer, settings.source).save_pretrained(engine.tokenizer)
-        if not (engine.tokenizer / "tokenizer.json").is_file():
-            raise BuildFailed(
-                f"The tokenizer in {settings.source} cannot be written as tokenizer.json, "
-                "which the server reads."
-            )
-    text = model.config.get_text_config()
-    shape = {name: getattr(text, name) for name in _SHAPE if hasattr(text, name)}
-    write_json(engine.config, _engine_config(settings, type(model).__name__, shape))
+    config = model.config.get_text_config()
+    return type(model).__name__, {name: getattr(config, name) for name in _SHAPE if hasattr(config, name)}
 
 
-def _fill_stand_in(settings: BuildSettings, engine: EngineFolder, progress: Progress) -> None:
-    """Write the files of an engine without a model: a tokenizer, and no tensors."""
-    wanted = [
-        name
-        for name in ("gather_context_logits", "gather_generation_logits", "max_lora_rank")
-        if getattr(settings, name)
-    ]
-    if settings.max_beam_width > 1:
-        wanted.append("max_beam_width")
-    if wanted:
+def _write_stand_in(
+    settings: argparse.Namespace, engine: EngineFolder, _progress: Progress
+) -> tuple[str, dict[str, Any]]:
+    """Write the files of an engine without a model, which have no tensors."""
+    asked = {
+        "gather_context_logits": settings.gather_context_logits,
+        "gather_generation_logits": settings.gather_generation_logits,
+        "max_lora_rank": settings.max_lora_rank,
+        "max_beam_width": settings.max_beam_width > 1,
+    }
+    if any(asked.values()):
+        names = ", ".join(name for name, is_asked in asked.items() if is_asked)
         raise BuildFailed(
-            f"The model {STAND_IN} computes nothing, and so has no {', '.join(wanted)}.",
+            f"The model {STAND_IN} computes nothing, and so has no {names}.",
             hint="leave them out, or set model.synthetic to tiny-llama",
         )
-    shape = {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
     for rank in range(settings.tensor_parallel):
         engine.weights(rank).write_bytes(_NO_TENSORS)
-    progress(4, "writing the tokenizer")
-    synthetic.make_tokenizer(engine.tokenizer, shape["vocab_size"])
-    write_json(engine.config, _engine_config(settings, STAND_IN, shape))
+    return STAND_IN, {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
 
 
-def _readable(kind: Any, source: str, **arguments: Any) -> Any:
+def _write_tokenizer(settings: argparse.Namespace, engine: EngineFolder, vocab_size: int) -> None:
+    if settings.model is None:
+        synthetic.make_tokenizer(engine.tokenizer, vocab_size)
+        return
+    from transformers import AutoTokenizer
+
+    _readable(AutoTokenizer, settings.model).save_pretrained(engine.tokenizer)
+    if not (engine.tokenizer / "tokenizer.json").is_file():
+        raise BuildFailed(
+            f"The tokenizer in {settings.model} cannot be written as tokenizer.json, which the server reads."
+        )
+
+
+def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
     """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
@@ -173,39 +127,32 @@ def _readable(kind: Any, source: str, **arguments: Any) -> Any:
         raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
 
 
-def _engine_config(settings: BuildSettings, architecture: str, shape: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> dict[str, Any]:
     """``config.json`` in the format that ``trtllm-build`` writes."""
+    ranks = settings.tensor_parallel
     return {
         "version": __version__,
-        "pretrained_config": _pretrained_config(settings, architecture, shape),
-        # lora_plugin is set for engines that take adapters.
+        "pretrained_config": {
+            "dtype": settings.dtype,
+            **model,
+            "mapping": {
+                "world_size": ranks,
+                "tp_size": ranks,
+                "pp_size": 1,
+                "cp_size": 1,
+                "gpus_per_node": settings.gpus_per_node,
+            },
+        },
         "build_config": {
             **{name: getattr(settings, name) for name in BUILD_LIMITS},
             "lora_config": {"max_lora_rank": settings.max_lora_rank},
             "plugin_config": {
                 "tokens_per_block": settings.tokens_per_block,
+                # Set for engines that take adapters.
                 "lora_plugin": settings.dtype if settings.max_lora_rank else None,
             },
         },
-        "trtllm_hpc": _stamp(settings),
-    }
-
-
-def _pretrained_config(
-    settings: BuildSettings, architecture: str, shape: Mapping[str, Any]
-) -> dict[str, Any]:
-    ranks = settings.tensor_parallel
-    return {
-        "architecture": architecture,
-        "dtype": settings.dtype,
-        **shape,
-        "mapping": {
-            "world_size": ranks,
-            "tp_size": ranks,
-            "pp_size": 1,
-            "cp_size": 1,
-            "gpus_per_node": settings.gpus_per_node,
-        },
+        "trtllm_hpc": {"backend": "reference", "seed": settings.seed},
     }
 
 
@@ -214,95 +161,77 @@ class _Parser(argparse.ArgumentParser):
         raise BuildFailed(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} --help")
 
 
+_NUMBERS = (
+    ("--tensor-parallel", 1, None, "ranks"),
+    ("--max-batch-size", 1, None, "requests that run at once"),
+    ("--max-input-len", 1, None, "prompt, in tokens"),
+    ("--max-seq-len", 1, None, "prompt and new tokens together"),
+    (
+        "--max-num-tokens",
+        1,
+        0,
+        "tokens of a step (default: 8192, or those of a full batch)",
+    ),
+    ("--max-beam-width", 1, 1, "beams of a request (default 1)"),
+    ("--tokens-per-block", 1, 64, "size of a block of the KV cache (default 64)"),
+    ("--max-lora-rank", 0, 0, "highest rank of an adapter; 0 (the default): no LoRA"),
+    ("--gpus-per-node", 1, 0, "written into config.json (default: all ranks)"),
+)
+"""Options that take a number: the least, the default (``None``: it must be given), and the help."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
-        prog="python -m trtllm_hpc.reference.build", description="Build an engine for the reference backend."
+        prog="python -m trtllm_hpc.reference.build",
+        description="Build an engine for the reference backend. Limits are those of trtllm-build.",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the engine folder to make")
-    parser.add_argument("--tensor-parallel", type=_positive, required=True, metavar="N", help="ranks")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
     source.add_argument("--synthetic", choices=(*SHAPES, STAND_IN), help="a small random model")
     parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--max-batch-size", type=_positive, required=True, metavar="B")
-    parser.add_argument(
-        "--max-input-len", type=_positive, required=True, metavar="I", help="prompt, in tokens"
-    )
-    parser.add_argument(
-        "--max-seq-len", type=_positive, required=True, metavar="S", help="prompt and new tokens together"
-    )
-    _add_limits(parser)
-    parser.add_argument(
-        "--gpus-per-node", type=_positive, metavar="G", help="written into config.json (default: all ranks)"
-    )
-    parser.add_argument(
-        "--run", type=Path, metavar="RUN_FOLDER", help="write the progress into this run's events"
-    )
+    for option, least, default, text in _NUMBERS:
+        required = default is None
+        parser.add_argument(
+            option, type=_at_least(least), default=default, required=required, metavar="N", help=text
+        )
+    for kind, what in (("context", "prompt"), ("generation", "answer")):
+        parser.add_argument(
+            f"--gather-{kind}-logits", action="store_true", help=f"allow requests for the logits of a {what}"
+        )
+    parser.add_argument("--run", type=Path, metavar="DIR", help="write the progress into this run's events")
     return parser
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Limits that have a default; names and meanings are ``trtllm-build``'s."""
-    parser.add_argument(
-        "--max-num-tokens",
-        type=_positive,
-        metavar="T",
-        help="tokens of all requests in one step (default: 8192, or all that a full batch can have)",
-    )
-    parser.add_argument("--max-beam-width", type=_positive, default=1, metavar="W")
-    parser.add_argument("--tokens-per-block", type=_positive, default=64, metavar="N")
-    parser.add_argument(
-        "--gather-context-logits", action="store_true", help="allow requests for a prompt's logits"
-    )
-    parser.add_argument(
-        "--gather-generation-logits", action="store_true", help="allow requests for an answer's logits"
-    )
-    parser.add_argument(
-        "--max-lora-rank", type=_not_negative, default=0, metavar="R", help="0 (the default): no LoRA"
-    )
-
-
-def _at_least(least: int, name: str) -> Callable[[str], int]:
+def _at_least(least: int) -> Callable[[str], int]:
     def number(text: str) -> int:
         value = int(text)
         if value < least:
-            raise ValueError
+            raise argparse.ArgumentTypeError(f"{text!r} is below {least}")
         return value
 
-    number.__name__ = name  # argparse names the type by this in its message
     return number
 
 
-_positive = _at_least(1, "positive number")
-_not_negative = _at_least(0, "number from 0")
-
-
-def _settings(arguments: argparse.Namespace) -> BuildSettings:
-    if arguments.max_input_len >= arguments.max_seq_len:
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
+    settings = _parser().parse_args(argv)
+    if settings.max_input_len >= settings.max_seq_len:
         raise BuildFailed(
-            f"--max-input-len {arguments.max_input_len} leaves no room for new tokens "
-            f"within --max-seq-len {arguments.max_seq_len}."
+            f"--max-input-len {settings.max_input_len} leaves no room for new tokens "
+            f"within --max-seq-len {settings.max_seq_len}."
         )
-    model: Path | None = arguments.model
-    # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
-    usual_num_tokens = min(8192, arguments.max_batch_size * arguments.max_seq_len)
-    derived = {
-        "source": f"synthetic:{arguments.synthetic}" if model is None else str(model.absolute()),
-        "source_fingerprint": "" if model is None else _fingerprint(model),
-        "gpus_per_node": arguments.gpus_per_node or arguments.tensor_parallel,
-        "max_num_tokens": arguments.max_num_tokens or usual_num_tokens,
-    }
-    given = {**vars(arguments), **derived}
-    return BuildSettings(**{field.name: given[field.name] for field in fields(BuildSettings)})
-
-
-def _fingerprint(model: Path) -> str:
-    """Names, sizes and times of a model's files, which show a change without reading the weights."""
-    if not (model / "config.json").is_file():
-        raise BuildFailed(f"There is no model in {model}: config.json is missing.", hint="check --model")
-    files = sorted(path for path in model.iterdir() if path.is_file())
-    return " ".join(f"{path.name}:{path.stat().st_size}:{path.stat().st_mtime_ns}" for path in files)
+    if settings.model is not None:
+        settings.model = settings.model.absolute()
+        if not (settings.model / "config.json").is_file():
+            raise BuildFailed(
+                f"There is no model in {settings.model}: config.json is missing.", hint="check --model"
+            )
+    settings.gpus_per_node = settings.gpus_per_node or settings.tensor_parallel
+    if not settings.max_num_tokens:
+        # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
+        settings.max_num_tokens = min(8192, settings.max_batch_size * settings.max_seq_len)
+    return settings
 
 
 def _progress(run: Path | None) -> Progress:
@@ -317,8 +246,8 @@ def _progress(run: Path | None) -> Progress:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     try:
-        arguments = _parser().parse_args(argv)
-        build(_settings(arguments), arguments.output.absolute(), _progress(arguments.run))
+        settings = _settings(argv)
+        build(settings, _progress(settings.run))
     except TrtllmHpcError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -329,6 +258,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A cancelled job gets SIGTERM: exit in a way that removes the half-built engine.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

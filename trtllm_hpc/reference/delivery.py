@@ -1,7 +1,7 @@
 """Passes requests from Triton to the engine, its answers to Triton, and cancellations to the engine.
 
-A thread reads what the engine generated. Another one makes tensors of it and sends these to Triton, for which
-it waits for another process. If it falls behind, all tokens that are ready for a request go into one
+The thread that reads what the engine generated also makes tensors of it and sends them to Triton, which is
+another process to wait for. If the thread falls behind, all tokens that are ready for a request go into one
 response, so that the engine's speed never depends on the number of responses.
 """
 
@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_process import EngineClient
 from trtllm_hpc.reference.generation import Cancelled, EngineLost, Outcome, Progress, QueueFull
 from trtllm_hpc.reference.inputs import Array
-from trtllm_hpc.reference.requests import Part
+from trtllm_hpc.reference.requests import Part, check_parameters
 from trtllm_hpc.reference.text import TextTokenizer
 
 PADDING = -1
@@ -148,37 +147,6 @@ class _OpenRequest:
         return self.open_parts == 0
 
 
-@dataclass(eq=False)
-class _Unsent:
-    """What was generated for one part of a request, and not yet sent."""
-
-    open_request: _OpenRequest
-    answer: Answer
-    outcomes: list[Outcome] = field(default_factory=list)
-    is_due: bool = False
-    """Whether a sender has it or will take it. Guarded, with ``outcomes``, by ``lock``."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, outcome: Outcome) -> bool:
-        """Keep an outcome; return whether a sender must be told."""
-        with self.lock:
-            self.outcomes.append(outcome)
-            must_tell, self.is_due = not self.is_due, True
-        return must_tell
-
-    def take(self) -> list[Outcome]:
-        """What is ready to be sent."""
-        with self.lock:
-            taken, self.outcomes = self.outcomes, []
-        return taken
-
-    def has_more(self) -> bool:
-        """Whether more came meanwhile; if not, the next outcome is due again."""
-        with self.lock:
-            self.is_due = bool(self.outcomes)
-        return self.is_due
-
-
 class Delivery:
     """Submits requests to the engine, sends the answers, and checks for disconnected clients.
 
@@ -201,26 +169,28 @@ class Delivery:
         self._observe = observe
         self._check_s = cancellation_check_s
         self._tickets = itertools.count()
-        self._unsent: dict[int, _Unsent] = {}
+        self._answers: dict[int, tuple[_OpenRequest, Answer]] = {}
         """By ticket, until the last outcome."""
         self._open: set[_OpenRequest] = set()
         self._open_lock = threading.Lock()
         self._lost: EngineLost | None = None
         """Why the engine is gone; guarded by ``_open_lock``."""
         self._closing = threading.Event()
-        self._due: queue.SimpleQueue[_Unsent | None] = queue.SimpleQueue()
-        # One: two make more and smaller responses, for which the models behind this one have more work.
-        self._sender = threading.Thread(target=self._send, name="sender", daemon=True)
         self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
-        for thread in (self._sender, self._watcher):
-            thread.start()
+        self._watcher.start()
 
     def accept(self, sender: Any, request_id: str, parts: Sequence[Part], wanted: Collection[str]) -> None:
-        """Submit the parts of a Triton request; their answers go to its response sender."""
+        """Submit the parts of a Triton request, whose answers go to its response sender.
+
+        A request without parts stops those with the same id.
+        """
+        if not parts:
+            self._stop(sender, request_id)
+            return
         tickets = [next(self._tickets) for _ in parts]
         open_request = _OpenRequest(sender, request_id, wanted, tickets, len(parts))
         for ticket, part in zip(tickets, parts, strict=True):
-            self._unsent[ticket] = _Unsent(open_request, self._make_answer(part))
+            self._answers[ticket] = open_request, self._make_answer(part)
         with self._open_lock:
             self._open.add(open_request)
             lost = self._lost
@@ -229,23 +199,22 @@ class Delivery:
             return
         self._engine.submit(tickets, [part.request for part in parts])
 
-    def hear(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Take what the engine generated, by ticket; does not wait for Triton."""
-        for ticket, outcome in outcomes:
-            unsent = self._unsent[ticket]
-            if _is_last(outcome):
-                del self._unsent[ticket]
-            if unsent.add(outcome):
-                self._due.put(unsent)
+    def hear(self, outcomes: Mapping[int, Sequence[Outcome]]) -> None:
+        """Send what the engine generated, by ticket and oldest first."""
+        for ticket, ready in outcomes.items():
+            open_request, answer = self._answers[ticket]
+            if isinstance(ready[-1], RequestFailed) or ready[-1].is_final:
+                del self._answers[ticket]
+            self._deliver(open_request, answer, ready)
 
-    def stop(self, sender: Any, request_id: str) -> None:
+    def _stop(self, sender: Any, request_id: str) -> None:
         """Stop the requests with this id; each gets what was generated so far.
 
         The stop request itself gets an empty answer, whether or not there was a request with that id.
         """
         if not request_id:
             missing = RequestFailed("stop=true needs a request id: that of the request to be stopped.")
-            refuse(sender, missing, self._triton)
+            _refuse(sender, missing, self._triton)
             return
         for open_request in self._open_requests():
             if open_request.request_id == request_id:
@@ -262,14 +231,9 @@ class Delivery:
             self._fail(open_request, error)
 
     def close(self) -> None:
-        """Send what is left and end the threads; the engine must have stopped."""
+        """End the thread; the engine must have stopped."""
         self._closing.set()
-        self._due.put(None)
-        for thread in (self._sender, self._watcher):
-            thread.join()
-        while not self._due.empty():
-            if (unsent := self._due.get()) is not None:
-                self._deliver(unsent)
+        self._watcher.join()
 
     def _open_requests(self) -> list[_OpenRequest]:
         with self._open_lock:
@@ -279,37 +243,25 @@ class Delivery:
         for ticket in open_request.tickets:
             self._engine.cancel(ticket, keep=keep)
 
-    def _send(self) -> None:
-        while (unsent := self._due.get()) is not None:
-            self._deliver(unsent)
-
-    def _deliver(self, unsent: _Unsent) -> None:
+    def _deliver(self, open_request: _OpenRequest, answer: Answer, ready: Sequence[Outcome]) -> None:
         """Send what is ready, whatever happens: the next answers must still be sent."""
         try:
-            outcomes = unsent.take()
-            parts = [outcome for outcome in outcomes if isinstance(outcome, Progress)]
+            parts = [outcome for outcome in ready if isinstance(outcome, Progress)]
             if parts:
-                self._respond(unsent, parts)
-            if outcomes and isinstance(outcomes[-1], RequestFailed):
-                self._fail(unsent.open_request, outcomes[-1])
+                self._respond(open_request, answer, parts)
+            if isinstance(ready[-1], RequestFailed):
+                self._fail(open_request, ready[-1])
         except Exception as error:  # noqa: BLE001 - whatever Triton raises, its client must hear of it
             _log.exception("an answer could not be sent")
             with suppress(Exception):
-                self._fail(unsent.open_request, RequestFailed(f"The answer could not be sent: {error}"))
-        if unsent.has_more():
-            self._due.put(unsent)
+                self._fail(open_request, RequestFailed(f"The answer could not be sent: {error}"))
 
-    def _respond(self, unsent: _Unsent, parts: Sequence[Progress]) -> None:
-        open_request, answer, is_last = unsent.open_request, unsent.answer, parts[-1].is_final
-        try:
-            arrays = answer.tensors(parts, open_request.wanted)
-            tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]
-            if is_last:
-                self._observe(len(answer.part.request.prompt), answer.new_tokens)
-        except Exception as error:  # noqa: BLE001 - after any error the client must get an answer
-            _log.exception("the tensors of an answer could not be made")
-            self._fail(open_request, RequestFailed(f"The tensors of the answer could not be made: {error}"))
-            return
+    def _respond(self, open_request: _OpenRequest, answer: Answer, parts: Sequence[Progress]) -> None:
+        is_last = parts[-1].is_final
+        arrays = answer.tensors(parts, open_request.wanted)
+        tensors = [self._triton.Tensor(name, array) for name, array in arrays.items()]
+        if is_last:
+            self._observe(len(answer.part.request.prompt), answer.new_tokens)
         with open_request.lock:
             if not open_request.is_closed:
                 self._send_one(open_request, self._triton.InferenceResponse(tensors), ended_parts=is_last)
@@ -356,7 +308,25 @@ class Delivery:
             open_request.lock.release()
 
 
-def refuse(sender: Any, error: RequestFailed, triton: Any) -> None:
+def submit(
+    triton_requests: Sequence[Any], triton: Any, read: Callable[[Any], tuple[Delivery, Sequence[Part]]]
+) -> None:
+    """Have Triton requests answered, each by the delivery that ``read`` returns with the request's parts.
+
+    A request that ``read`` refuses is answered with the reason.
+    """
+    for request in triton_requests:
+        sender = request.get_response_sender()
+        try:
+            check_parameters(request)
+            delivery, parts = read(request)
+        except RequestFailed as error:
+            _refuse(sender, error, triton)
+            continue
+        delivery.accept(sender, request.request_id(), parts, frozenset(request.requested_output_names()))
+
+
+def _refuse(sender: Any, error: RequestFailed, triton: Any) -> None:
     """Answer a Triton request with an error and nothing else."""
     sender.send(_refusal(error, triton), flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
@@ -368,7 +338,3 @@ def _refusal(error: RequestFailed, triton: Any) -> Any:
     else:
         code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
     return triton.InferenceResponse(error=kinds(error.message, code))
-
-
-def _is_last(outcome: Outcome) -> bool:
-    return isinstance(outcome, RequestFailed) or outcome.is_final

@@ -10,27 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.channel import Channel
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
-from trtllm_hpc.reference.engine_parts import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
+from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
-from trtllm_hpc.reference.world import World, rank_device
+from trtllm_hpc.reference.world import Channel, World, rank_device
 
 _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """One rank's part of a loaded engine: see ``engine_parts.Engine``."""
+    """One rank's part of a loaded engine: see ``leader.Engine``."""
 
     def __init__(
         self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool
@@ -82,6 +82,8 @@ class Engine:
     def close(self) -> None:
         """Free what must be free before the ranks disconnect."""
         self._executor.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _on_host(logits: torch.Tensor) -> Logits:
@@ -96,7 +98,8 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     Raises StartFailed if there is no engine, it is for another number of ranks, or there is no memory for its
     KV cache.
     """
-    world.connect()
+    channel = Channel(world)
+    world.join(channel)
     info = EngineInfo.read(folder)
     _share_cores(world)
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
@@ -110,12 +113,11 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     model = load_model(folder, info, world, None if adapters is None else adapters.attach)
     executor.prepare(model)
     _log.info("rank %d: weights loaded in %.1f s", world.rank, time.perf_counter() - started)
-    channel = Channel(world)
     layers = layer_shapes(model)
     limits = Limits(
         slots=info.max_batch_size,
         step_tokens=info.max_num_tokens,
-        blocks=channel.lowest(_blocks(model, layers, info, settings)),
+        blocks=_lowest(_blocks(model, layers, info, settings)),
         tokens_per_block=info.tokens_per_block,
     )
     cache = PagedCache(model, layers, blocks=limits.blocks, tokens_per_block=limits.tokens_per_block)
@@ -126,7 +128,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
         adapters=adapters,
     )
-    runner.warm_up(has_kernels=channel.lowest(kernels.result()) > 0)
+    runner.warm_up(has_kernels=_lowest(kernels.result()) > 0)
     _log.info(
         "rank %d: KV cache of %d tokens (%d blocks of %d)",
         world.rank,
@@ -156,10 +158,7 @@ def _age_s() -> float:
 
 def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:
     """Number of KV-cache blocks on this rank: as the settings allow, at most what a full batch can use."""
-    size = info.tokens_per_block
-    tokens = -(-info.max_seq_len // size) * size * info.max_batch_size * info.max_beam_width
-    if settings.max_tokens_in_paged_kv_cache is not None:
-        tokens = min(tokens, settings.max_tokens_in_paged_kv_cache)
+    tokens, size = info.most_tokens(settings), info.tokens_per_block
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
         room = free * settings.kv_cache_free_gpu_mem_fraction / bytes_per_token(layers, model.dtype)
@@ -170,6 +169,14 @@ def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: Se
             hint="raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction",
         )
     return tokens // size
+
+
+def _lowest(number: int) -> int:
+    """The smallest number of all ranks. Collective."""
+    value = torch.tensor([number], dtype=torch.int64)
+    if dist.is_initialized():
+        dist.all_reduce(value, op=dist.ReduceOp.MIN)
+    return int(value.item())
 
 
 def _share_cores(world: World) -> None:

@@ -107,6 +107,12 @@ class EngineInfo:
                 f"{engine.config} is not the configuration of an engine: {error}.", hint=REBUILD
             ) from error
 
+    def most_tokens(self, settings: ServeSettings) -> int:
+        """Tokens that the KV cache holds at most: those of a full batch, or as many as the settings allow."""
+        size = self.tokens_per_block
+        full = -(-self.max_seq_len // size) * size * self.max_batch_size * self.max_beam_width
+        return min(full, settings.max_tokens_in_paged_kv_cache or full)
+
 
 @dataclass(frozen=True)
 class ServeSettings:

@@ -153,22 +153,24 @@ class EngineClient:
 
     def serve(
         self,
-        hear: Callable[[Answers], object],
+        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
         lost: Callable[[str], object],
         observe: Callable[[int, int], object] = lambda prompt, answer: None,
     ) -> None:
-        """Pass on reports from now on, in a thread of their own.
+        """Pass on reports from now on, in a thread of its own.
 
-        ``hear`` is called with what was generated, after each step; ``lost`` with a sentence if the engine
-        fails, or its process ends; ``observe`` with the lengths of each sequence that ended for another
-        model.
+        ``hear`` is called with all that was generated since it was last called, by ticket and oldest first;
+        ``lost`` with a sentence if the engine fails, or its process ends; ``observe`` with the lengths of
+        each sequence that ended for another model.
         """
 
         def read() -> None:
             try:
-                self._read(hear, lost, observe)
+                end = self._pass_on(hear, observe)
             except Exception as error:  # noqa: BLE001 - without reports every request would wait forever
-                lost(f"The engine's reports could not be read: {type(error).__name__}: {error}")
+                end = Failed(f"The engine's reports could not be read: {type(error).__name__}: {error}")
+            if isinstance(end, Failed):
+                lost(end.sentence)
 
         self._reader = threading.Thread(target=read, name="reports", daemon=True)
         self._reader.start()
@@ -194,19 +196,26 @@ class EngineClient:
         """Bytes that the engine's process used when it was last heard of, by kind."""
         return self._last[1]
 
-    def _read(
+    def _pass_on(
         self,
-        hear: Callable[[Answers], object],
-        lost: Callable[[str], object],
+        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
         observe: Callable[[int, int], object],
-    ) -> None:
-        while isinstance(message := self._receive(), Report):
-            self._last = message.load, message.memory
-            for lengths in message.finished:
-                observe(*lengths)
-            hear(message.answers)
-        if isinstance(message, Failed):
-            lost(message.sentence)
+    ) -> Ready | Failed | Ended:
+        """Pass on reports until another message comes; return that one."""
+        while True:
+            outcomes: dict[int, list[Outcome]] = {}
+            while isinstance(message := self._receive(), Report):
+                self._last = message.load, message.memory
+                for lengths in message.finished:
+                    observe(*lengths)
+                for ticket, outcome in message.answers:
+                    outcomes.setdefault(ticket, []).append(outcome)
+                # Reports that came while ``hear`` was at work are passed on together.
+                if not self._connection.poll():
+                    break
+            hear(outcomes)
+            if not isinstance(message, Report):
+                return message
 
     def _send(self, message: object) -> None:
         try:
@@ -232,7 +241,7 @@ class EngineProcess(EngineClient):
         ours, theirs = socket.socketpair()
         # As for the stub itself, the first python3 on PATH decides the environment.
         python = shutil.which("python3") or "python3"
-        module = "trtllm_hpc.reference.engine_main"
+        module = "trtllm_hpc.reference.engine_server"
         # Isolated, as the stub is, unless a path for packages is given.
         isolated = [] if "PYTHONPATH" in os.environ else ["-I"]
         command = [python, *isolated, "-m", module, str(theirs.fileno()), str(os.getpid())]

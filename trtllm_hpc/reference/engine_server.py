@@ -1,16 +1,21 @@
-"""Serves the models' processes with an engine, in the process of ``engine_main``.
+"""The engine's process: ``python -m trtllm_hpc.reference.engine_server SOCKET OWNER``.
 
-The messages are in ``engine_process``.
+It serves the models' processes with the messages of ``engine_process``, and ends with the process that
+started it, however that one ends.
 """
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import gc
 import itertools
 import logging
 import os
 import queue
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +26,6 @@ from typing import Any, NoReturn
 
 from trtllm_hpc.reference import stand_in
 from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
-from trtllm_hpc.reference.engine_parts import Engine
 from trtllm_hpc.reference.engine_process import (
     Answers,
     Cancel,
@@ -37,7 +41,7 @@ from trtllm_hpc.reference.engine_process import (
     is_own,
 )
 from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
-from trtllm_hpc.reference.leader import Leader, follow
+from trtllm_hpc.reference.leader import Engine, Leader, follow
 from trtllm_hpc.reference.metrics import memory_used
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import World
@@ -193,7 +197,7 @@ Loader = Callable[[EngineFolder, ServeSettings, World], Engine]
 
 
 def loader(folder: EngineFolder) -> Loader:
-    """Return what loads the engine in a folder; imports the libraries that this takes."""
+    """Return what loads the engine in a folder; imports the libraries that it needs."""
     if stand_in.is_stand_in(folder):
         return stand_in.load
     from trtllm_hpc.reference import engine
@@ -201,15 +205,23 @@ def loader(folder: EngineFolder) -> Loader:
     return engine.load
 
 
-def serve(connection: Connection, start: Start, load: Loader) -> None:
+def serve(connection: Connection, start: Start) -> None:
     """Load the engine that the owner's first message names, and serve until the owner says stop."""
+    folder = EngineFolder(start.folder)
+    try:
+        # Before the client's thread runs, which asks torch for the GPU's memory once torch is there.
+        load = loader(folder)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the owner reports it
+        _log.exception("the engine's libraries cannot be imported")
+        connection.send(Failed(f"The engine's libraries cannot be imported: {first_sentence(error)}"))
+        os._exit(1)
     owner = Client(connection)
     try:
-        engine = load(EngineFolder(start.folder), start.settings, start.world)
+        engine = load(folder, start.settings, start.world)
         listener = _listen(start)
         gc.freeze()
         gc.enable()
-    except Exception as error:  # noqa: BLE001 - whatever it was, the owner tells it, and ends its server
+    except Exception as error:  # noqa: BLE001 - as above
         _log.exception("the engine could not be loaded")
         owner.die(first_sentence(error))
     if start.world.is_leader:
@@ -252,3 +264,32 @@ def _next_order(connection: Connection) -> Any:
         return connection.recv()
     except (EOFError, OSError):
         return None
+
+
+_PR_SET_PDEATHSIG = 1
+"""``prctl``: the kernel sends a signal when the parent ends."""
+
+
+def main() -> None:
+    """Load the engine as the first message says, and serve until its owner says stop."""
+    faulthandler.enable()
+    # A signal to the whole job must not end the engine before the requests that it answers.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[2]):
+        # The owner ended before the signal was asked for.
+        return
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    # What is imported stays; looking through it again and again for garbage takes a fifth of the start.
+    gc.disable()
+    connection = Connection(int(sys.argv[1]))
+    start: Start = connection.recv()
+    serve(connection, start)
+    logging.shutdown()
+    # Now and then a thread of gloo outlives its group, and the interpreter's end aborts (std::terminate).
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

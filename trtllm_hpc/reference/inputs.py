@@ -1,14 +1,13 @@
-"""The input tensors of the model ``tensorrt_llm``: names, types, shapes, and reading one row of them.
+"""The inputs of the model ``tensorrt_llm``: their names, reading those of one prompt, and what is refused.
 
-The table follows ``all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt``
-of NVIDIA's tensorrtllm_backend v0.16.0, input by input.
+Triton has checked types and shapes by ``config.pbtxt`` before a request gets here, and that every input has a
+row for each prompt.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,84 +17,45 @@ from trtllm_hpc.errors import RequestFailed
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
 
-ANY = -1
-"""A dimension of any size."""
-
-_KINDS = {"INT32": "iu", "UINT64": "iu", "UINT8": "iu", "FP16": "f", "FP32": "f", "BOOL": "b"}
-"""NumPy's kinds of numbers that are accepted for each Triton type."""
-
-
-@dataclass(frozen=True)
-class Spec:
-    """Type and shape of one input, without the batch dimension."""
-
-    type: str
-    dims: tuple[int, ...] = ()
-
-
-INPUTS: Mapping[str, Spec] = {
-    "input_ids": Spec("INT32", (ANY,)),
-    "encoder_input_features": Spec("FP16", (ANY, ANY)),
-    "encoder_output_lengths": Spec("INT32"),
-    "input_lengths": Spec("INT32"),
-    "request_output_len": Spec("INT32"),
-    "num_return_sequences": Spec("INT32"),
-    "draft_input_ids": Spec("INT32", (ANY,)),
-    "decoder_input_ids": Spec("INT32", (ANY,)),
-    "decoder_input_lengths": Spec("INT32"),
-    "draft_logits": Spec("FP32", (ANY, ANY)),
-    "draft_acceptance_threshold": Spec("FP32"),
-    "end_id": Spec("INT32"),
-    "pad_id": Spec("INT32"),
-    "stop_words_list": Spec("INT32", (2, ANY)),
-    "bad_words_list": Spec("INT32", (2, ANY)),
-    "embedding_bias": Spec("FP32", (ANY,)),
-    "beam_width": Spec("INT32"),
-    "temperature": Spec("FP32"),
-    "runtime_top_k": Spec("INT32"),
-    "runtime_top_p": Spec("FP32"),
-    "runtime_top_p_min": Spec("FP32"),
-    "runtime_top_p_decay": Spec("FP32"),
-    "runtime_top_p_reset_ids": Spec("INT32"),
-    "len_penalty": Spec("FP32"),
-    "early_stopping": Spec("BOOL"),
-    "repetition_penalty": Spec("FP32"),
-    "min_length": Spec("INT32"),
-    "beam_search_diversity_rate": Spec("FP32"),
-    "presence_penalty": Spec("FP32"),
-    "frequency_penalty": Spec("FP32"),
-    "random_seed": Spec("UINT64"),
-    "return_log_probs": Spec("BOOL"),
-    "return_context_logits": Spec("BOOL"),
-    "return_generation_logits": Spec("BOOL"),
-    "return_kv_cache_reuse_stats": Spec("BOOL"),
-    "exclude_input_in_output": Spec("BOOL"),
-    "stop": Spec("BOOL"),
-    "streaming": Spec("BOOL"),
-    "prompt_embedding_table": Spec("FP16", (ANY, ANY)),
-    "prompt_table_extra_ids": Spec("UINT64", (ANY,)),
-    "prompt_vocab_size": Spec("INT32"),
-    "cross_attention_mask": Spec("BOOL", (ANY, ANY)),
-    "lora_task_id": Spec("UINT64"),
-    "lora_weights": Spec("FP16", (ANY, ANY)),
-    "lora_config": Spec("INT32", (ANY, 3)),
-    "context_phase_params": Spec("UINT8", (ANY,)),
-    "skip_cross_attn_blocks": Spec("BOOL", (1,)),
+TEXT_NAMES = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+    "max_tokens": "request_output_len",
 }
+"""Inputs of the models that take text, by name, to the same of ``tensorrt_llm`` that have another name."""
 
-TEXT_INPUTS = frozenset(
+_OTHER_NAMES = {name: text for text, name in TEXT_NAMES.items()}
+
+KNOWN_INPUTS = frozenset(
     {
-        *("text_input", "decoder_text_input", "max_tokens", "bad_words", "stop_words", "top_k", "top_p"),
-        *("length_penalty", "stream", "embedding_bias_words", "embedding_bias_weights"),
-        *("prompt_table_extra_id", "image_input", "image_bytes_input", "image_url_input"),
-        *("video_bytes_input", "num_draft_tokens", "use_draft_logits"),
+        *("input_ids", "input_lengths", "max_tokens", "num_return_sequences", "prompt_embedding_table"),
+        *("prompt_table_extra_id", "prompt_table_extra_ids", "prompt_vocab_size", "request_output_len"),
+        *("text_input",),
+        *("context_phase_params", "cross_attention_mask", "decoder_input_ids", "decoder_input_lengths"),
+        *("decoder_text_input", "encoder_input_features", "encoder_output_lengths"),
+        *("skip_cross_attn_blocks",),
+        *("draft_acceptance_threshold", "draft_input_ids", "draft_logits", "num_draft_tokens"),
+        *("use_draft_logits",),
+        *("image_bytes_input", "image_input", "image_url_input", "video_bytes_input"),
+        *("bad_words", "bad_words_list", "embedding_bias", "embedding_bias_weights"),
+        *("embedding_bias_words", "stop_words", "stop_words_list"),
+        *("lora_config", "lora_task_id", "lora_weights"),
+        *("return_context_logits", "return_generation_logits", "return_kv_cache_reuse_stats"),
+        *("return_log_probs",),
+        *("beam_search_diversity_rate", "beam_width", "early_stopping", "end_id"),
+        *("exclude_input_in_output", "frequency_penalty", "len_penalty", "length_penalty", "min_length"),
+        *("pad_id", "presence_penalty", "random_seed", "repetition_penalty", "runtime_top_k"),
+        *("runtime_top_p", "runtime_top_p_decay", "runtime_top_p_min", "runtime_top_p_reset_ids", "stop"),
+        *("stream", "streaming", "temperature", "top_k", "top_p"),
     }
 )
-"""Inputs of the models that take text which ``tensorrt_llm`` does not have, or names otherwise."""
+"""Names of all inputs of ``tensorrt_llm`` and of the models that take text."""
 
 
 class Row:
-    """The inputs of one prompt of a request; an input that was sent once applies to all prompts."""
+    """The inputs of one prompt of a request."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._arrays = arrays
@@ -108,71 +68,125 @@ class Row:
         array = self._arrays.get(name)
         return None if array is None or array.size == 0 else array
 
-    def integer(self, name: str, default: int = 0) -> int:
-        """An integer input."""
-        array = self.array(name)
-        return default if array is None else int(array)
-
     def flag(self, name: str) -> bool:
         """A boolean input, false if it was not sent."""
         return bool(self.integer(name))
 
-    def number(self, name: str, default: float, *, above: float | None = None) -> float:
-        """A finite number. Raises RequestFailed if it is infinite, NaN, or not above ``above``."""
+    def integer(
+        self, name: str, default: int = 0, *, least: int | None = None, most: int | None = None
+    ) -> int:
+        """An integer input. Raises RequestFailed if it is below ``least`` or above ``most``."""
         array = self.array(name)
-        value = default if array is None else float(array)
+        value = default if array is None else int(array.item())
+        _check_range(name, value, least, most)
+        return value
+
+    def number(
+        self, name: str, default: float, *, least: float | None = None, most: float | None = None
+    ) -> float:
+        """A finite number. Raises RequestFailed if it is not finite, below ``least`` or above ``most``."""
+        array = self.array(name)
+        value = default if array is None else float(array.item())
         if not math.isfinite(value):
-            raise RequestFailed(f"{name} is {value}; it must be a finite number.")
-        if above is not None and value <= above:
-            raise RequestFailed(f"{name} is {shown(value)}; it must be above {above:g}.")
+            raise RequestFailed(f"{named(name)} is {value}; it must be a finite number.")
+        _check_range(name, value, least, most)
         return value
 
 
-def shown(value: Any) -> str:
+def named(name: str) -> str:
+    """An input's name, with the one that the models have which take text."""
+    return f"{name} ({_OTHER_NAMES[name]})" if name in _OTHER_NAMES else name
+
+
+def shown(value: float) -> str:
     """A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _check_range(name: str, value: float, least: float | None, most: float | None) -> None:
+    if (least is None or value >= least) and (most is None or value <= most):
+        return
+    bounds = f"at least {least}" if most is None else f"{least} to {most}"
+    raise RequestFailed(f"{named(name)} is {shown(value)}; it must be {bounds}.")
 
 
 def rows(inputs: Inputs) -> list[Row]:
     """Split the tensors of one Triton request into one row for each prompt.
 
-    Raises RequestFailed if a tensor is unknown, or its type or shape is wrong.
+    Raises RequestFailed without a prompt.
     """
     prompts = inputs.get("input_ids")
     if prompts is None:
         raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
-    if prompts.ndim != 2 or prompts.shape[0] == 0:
-        raise RequestFailed(f"input_ids has shape {list(prompts.shape)}; it must be [prompts, tokens].")
-    count = prompts.shape[0]
-    split = {name: _split(name, array, count) for name, array in inputs.items()}
-    return [Row({name: arrays[index] for name, arrays in split.items()}) for index in range(count)]
+    return [Row({name: array[index] for name, array in inputs.items()}) for index in range(len(prompts))]
 
 
-def _split(name: str, array: Array, count: int) -> list[Array]:
-    """The rows of one tensor; one that was sent once is repeated."""
-    spec = INPUTS.get(name)
-    if spec is None:
-        raise RequestFailed(
-            f"The reference backend has no input {name}. Leave it out; its inputs are: {', '.join(INPUTS)}."
-        )
-    if array.dtype.kind not in _KINDS[spec.type]:
-        raise RequestFailed(f"{name} has type {array.dtype}; it must be {spec.type}.")
-    given = array
-    if not spec.dims:
-        # Triton removes a dimension of 1 ("reshape"), but a direct caller may still have it.
-        array = array.reshape(array.shape[:1] if array.ndim == 2 and array.shape[1] == 1 else array.shape)
-        array = array.reshape(1) if array.ndim == 0 else array
-    if not _fits(array.shape, count, spec.dims):
-        wanted = ", ".join(["prompts", *("any" if size == ANY else str(size) for size in spec.dims)])
-        raise RequestFailed(
-            f"{name} has shape {list(given.shape)}; it must be [{wanted}], with {count} or 1 for prompts."
-        )
-    return [array[index if array.shape[0] == count else 0] for index in range(count)]
+# What is not supported --------------------------------------------------------------------
+
+_ENCODER = "models with an encoder"
+_DRAFT = "speculative decoding"
+_IMAGES = "images and videos"
+_PROMPT_TUNING = "prompt tuning"
+
+_TOKEN_INPUTS = {
+    "encoder_input_features": _ENCODER,
+    "encoder_output_lengths": _ENCODER,
+    "cross_attention_mask": _ENCODER,
+    "skip_cross_attn_blocks": _ENCODER,
+    "draft_input_ids": _DRAFT,
+    "draft_logits": _DRAFT,
+    "prompt_embedding_table": _PROMPT_TUNING,
+    "context_phase_params": "disaggregated serving",
+    "return_kv_cache_reuse_stats": "statistics of a reused KV cache",
+}
+"""Inputs of ``tensorrt_llm``. Those that only qualify one of them ask for nothing by themselves."""
+
+_TENSORS = frozenset({"encoder_input_features", "draft_input_ids", "draft_logits", "prompt_embedding_table"})
+"""Of these zeros are content, too; of the others they say no."""
+
+_TEXT_INPUTS = {
+    "decoder_text_input": ("DECODER_QUERY", _ENCODER),
+    "image_input": ("", _IMAGES),
+    "image_bytes_input": ("IMAGE_BYTES", _IMAGES),
+    "image_url_input": ("IMAGE_URL", _IMAGES),
+    "video_bytes_input": ("VIDEO_BYTES", _IMAGES),
+    "num_draft_tokens": ("", _DRAFT),
+}
+"""Inputs of the models that take text: the name in ``preprocessing``, if any, and what they ask for."""
 
 
-def _fits(shape: tuple[int, ...], count: int, dims: tuple[int, ...]) -> bool:
-    return (
-        len(shape) == 1 + len(dims)
-        and shape[0] in (1, count)
-        and all(wanted in (ANY, size) for wanted, size in zip(dims, shape[1:], strict=True))
-    )
+def refuse_unsupported(row: Row, *, beam_width: int) -> None:
+    """Refuse what one prompt's inputs of ``tensorrt_llm`` ask for in vain.
+
+    Raises RequestFailed with the input's name.
+    """
+    for name, what in _TOKEN_INPUTS.items():
+        array = row.array(name)
+        if array is not None and (name in _TENSORS or array.any()):
+            raise _refusal(name, what)
+    # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
+    decoder = row.array("decoder_input_ids")
+    if decoder is not None and decoder.size > 1:
+        raise _refusal("decoder_input_ids", _ENCODER)
+    decay = row.number("runtime_top_p_decay", 1.0)
+    if decay != 1:
+        raise _refusal("runtime_top_p_decay", "a top p that changes during a request")
+    if beam_width > 1 and row.number("beam_search_diversity_rate", 0.0) != 0:
+        raise _refusal("beam_search_diversity_rate", "a beam search with a diversity rate")
+    if beam_width > 1 and "early_stopping" in row and not row.flag("early_stopping"):
+        raise _refusal("early_stopping=false", "a beam search that goes on after enough beams have ended")
+
+
+def refuse_unsupported_text(arrays: Mapping[str, Array | None]) -> None:
+    """Refuse what the inputs of a model that takes text ask for in vain, by its own names or preprocessing's.
+
+    Empty texts and zeros ask for nothing. Raises RequestFailed with the input's name.
+    """
+    for name, (inner, what) in _TEXT_INPUTS.items():
+        for array in (arrays.get(name), arrays.get(inner)):
+            if array is not None and array.any():
+                raise _refusal(f"{name} ({inner})" if inner else name, what)
+
+
+def _refusal(name: str, what: str) -> RequestFailed:
+    return RequestFailed(f"{name} asks for {what}, which the reference backend does not have. Leave it out.")

@@ -110,13 +110,14 @@ class Metrics:
         self._triton = triton
         self._labels = {"model": model, "version": version}
         self._period_s = period_s
-        self._families: dict[Family, Any] = {}
-        self._metrics: dict[tuple[Family, str], Any] = {}
-        self._sent: dict[tuple[Family, str], float] = {}
         self._closing = threading.Event()
         self._using = threading.Lock()
-        self._input = self._histogram(INPUT_LENGTH, "total_input_tokens")
-        self._output = self._histogram(OUTPUT_LENGTH, "total_output_tokens")
+        self._families: dict[Family, Any] = {}
+        buckets = list(LENGTH_BUCKETS)
+        self._input = self._metric(INPUT_LENGTH, "total_input_tokens", buckets=buckets)
+        self._output = self._metric(OUTPUT_LENGTH, "total_output_tokens", buckets=buckets)
+        self._metrics: dict[tuple[Family, str], Any] = {}
+        self._sent: dict[tuple[Family, str], float] = {}
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -157,33 +158,27 @@ class Metrics:
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        for family, values in gauges(self._engine.load(), self._memory(), time.time()).items():
-            for label, value in values.items():
-                self._set(family, label, value)
-
-    def _memory(self) -> dict[str, int]:
-        """Bytes that the model's process and its engine's use together."""
         engine = self._engine.memory()
-        return {kind: size + engine[kind] for kind, size in memory_used().items()}
+        # Of the model's process and the engine's together.
+        memory = {kind: size + engine[kind] for kind, size in memory_used().items()}
+        for family, values in gauges(self._engine.load(), memory, time.time()).items():
+            for label, value in values.items():
+                key = family, label
+                if self._sent.get(key) == value:
+                    continue
+                if key not in self._metrics:
+                    self._metrics[key] = self._metric(family, label)
+                with self._using:
+                    self._metrics[key].set(value)
+                self._sent[key] = value
 
-    def _set(self, family: Family, label: str, value: float) -> None:
-        key = family, label
-        if self._sent.get(key) == value:
-            return
-        if key not in self._metrics:
-            gauge = self._family(family, self._triton.MetricFamily.GAUGE)
-            self._metrics[key] = gauge.Metric(labels={**self._labels, family.label: label})
-        with self._using:
-            self._metrics[key].set(value)
-        self._sent[key] = value
-
-    def _histogram(self, family: Family, label: str) -> Any:
-        made = self._family(family, self._triton.MetricFamily.HISTOGRAM)
-        return made.Metric(labels={**self._labels, family.label: label}, buckets=list(LENGTH_BUCKETS))
-
-    def _family(self, family: Family, kind: Any) -> Any:
+    def _metric(self, family: Family, label: str, **histogram: Any) -> Any:
+        """A metric of a family: a histogram if buckets are given."""
+        kinds = self._triton.MetricFamily
         if family not in self._families:
-            self._families[family] = self._triton.MetricFamily(
-                name=family.name, description=family.help, kind=kind
+            self._families[family] = kinds(
+                name=family.name,
+                description=family.help,
+                kind=kinds.HISTOGRAM if histogram else kinds.GAUGE,
             )
-        return self._families[family]
+        return self._families[family].Metric(labels={**self._labels, family.label: label}, **histogram)

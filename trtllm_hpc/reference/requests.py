@@ -9,9 +9,10 @@ this backend cannot do is refused by name, never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,19 @@ import numpy as np
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import INPUTS, TEXT_INPUTS, Array, Inputs, Row, rows, shown
-from trtllm_hpc.reference.unsupported import refuse_unsupported
+from trtllm_hpc.reference.inputs import (
+    KNOWN_INPUTS,
+    Array,
+    Inputs,
+    Row,
+    named,
+    refuse_unsupported,
+    rows,
+    shown,
+)
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
-
-KNOWN_INPUTS = sorted({*INPUTS, *TEXT_INPUTS})
-"""Names that a client may take for inputs of the model which it asks."""
 
 _SLIP = 0.8
 """How alike two names are when one is taken for a slip of the other: above the ratio of "id" and "end_id"."""
@@ -59,17 +65,13 @@ class Part:
     """Number of beams to return; it may be lower than the beam width."""
 
 
-def is_stop(inputs: Inputs) -> bool:
-    """Whether a Triton request is to stop the one with the same request id."""
-    stop = inputs.get("stop")
-    return stop is not None and bool(stop.any())
-
-
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
-    """Read the inputs of one Triton request that is not a stop.
+    """Read the inputs of one Triton request; one that stops another has no parts.
 
     Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
     """
+    if _is_stop(inputs):
+        return ()
     batch = rows(inputs)
     parts = tuple(
         part
@@ -132,24 +134,22 @@ def queue_is_full(waiting: int, max_queue_size: int) -> str:
     )
 
 
+def _is_stop(inputs: Inputs) -> bool:
+    """Whether a Triton request stops the one with the same request id."""
+    stop = inputs.get("stop")
+    return stop is not None and bool(stop.any())
+
+
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
     """The parts of the answer to one prompt.
 
     Sampled sequences differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in
     TensorRT-LLM's llmRequest.cpp). A beam search returns its best beams in one part.
     """
-    count = row.integer("num_return_sequences", 1)
-    if count < 1:
-        raise RequestFailed(f"num_return_sequences is {count}; it must be at least 1.")
-    if request.beam_width > 1:
-        if count > request.beam_width:
-            raise RequestFailed(
-                f"num_return_sequences is {count}, but a beam search of beam_width "
-                f"{request.beam_width} finds no more than that."
-            )
-        return [Part(request, index, beams=count if "num_return_sequences" in row else request.beam_width)]
-    if count > MOST_SEQUENCES:
-        raise RequestFailed(f"num_return_sequences is {count}; it must be {MOST_SEQUENCES} at most.")
+    width = request.beam_width
+    if width > 1:
+        return [Part(request, index, beams=row.integer("num_return_sequences", width, least=1, most=width))]
+    count = row.integer("num_return_sequences", 1, least=1, most=MOST_SEQUENCES)
     seed = request.sampling.seed
     return [
         Part(
@@ -165,18 +165,19 @@ def _request(row: Row, info: EngineInfo) -> GenerationRequest:
     refuse_unsupported(row, beam_width=row.integer("beam_width", 1))
     if "request_output_len" not in row:
         # Triton only compares the number of inputs with that of the required ones.
-        raise RequestFailed("request_output_len is missing: it must be the most tokens to generate.")
+        raise RequestFailed(f"{named('request_output_len')} is missing: the most tokens to generate.")
+    last = info.vocab_size - 1
     request = GenerationRequest(
         prompt=_prompt(row),
-        max_new_tokens=row.integer("request_output_len"),
-        end_id=row.integer("end_id", NO_END),
-        pad_id=row.integer("pad_id", NO_END),
+        max_new_tokens=row.integer("request_output_len", least=1),
+        end_id=row.integer("end_id", NO_END, least=NO_END, most=last),
+        pad_id=max(row.integer("pad_id", NO_END, least=NO_END, most=last), 0),
         sampling=_sampling(row),
         stop_words=_words(row, "stop_words_list", info),
         bad_words=_words(row, "bad_words_list", info),
         embedding_bias=_embedding_bias(row, info),
         beam_width=row.integer("beam_width", 1),
-        length_penalty=row.number("len_penalty", 0.0),
+        length_penalty=row.number("len_penalty", 0.0, least=0, most=MOST_LENGTH_PENALTY),
         return_log_probs=row.flag("return_log_probs"),
         return_context_logits=row.flag("return_context_logits"),
         return_generation_logits=row.flag("return_generation_logits"),
@@ -185,10 +186,10 @@ def _request(row: Row, info: EngineInfo) -> GenerationRequest:
         lora=_lora(row, info),
     )
     _check_lengths(request, info)
-    _check_tokens(request, info)
+    _check_vocabulary("input_ids", request.prompt, info)
     _check_beams(request, info)
     _check_logits(request, info)
-    return replace(request, pad_id=max(request.pad_id, 0))
+    return request
 
 
 def _prompt(row: Row) -> tuple[int, ...]:
@@ -207,27 +208,22 @@ def _sampling(row: Row) -> Sampling:
     greedy; if only one is set, the other sets no limit. A temperature of 0 is
     greedy, too: TensorRT-LLM divides the logits by it plus 1e-6.
     """
-    top_k, top_p = row.integer("runtime_top_k"), row.number("runtime_top_p", 0.0)
-    temperature = row.number("temperature", 1.0)
-    if top_k < 0:
-        raise RequestFailed(f"runtime_top_k is {top_k}; it must be 0 (no bound) or more.")
-    if not 0 <= top_p <= 1:
-        raise RequestFailed(f"runtime_top_p is {shown(top_p)}; it must be between 0 (not used) and 1.")
-    if temperature < 0:
-        raise RequestFailed(f"temperature is {shown(temperature)}; it must be 0 (greedy) or more.")
-    minimum = row.integer("min_length")
-    if minimum < 0:
-        raise RequestFailed(f"min_length is {minimum}; it must be 0 or more.")
+    top_k = row.integer("runtime_top_k", least=0)
+    top_p = row.number("runtime_top_p", 0.0, least=0, most=1)
+    temperature = row.number("temperature", 1.0, least=0)
+    repetition = row.number("repetition_penalty", 1.0)
+    if repetition <= 0:
+        raise RequestFailed(f"repetition_penalty is {shown(repetition)}; it must be above 0.")
     if temperature == 0 or (top_k == 0 and top_p == 0):
         top_k = 1
     return Sampling(
         temperature=temperature or 1.0,
         top_k=top_k,
         top_p=top_p or 1.0,
-        repetition_penalty=row.number("repetition_penalty", 1.0, above=0),
+        repetition_penalty=repetition,
         presence_penalty=row.number("presence_penalty", 0.0),
         frequency_penalty=row.number("frequency_penalty", 0.0),
-        min_new_tokens=minimum,
+        min_new_tokens=row.integer("min_length", least=0),
         seed=row.integer("random_seed") % _SEEDS,
     )
 
@@ -237,25 +233,21 @@ def _words(row: Row, name: str, info: EngineInfo) -> Words:
     array = row.array(name)
     if array is None:
         return ()
-    tokens, ends = array[0].tolist(), array[1].tolist()
+    tokens, ends = array.tolist()
     count = ends.index(-1) if -1 in ends else len(ends)
-    ends, rest = ends[:count], ends[count:]
-    starts = [0, *ends[:-1]]
-    if any(end != -1 for end in rest) or any(
-        not start < end <= len(tokens) for start, end in zip(starts, ends, strict=False)
-    ):
+    bounds = list(pairwise([0, *ends[:count]]))
+    if set(ends[count:]) - {-1} or any(not start < end <= len(tokens) for start, end in bounds):
         raise RequestFailed(
-            f"The second row of {name} is {array[1].tolist()}; it must hold the ends of the words within "
+            f"The second row of {name} is {ends}; it must hold the ends of the words within "
             "the first row, each above the one before, and then -1."
         )
-    words = tuple(tuple(tokens[start:end]) for start, end in zip(starts, ends, strict=False))
+    words = tuple(tuple(tokens[start:end]) for start, end in bounds)
     if len(words) > MOST_WORDS:
         raise RequestFailed(f"{name} holds {len(words)} words; it may hold {MOST_WORDS} at most.")
     longest = max(map(len, words), default=0)
     if longest > LONGEST_WORD:
         raise RequestFailed(f"{name} holds a word of {longest} tokens; it may have {LONGEST_WORD} at most.")
-    for word in words:
-        _check_vocabulary(name, word, info)
+    _check_vocabulary(name, chain.from_iterable(words), info)
     return words
 
 
@@ -310,8 +302,6 @@ def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
     prompt, new = len(request.prompt), request.max_new_tokens
     if prompt == 0:
         raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
-    if new < 1:
-        raise RequestFailed(f"request_output_len (max_tokens) is {new}; it must be at least 1.")
     if prompt > info.max_input_len:
         raise RequestFailed(
             f"The prompt has {prompt} tokens; this engine was built for max_input_len {info.max_input_len}."
@@ -323,48 +313,31 @@ def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
         )
 
 
-def _check_vocabulary(name: str, tokens: tuple[int, ...], info: EngineInfo) -> None:
-    outside = [token for token in tokens if not 0 <= token < info.vocab_size]
-    if outside:
+def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> None:
+    outside = next((token for token in tokens if not 0 <= token < info.vocab_size), None)
+    if outside is not None:
         raise RequestFailed(
-            f"{name} holds {outside[0]}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
+            f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
-
-
-def _check_tokens(request: GenerationRequest, info: EngineInfo) -> None:
-    _check_vocabulary("input_ids", request.prompt, info)
-    for name, token in (("end_id", request.end_id), ("pad_id", request.pad_id)):
-        if not NO_END <= token < info.vocab_size:
-            raise RequestFailed(f"{name} is {token}; this engine's vocabulary is 0 to {info.vocab_size - 1}.")
 
 
 def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
     """Refuse what a beam search cannot do. It draws nothing: TensorRT-LLM ignores top k and top p there."""
-    width = request.beam_width
+    width, sampling = request.beam_width, request.sampling
     if not 1 <= width <= info.max_beam_width:
         raise RequestFailed(
             f"beam_width is {width}; this engine was built for 1 to max_beam_width {info.max_beam_width}."
         )
-    if not 0 <= request.length_penalty <= MOST_LENGTH_PENALTY:
-        raise RequestFailed(
-            f"len_penalty (length_penalty) is {shown(request.length_penalty)}; "
-            f"it must be between 0 and {MOST_LENGTH_PENALTY:g}."
-        )
-    if width > 1 and request.streaming:
-        raise RequestFailed(
-            f"streaming=true cannot be had with beam_width={width}: a beam is known at the end. "
-            "Leave one of them out."
-        )
-    if width > 1 and not request.sampling.is_greedy:
-        raise RequestFailed(
-            f"runtime_top_k and runtime_top_p (top_k, top_p) cannot be had with beam_width={width}: "
-            "a beam search draws nothing. Leave one of them out."
-        )
-    if width > 1 and request.sampling.temperature != 1:
-        raise RequestFailed(
-            f"temperature={shown(request.sampling.temperature)} cannot be had with beam_width={width}. "
-            "Leave one of them out."
-        )
+    for what, is_asked in (
+        ("streaming=true", request.streaming),
+        (f"{named('runtime_top_k')} and {named('runtime_top_p')}", not sampling.is_greedy),
+        (f"temperature={shown(sampling.temperature)}", sampling.temperature != 1),
+    ):
+        if width > 1 and is_asked:
+            raise RequestFailed(
+                f"{what} cannot be had with beam_width={width}: a beam search draws nothing, "
+                "and knows its beams at the end. Leave one of them out."
+            )
 
 
 def _check_logits(request: GenerationRequest, info: EngineInfo) -> None:

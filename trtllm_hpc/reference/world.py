@@ -1,21 +1,29 @@
-"""A rank's number and its connection to the other ranks.
+"""A rank's number, and its connections to the other ranks.
 
-The rank supervisor starts one Triton server for each rank and passes its number in environment variables.
+The rank supervisor starts one Triton server for each rank and passes its number in environment variables. The
+connections need no PyTorch, so that an engine without a model is ready at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import pickle
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.errors import StartFailed
 
 if TYPE_CHECKING:
     import torch
-
-from trtllm_hpc.errors import StartFailed
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank writes why it had to end."""
@@ -60,8 +68,13 @@ class World:
         """Whether this rank takes requests."""
         return self.rank == 0
 
-    def connect(self) -> None:
-        """Connect to the other ranks, if any: gloo between CPUs, NCCL between GPUs.
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port at which rank 0 waits for the others."""
+        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+    def join(self, channel: Channel) -> None:
+        """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
 
         Raises StartFailed if the ranks did not connect in time.
         """
@@ -69,6 +82,7 @@ class World:
             return
         import torch
         import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         if torch.cuda.is_available():
             # If each task sees one GPU only, the local rank is not a device index.
@@ -78,13 +92,18 @@ class World:
             backend = "cpu:gloo,cuda:nccl"
         else:
             backend = "gloo"
+        host, timeout = self.address[0], timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         try:
+            if self.is_leader:
+                store = TCPStore(host, 0, self.size, True, timeout, wait_for_workers=False)
+                channel.send(store.port)
+            else:
+                store = TCPStore(host, channel.receive(), self.size, False, timeout)
             dist.init_process_group(
-                backend, rank=self.rank, world_size=self.size, timeout=timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
         except RuntimeError as error:
-            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise StartFailed(f"The ranks did not connect at {address}: {error}") from error
+            raise StartFailed(f"The ranks did not connect at {host}: {error}") from error
 
 
 def rank_device() -> torch.device:
@@ -96,3 +115,138 @@ def rank_device() -> torch.device:
         if torch.cuda.is_available()
         else torch.device("cpu")
     )
+
+
+GREETING_TIMEOUT_S = 10.0
+"""Time limit for a rank to send its number once it has connected."""
+
+_GREETING_BYTES = 16
+
+_KEEPALIVE = {
+    socket.TCP_NODELAY: 1,
+    socket.TCP_KEEPIDLE: 10,
+    socket.TCP_KEEPINTVL: 5,
+    socket.TCP_KEEPCNT: 4,
+}
+"""Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
+30 s. A process that has died is noticed at once."""
+
+
+class Channel:
+    """Connections between rank 0 and each other rank; nothing is connected in a world of one rank.
+
+    Raises StartFailed if the ranks did not connect in time.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._is_leaving = threading.Event()
+        self._is_leader = world.is_leader
+        self._others: Mapping[int, Connection] = {}
+        if world.size > 1:
+            self._others = _accept(world) if world.is_leader else {0: _connect(world)}
+
+    def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
+        """Call ``on_lost`` from another thread when the first rank is lost, whatever this one waits for.
+
+        A collective between GPUs raises no error then: NCCL's kernels wait on the device for a rank that is
+        gone, and the host waits for the kernels.
+        """
+        if self._others:
+            threading.Thread(target=self._look, args=(on_lost,), name="ranks", daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        """Leader: send a message to all other ranks; ``None`` stops them."""
+        if message is None:
+            # Now, and not when this rank closes: another may have left before that.
+            self._is_leaving.set()
+        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        for connection in self._others.values():
+            connection.send_bytes(content)
+
+    def receive(self) -> Any:
+        """Other ranks: wait for the leader's next message."""
+        # pickle is safe here: the sender is rank 0 of the same job.
+        message = pickle.loads(self._hear(0))
+        if message is None:
+            self._is_leaving.set()
+        return message
+
+    def gather(self) -> None:
+        """Leader: wait for a sign of each other rank; the others send it. Collective."""
+        if not self._is_leader:
+            self._others[0].send_bytes(b"here")
+            return
+        for rank in self._others:
+            self._hear(rank)
+
+    def close(self) -> None:
+        """Leave, together with the other ranks. Collective."""
+        self._is_leaving.set()
+        for connection in self._others.values():
+            if self._is_leader:
+                # The others leave first, so that none of them takes the leader's end for a loss.
+                with suppress(EOFError, OSError):
+                    connection.recv_bytes()
+            connection.close()
+
+    def _hear(self, rank: int) -> bytes:
+        try:
+            return self._others[rank].recv_bytes()
+        except (EOFError, OSError) as error:
+            raise RuntimeError(f"the connection to rank {rank} was closed") from error
+
+    def _look(self, on_lost: Callable[[RuntimeError], object]) -> None:
+        poller = select.poll()
+        ranks = {connection.fileno(): rank for rank, connection in self._others.items()}
+        for handle in ranks:
+            poller.register(handle, select.POLLRDHUP)
+        closed = poller.poll()
+        if not self._is_leaving.is_set():
+            on_lost(RuntimeError(f"the connection to rank {ranks[closed[0][0]]} was closed"))
+
+
+def _accept(world: World) -> dict[int, Connection]:
+    """Rank 0: wait for all others; each sends its rank first."""
+    others: dict[int, Connection] = {}
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    try:
+        with socket.create_server(("", world.address[1]), family=family, dualstack_ipv6=is_dual) as listener:
+            listener.settimeout(RENDEZVOUS_TIMEOUT_S)
+            while len(others) < world.size - 1:
+                connection = _connection(listener.accept()[0])
+                # Something else on the network, such as a port scanner, sends no rank.
+                with suppress(ValueError, EOFError, OSError):
+                    if connection.poll(GREETING_TIMEOUT_S):
+                        others[int(connection.recv_bytes(_GREETING_BYTES))] = connection
+    except OSError as error:
+        raise _not_connected(world, error) from error
+    return others
+
+
+def _connect(world: World) -> Connection:
+    """Other ranks: connect to rank 0, which may listen later."""
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while True:
+        try:
+            connection = _connection(socket.create_connection(world.address, timeout=10))
+            break
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _not_connected(world, error) from error
+            time.sleep(0.1)
+    connection.send_bytes(str(world.rank).encode())
+    return connection
+
+
+def _connection(opened: socket.socket) -> Connection:
+    opened.setblocking(True)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        opened.setsockopt(socket.IPPROTO_TCP, option, value)
+    return Connection(opened.detach())
+
+
+def _not_connected(world: World, error: OSError) -> StartFailed:
+    host, port = world.address
+    return StartFailed(f"The ranks did not connect at {host}:{port}: {error}")

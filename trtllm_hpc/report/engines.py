@@ -10,13 +10,13 @@ from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, fo
 from trtllm_hpc.report.tables import Table
 
 if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.listing import Item
+    from trtllm_hpc.engine_cache.listing import EngineRow
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
 
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
-def engines_table(items: Sequence[Item]) -> Table:
+def engines_table(rows: Sequence[EngineRow]) -> Table:
     """Return a table with one row for each entry."""
     table = Table(
         *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
@@ -24,19 +24,19 @@ def engines_table(items: Sequence[Item]) -> Table:
         one_line=("name", "size"),
         optional=("model", "last used", "layout", "version", "built", "backend"),
     )
-    for item in items:
-        about = [item.about.get(name) or NONE for name in ("model", "backend", "version", "layout")]
-        size = format_bytes(item.size) if item.manifest else "-"
-        times = [format_time(item.manifest.built_at if item.manifest else None), format_time(item.last_used)]
-        table.add_row(item.entry.name, *about, size, *times, (state_of(item), _STYLES.get(item.state, "")))
+    for row in rows:
+        about = [value or NONE for value in (row.model, row.backend, row.version, row.layout)]
+        size = format_bytes(row.bytes) if row.built_at is not None else "-"
+        times = [format_time(row.built_at), format_time(row.last_used)]
+        table.add_row(row.name, *about, size, *times, (state_of(row), _STYLES.get(row.state, "")))
     return table
 
 
-def state_of(item: Item) -> str:
+def state_of(row: EngineRow) -> str:
     """Return the state with its builder or its fault."""
-    if not item.note:
-        return item.state
-    return f"{item.state}: {item.note}" if item.state == "broken" else f"{item.state} {item.note}"
+    if not row.note:
+        return row.state
+    return f"{row.state}: {row.note}" if row.state == "broken" else f"{row.state} {row.note}"
 
 
 def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +35,16 @@ def test_same_seed_gives_same_weights_and_tokenizer(engines: dict[int, Path], tm
     assert len(texts) == 1
 
 
-def test_other_seed_gives_other_weights_in_the_same_place(tmp_path: Path) -> None:
-    first = weights_hash(build_tiny(tmp_path / "engine", tensor_parallel=1, seed=0))
-    second = weights_hash(build_tiny(tmp_path / "engine", tensor_parallel=1, seed=1))
-    assert first != second
-    assert [path.name for path in tmp_path.iterdir()] == ["engine"]
+def test_other_seed_gives_other_weights(engines: dict[int, Path], tmp_path: Path) -> None:
+    other = build_tiny(tmp_path / "engine", tensor_parallel=1, seed=1)
+    assert weights_hash(engines[1]) != weights_hash(other)
 
 
-def test_second_build_with_the_same_settings_touches_nothing(
-    engines: dict[int, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = EngineFolder(engines[2]).config
-    before = config.stat().st_mtime_ns
-    build_tiny(engines[2], tensor_parallel=2)
-    assert config.stat().st_mtime_ns == before
-    assert "already built" in capsys.readouterr().out
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert build.main(["--output", str(tmp_path), "--tensor-parallel", "1", *TINY]) == ExitCode.BUILD
+    assert "cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "thesis.txt").is_file()
 
 
 def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None:
@@ -78,20 +71,14 @@ def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None
     }
 
 
-def test_killed_build_leaves_no_engine(tmp_path: Path) -> None:
-    output = tmp_path / "engine"
-    command = [sys.executable, "-m", "trtllm_hpc.reference.build", "--output", str(output)]
-    with subprocess.Popen(
-        [*command, "--tensor-parallel", "1", *TINY], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("[3/5]"):
-                break
-        process.kill()
-    assert not output.exists()
-    build_tiny(output, tensor_parallel=1)
-    assert EngineFolder(output).config.is_file()
+def test_interrupted_build_leaves_no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trtllm_hpc.reference.weights.write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_tiny(tmp_path / "engine", tensor_parallel=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.delivery import Delivery
+from trtllm_hpc.reference.engine_process import Answers, EngineClient, Ready, Report
 from trtllm_hpc.reference.generation import (
     Cancelled,
     EngineLost,
     GenerationRequest,
+    Load,
     Outcome,
     Progress,
     QueueFull,
@@ -81,19 +84,6 @@ class Sender:
         return response.error, flags
 
 
-class Slow(Sender):
-    """Triton takes the first response only when the test lets it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_sending, self.may_end = threading.Event(), threading.Event()
-
-    def send(self, response: Response, flags: int) -> None:
-        self.is_sending.set()
-        assert self.may_end.wait(60)
-        super().send(response, flags)
-
-
 class Full(Sender):
     """There is no memory for the first response."""
 
@@ -137,7 +127,7 @@ class Setup:
         return sender
 
     def hear(self, ticket: int, *outcomes: Outcome) -> None:
-        self.delivery.hear((ticket, outcome) for outcome in outcomes)
+        self.delivery.hear({ticket: outcomes})
 
 
 @pytest.fixture
@@ -145,7 +135,6 @@ def setup() -> Iterator[Setup]:
     made = Setup()
     yield made
     made.delivery.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("sender-")]
 
 
 def part(index: int | None = None, *, streaming: bool = True) -> Part:
@@ -165,17 +154,34 @@ def test_tokens_come_one_by_one_while_triton_keeps_up(setup: Setup) -> None:
     assert setup.lengths == [(3, 50)]
 
 
-def test_tokens_that_wait_for_triton_come_together_in_order(setup: Setup) -> None:
-    sender = Slow()
-    setup.delivery.accept(sender, "", [part()], WANTED)
-    setup.hear(0, token(0))
-    assert sender.is_sending.wait(60)
-    setup.hear(0, *(token(value, is_final=value == 49) for value in range(1, 50)))
-    sender.may_end.set()
-    assert sender.next()[0].tensors["output_ids"] == [[[0]]]
+def test_tokens_that_are_ready_go_into_one_response(setup: Setup) -> None:
+    sender = setup.accept(part())
+    setup.hear(0, *(token(value, is_final=value == 49) for value in range(50)))
     response, flags = sender.next()
-    assert (response.tensors["output_ids"], flags) == ([[list(range(1, 50))]], FINAL)
+    assert (response.tensors["output_ids"], flags) == ([[list(range(50))]], FINAL)
     assert setup.lengths == [(3, 50)]
+
+
+def test_reports_that_come_while_triton_is_busy_are_passed_on_together() -> None:
+    ours, theirs = Pipe()
+    load = Load(**dict.fromkeys(Load.__dataclass_fields__, 0))
+    theirs.send(Ready(None, load, {}))  # type: ignore[arg-type]
+    heard: queue.SimpleQueue[Mapping[int, Sequence[Outcome]]] = queue.SimpleQueue()
+    may_go_on = threading.Event()
+
+    def hear(outcomes: Mapping[int, Sequence[Outcome]]) -> None:
+        heard.put(outcomes)
+        assert may_go_on.wait(60)
+
+    EngineClient(ours).serve(hear, lambda sentence: None)
+    for value in range(10):
+        answers = Answers()
+        answers.add(7, token(value))
+        theirs.send(Report(answers, load, {}))
+        if value == 0:
+            assert heard.get(timeout=60) == {7: [token(0)]}
+    may_go_on.set()
+    assert heard.get(timeout=60) == {7: [token(value) for value in range(1, 10)]}
 
 
 def test_tokens_before_an_error_are_sent_first(setup: Setup) -> None:
@@ -212,7 +218,7 @@ def test_errors_have_tritons_codes(setup: Setup, error: RequestFailed, code: str
 
 def test_an_error_ends_the_whole_request_once(setup: Setup) -> None:
     sender = setup.accept(part(0), part(1))
-    setup.delivery.hear([(0, QueueFull("Later.")), (1, QueueFull("Later."))])
+    setup.delivery.hear({0: [QueueFull("Later.")], 1: [QueueFull("Later.")]})
     error, flags = sender.next_error()
     assert (error.code, flags) == ("UNAVAILABLE", FINAL)
     assert setup.engine.cancelled.get(timeout=60) == (0, False)
@@ -242,8 +248,7 @@ def test_client_that_triton_knows_nothing_of_keeps_no_other_from_being_looked_at
 def test_stop_cancels_what_has_the_id_and_keeps_the_tokens(setup: Setup) -> None:
     setup.accept(part(), request_id="a")
     setup.accept(part(), request_id="b")
-    sender = Sender()
-    setup.delivery.stop(sender, "b")
+    sender = setup.accept(request_id="b")
     response, flags = sender.next()
     assert (response.tensors, response.error, flags) == ({}, None, FINAL)
     assert setup.engine.cancelled.get(timeout=60) == (1, True)
@@ -251,11 +256,9 @@ def test_stop_cancels_what_has_the_id_and_keeps_the_tokens(setup: Setup) -> None
 
 
 def test_stop_needs_an_id_but_it_may_be_unknown(setup: Setup) -> None:
-    known, unknown = Sender(), Sender()
     setup.accept(part())
-    setup.delivery.stop(known, "")
-    setup.delivery.stop(unknown, "gone already")
-    assert "needs a request id" in known.next_error()[0].message
+    without, unknown = setup.accept(), setup.accept(request_id="gone already")
+    assert "needs a request id" in without.next_error()[0].message
     assert unknown.next()[0].error is None
     assert setup.engine.cancelled.empty()
 
@@ -264,7 +267,7 @@ def test_client_gets_an_error_where_no_tensor_can_be_made(setup: Setup) -> None:
     sender = setup.accept(part())
     setup.hear(0, Progress((), (), is_final=True))
     error, flags = sender.next_error()
-    assert "could not be made" in error.message
+    assert "could not be sent" in error.message
     assert flags == FINAL
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference import adapter_places, sharding
+from trtllm_hpc.reference import adapter_places
 from trtllm_hpc.reference.adapter_places import AdapterPlaces
 from trtllm_hpc.reference.executor import prepare
 from trtllm_hpc.reference.generation import GenerationRequest, LoraRequest
@@ -20,7 +19,7 @@ from trtllm_hpc.reference.lora import Adapters
 from trtllm_hpc.reference.scheduler import Adapter, Chunk, Decode, Step
 
 from ..oracle import generate
-from ..two_processes import answer_of_two
+from ..two_processes import answers_of_two
 from .bench import DEVICE, Bench, new_bench, random_model
 from .leader import ask, running
 
@@ -235,38 +234,6 @@ def test_attn_qkv_stands_for_three_layers(bench: Bench, adapters: Adapters) -> N
     assert not torch.allclose(logits[0, 0], decode(bench, {2: greedy(None)})[1][0, 0], atol=0.01)
 
 
-@pytest.mark.parametrize(("name", "cut"), [("q_proj", 0), ("o_proj", 1)])
-def test_ranks_add_their_parts_of_an_adapter(everywhere: Oracle, name: str, cut: int) -> None:
-    """What two ranks compute of one layer, joined by hand as the layer's style has it."""
-    inputs = torch.randn(1, 3, 256, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    whole = _layer_output(name, inputs, rank=0, ranks=1, oracle=everywhere)
-    parts = [
-        _layer_output(
-            name, inputs.chunk(2, -1)[rank] if cut else inputs, rank=rank, ranks=2, oracle=everywhere
-        )
-        for rank in (0, 1)
-    ]
-    joined = sum(parts) if cut else torch.cat(parts, dim=-1)
-    torch.testing.assert_close(joined, whole, atol=1e-5, rtol=0)
-
-
-def _layer_output(name: str, inputs: torch.Tensor, *, rank: int, ranks: int, oracle: Oracle) -> torch.Tensor:
-    model = random_model()
-    plan = model.tp_plan
-    for path, module in model.named_modules():
-        style = sharding.style_of(path, plan)
-        if isinstance(module, torch.nn.Linear) and style and ranks > 1:
-            weight = sharding.slice_of(f"{path}.weight", module.weight.data, plan, rank, ranks)
-            module.weight = torch.nn.Parameter(weight.clone(), requires_grad=False)
-    adapters = Adapters(RANK, slots=1, rank=rank, ranks=ranks)
-    adapters.attach(model)
-    adapters.load(Adapter(0, oracle.request(1)))
-    adapters.admit(0, greedy(1))
-    adapters.aim(torch.tensor([0], device=DEVICE))
-    output: torch.Tensor = model.get_submodule(f"model.layers.2.self_attn.{name}")(inputs)
-    return output.detach()
-
-
 def test_the_engine_keeps_adapters_for_later_requests(engines: dict[int, Path], everywhere: Oracle) -> None:
     first = replace(greedy(), lora=everywhere.request(3))
     with running(engines[1]) as leader:
@@ -286,20 +253,13 @@ def test_two_ranks_answer_as_one_does(engines: dict[int, Path], tmp_path: Path, 
         [replace(greedy(), lora=everywhere.request(3)), wide, greedy(None, PROMPTS[1])],
         [replace(wide, lora=LoraRequest(3)), greedy(3, PROMPTS[1])],
     ]
-    found = run_two(engines[2], tmp_path, rounds)
+    found = answers_of_two(engines[2], tmp_path, rounds)
     with running(engines[1]) as leader:
         expected = [heard.wait().parts[-1] for together in rounds for heard in ask(leader, *together)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours["tokens"] == [list(beam) for beam in theirs.tokens]
         for beam, numbers in zip(ours["log_probs"], theirs.log_probs, strict=True):
             assert beam == pytest.approx(numbers, abs=1e-4)
-
-
-def run_two(engine: Path, folder: Path, rounds: list[list[GenerationRequest]]) -> list[dict[str, Any]]:
-    requests = folder / "requests"
-    requests.write_bytes(pickle.dumps(rounds))
-    answers: list[dict[str, Any]] = answer_of_two("in_process.two_engines", engine, requests)
-    return answers
 
 
 def test_a_model_without_known_layers_is_refused() -> None:

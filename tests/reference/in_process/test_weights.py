@@ -12,11 +12,12 @@ import pytest
 from trtllm_hpc.errors import BuildFailed, StartFailed
 from trtllm_hpc.reference import sharding, weights
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
+from trtllm_hpc.reference.generation import GenerationRequest
 from trtllm_hpc.reference.world import World
 
-from ..conftest import LIMITS, Generate, build_engine, save_model
+from ..conftest import LIMITS, build_engine, save_model
 from ..oracle import generate
-from ..two_processes import answer_of_two
+from ..two_processes import answers_of_two
 
 pytestmark = pytest.mark.model
 
@@ -33,10 +34,19 @@ def sizes(engine: Path) -> list[int]:
     return sorted(file.stat().st_size for file in engine.glob("rank*.safetensors"))
 
 
-def run_two(engine: Path) -> dict[str, Any]:
-    """What rank 0 of two processes prints."""
-    answer: dict[str, Any] = answer_of_two("in_process.two_ranks", engine, *PROMPT)
-    return answer
+def check_two(engine: Path, folder: Path, model: Any) -> None:
+    """Two ranks of an engine generate what the whole model does."""
+    import torch
+
+    request = GenerationRequest(tuple(PROMPT), 24, return_log_probs=True)
+    [answer] = answers_of_two(engine, folder, [[request]])
+    tokens, _ = continued(model)
+    with torch.no_grad():
+        logits = model(torch.tensor([tokens])).logits[0, len(PROMPT) - 1 : -1]
+    new = tokens[len(PROMPT) :]
+    assert answer["tokens"] == [new]
+    expected = logits.log_softmax(-1)[range(len(new)), new]
+    assert answer["log_probs"][0] == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def build_from(model: Any, folder: Path, tensor_parallel: int) -> Path:
@@ -81,26 +91,13 @@ def test_a_single_rank_computes_what_the_whole_model_does(engines: dict[int, Pat
     assert torch.equal(logits, expected_logits)
 
 
-def test_two_ranks_compute_what_one_does(
-    engines: dict[int, Path], greedy: Generate, plain_model: Any
-) -> None:
-    import torch
-
-    answer = run_two(engines[2])
-    assert answer["tokens"] == PROMPT + greedy(PROMPT, 24, None)
-    torch.testing.assert_close(
-        torch.tensor(answer["logits"]), continued(plain_model)[1], rtol=1e-4, atol=1e-4
-    )
+def test_two_ranks_compute_what_one_does(engines: dict[int, Path], plain_model: Any, tmp_path: Path) -> None:
+    check_two(engines[2], tmp_path, plain_model)
 
 
 def test_two_ranks_with_biases_and_tied_embeddings(tmp_path: Path) -> None:
-    import torch
-
     model = qwen()
-    tokens, logits = continued(model)
-    answer = run_two(build_from(model, tmp_path, 2))
-    assert answer["tokens"] == tokens
-    torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=1e-4, atol=1e-4)
+    check_two(build_from(model, tmp_path, 2), tmp_path, model)
 
 
 def test_tied_embeddings_are_stored_and_kept_once(tmp_path: Path) -> None:
@@ -136,6 +133,7 @@ import torch
 from transformers import LlamaForCausalLM
 from trtllm_hpc.reference import weights
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
+from trtllm_hpc.reference.generation import GenerationRequest
 from trtllm_hpc.reference.world import World
 
 def peak():  # bytes; unlike getrusage's, it does not count what ran before exec

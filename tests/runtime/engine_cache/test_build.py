@@ -19,9 +19,8 @@ import pytest
 
 from tests.runtime.engine_cache.builds import IMPATIENT, SCRIPT, MakeRun, Run, tree, with_adapters
 from tests.waiting import eventually
-from trtllm_hpc.engine_cache.listing import list_entries, verify
+from trtllm_hpc.engine_cache.listing import verify
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.engine_cache.cache import Cache
 from trtllm_hpc.runtime.engine_cache.lock import Owner
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import read_events
@@ -192,16 +191,6 @@ def test_a_build_killed_after_its_work_was_done_leaves_nothing_either(runs: Make
     left = run.entry().folder / "building" / "0123456789abcdef"
     (left / "output.scratch").mkdir(parents=True)
     (left / "owner.json").write_text(json.dumps(asdict(replace(Owner.this_process("17"), ticks=1))))
-    assert again.build()[0] == 0 and again.built() == ["convert", "build"]
-    assert_clean(again)
-
-
-def test_what_earlier_versions_have_left_in_an_entry_is_removed(runs: MakeRun) -> None:
-    run, again = runs(), runs()
-    assert run.build()[0] == 0
-    (run.entry().folder / "building.1.0123456789abcdef").mkdir()
-    (run.entry().folder / "lock.1").write_text("released    {}")
-    assert run.entry() in [item.entry for item in list_entries(Cache(run.entry().folder.parent))]
     assert again.build()[0] == 0 and again.built() == ["convert", "build"]
     assert_clean(again)
 

@@ -6,17 +6,18 @@ import faulthandler
 import json
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference import requests
-from trtllm_hpc.reference.delivery import Delivery, refuse
+from trtllm_hpc.reference.delivery import Delivery, submit
 from trtllm_hpc.reference.engine_config import ServeSettings, plain_path
-from trtllm_hpc.reference.engine_process import Answers, EngineProcess, Start
+from trtllm_hpc.reference.engine_process import EngineProcess, Start
+from trtllm_hpc.reference.generation import Outcome
 from trtllm_hpc.reference.metrics import Metrics
+from trtllm_hpc.reference.requests import Part, parse
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
 from trtllm_hpc.reference.world import World
 
@@ -47,21 +48,8 @@ class TritonPythonModel:
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; a thread of ``Delivery`` sends the answers."""
-        for request in triton_requests:
-            sender = request.get_response_sender()
-            try:
-                requests.check_parameters(request)
-                inputs = self._read(request)
-                if requests.is_stop(inputs):
-                    self._delivery.stop(sender, request.request_id())
-                    continue
-                parts = requests.parse(inputs, self._info, decoupled=self._decoupled)
-            except RequestFailed as error:
-                refuse(sender, error, pb_utils)
-                continue
-            wanted = frozenset(request.requested_output_names())
-            self._delivery.accept(sender, request.request_id(), parts, wanted)
+        """Submit the requests; ``Delivery`` sends the answers."""
+        submit(triton_requests, pb_utils, self._read)
 
     def finalize(self) -> None:
         """Stop the engines of all ranks and all threads."""
@@ -89,13 +77,14 @@ class TritonPythonModel:
         engine.serve(self._hear, self._shutdown.die, self._metrics.observe)
         self._engine = engine
 
-    def _hear(self, answers: Answers) -> None:
+    def _hear(self, outcomes: Mapping[int, Sequence[Outcome]]) -> None:
         # Only a request makes steps, and Triton takes none before its models are initialised.
         if self._engine is not None and self._engine.load().iteration:
             self._metrics.start()
-        self._delivery.hear(answers)
+        self._delivery.hear(outcomes)
 
-    def _read(self, request: Any) -> dict[str, Any]:
+    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
         # Copied: the arrays lie in memory that Triton uses again.
-        return {name: tensor.as_numpy().copy() for name, tensor in tensors.items() if tensor is not None}
+        arrays = {name: tensor.as_numpy().copy() for name, tensor in tensors.items() if tensor is not None}
+        return self._delivery, parse(arrays, self._info, decoupled=self._decoupled)

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import faulthandler
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference import engine_process, requests
-from trtllm_hpc.reference.delivery import Delivery, TextAnswer, refuse
+from trtllm_hpc.reference import engine_process
+from trtllm_hpc.reference.delivery import Delivery, TextAnswer, submit
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import EngineLost
-from trtllm_hpc.reference.preprocessor import Preprocessor
-from trtllm_hpc.reference.text import switch
-from trtllm_hpc.reference.unsupported import refuse_unsupported_text
+from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
+from trtllm_hpc.reference.requests import Part, parse
+from trtllm_hpc.reference.text import Preprocessor, switch
 
 TO_PREPROCESSING = {
     "text_input": "QUERY",
@@ -44,31 +44,6 @@ FROM_PREPROCESSING = {
     "OUT_END_ID": "end_id",
     "OUT_PAD_ID": "pad_id",
 }
-TO_GENERATION = {
-    "exclude_input_in_output": "exclude_input_in_output",
-    "top_k": "runtime_top_k",
-    "top_p": "runtime_top_p",
-    "temperature": "temperature",
-    "length_penalty": "len_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "min_length": "min_length",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "random_seed": "random_seed",
-    "return_log_probs": "return_log_probs",
-    "return_context_logits": "return_context_logits",
-    "return_generation_logits": "return_generation_logits",
-    "return_kv_cache_reuse_stats": "return_kv_cache_reuse_stats",
-    "prompt_embedding_table": "prompt_embedding_table",
-    "prompt_vocab_size": "prompt_vocab_size",
-    "num_return_sequences": "num_return_sequences",
-    "beam_width": "beam_width",
-    "stream": "streaming",
-    "lora_task_id": "lora_task_id",
-    "lora_weights": "lora_weights",
-    "lora_config": "lora_config",
-}
-
 CANCELLATION_CHECK_S = 0.1
 """Seconds between two checks whether a client has disconnected."""
 
@@ -93,19 +68,8 @@ class TritonPythonModel:
         self._engine: tuple[EngineInfo, Delivery] | None = None
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; a thread of ``Delivery`` sends the answers."""
-        for request in triton_requests:
-            sender = request.get_response_sender()
-            try:
-                requests.check_parameters(request)
-                inputs = self._read(request)
-                info, delivery = self._engine or self._connect()
-                parts = requests.parse(inputs, info, decoupled=self._decoupled)
-            except RequestFailed as error:
-                refuse(sender, error, pb_utils)
-                continue
-            wanted = frozenset(request.requested_output_names())
-            delivery.accept(sender, request.request_id(), parts, wanted)
+        """Submit the requests; ``Delivery`` sends the answers."""
+        submit(triton_requests, pb_utils, self._read)
 
     def finalize(self) -> None:
         """End the threads; Triton has waited for the requests."""
@@ -130,17 +94,15 @@ class TritonPythonModel:
             delivery.close()
             delivery.fail_all(EngineLost(sentence))
 
-    def _read(self, request: Any) -> dict[str, Any]:
-        """The request's inputs as ``tensorrt_llm`` takes them."""
-        arrays = {tensor.name(): _as_sent(tensor.as_numpy()) for tensor in request.inputs()}
+    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
+        # Copied: the arrays lie in memory that Triton uses again.
+        arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
         refuse_unsupported_text(arrays)
         prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
-        return _renamed(prepared, FROM_PREPROCESSING) | _renamed(arrays, TO_GENERATION)
-
-
-def _as_sent(array: Any) -> Any:
-    """A copy of an input as the client sent it: Triton hands some over without their dimension."""
-    return (array.reshape(-1, 1) if array.ndim == 1 else array).copy()
+        others = {TEXT_NAMES.get(name, name): array for name, array in arrays.items()}
+        info, delivery = self._engine or self._connect()
+        inputs = {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+        return delivery, parse(inputs, info, decoupled=self._decoupled)
 
 
 def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

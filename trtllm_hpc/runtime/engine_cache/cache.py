@@ -37,8 +37,8 @@ KERNELS = "kernels"
 
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
-_LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*|building\..*|lock\.\d+")
-"""Temporary names, and those that earlier versions of this program gave to builds and locks."""
+_LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*")
+"""Temporary names."""
 _CONTENT = re.compile(rf"key\.json|damaged\.txt|output|uses|used|{LOCK_FOLDER}|{_LEFTOVER.pattern}")
 """All names in an entry. A folder with anything else in it is not the cache's own and is never touched."""
 
@@ -145,7 +145,7 @@ class Entry:
         manifest = self.manifest()
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
-        wrong = [_size_fault(self.output / name, int(size)) for name, (size, _) in manifest.files.items()]
+        wrong = [size_fault(self.output / name, name, size) for name, (size, _) in manifest.files.items()]
         return [fault for fault in wrong if fault is not None] or self._known_damage()
 
     def _known_damage(self) -> list[str]:
@@ -261,12 +261,13 @@ def _is_entry(path: Path) -> bool:
         return False
 
 
-def _size_fault(path: Path, size: int) -> str | None:
+def size_fault(path: Path, name: str, size: int) -> str | None:
+    """Return what is wrong with a file of ``size`` bytes, by its size alone."""
     try:
         found = path.stat().st_size
     except OSError:
-        return f"{path.name} is missing"
-    return None if found == size else f"{path.name} has {found} bytes instead of {size}"
+        return f"{name} is missing"
+    return None if found == size else f"{name} has {found} bytes instead of {size}"
 
 
 def files_in(output: Path) -> Iterator[Path]:

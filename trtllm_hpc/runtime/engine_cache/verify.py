@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest, entry_of, files_in
+from trtllm_hpc.runtime.engine_cache.cache import Entry, Manifest, entry_of, files_in, size_fault
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 
 _VALID_S = 86_400.0
@@ -26,19 +26,16 @@ def wrong_files(
     wrong = []
     present = {str(file.relative_to(entry.output)) for file in files_in(entry.output)}
     for name, (size, digest) in manifest.files.items():
-        if name not in present:
-            wrong.append(f"{name} is missing")
-            continue
         progress(name)
         file = entry.output / name
         try:
-            found = file.stat().st_size
-            if found != size:
-                wrong.append(f"{name} has {found} bytes instead of {size}")
-            elif sha256_of(file) != digest:
-                wrong.append(f"{name} is not what was built: its SHA-256 differs")
+            fault = size_fault(file, name, size)
+            if fault is None and sha256_of(file) != digest:
+                fault = f"{name} is not what was built: its SHA-256 differs"
         except OSError as error:
-            wrong.append(f"{name} cannot be read: {error.strerror}")
+            fault = f"{name} cannot be read: {error.strerror}"
+        if fault is not None:
+            wrong.append(fault)
     wrong += [f"{name} was not built there" for name in sorted(present - manifest.files.keys())]
     _note(entry, wrong)
     return wrong
@@ -73,7 +70,9 @@ class EngineCheck:
                 return
             began = time.monotonic()
             # A file that somebody has added is no reason to end a server.
-            wrong = [one for one in wrong_files(entry, manifest) if not one.endswith("was not built there")]
+            wrong = [
+                fault for fault in wrong_files(entry, manifest) if not fault.endswith("was not built there")
+            ]
             if wrong:
                 then = "the next submission builds it again"
                 self.fault = f"the engine {entry.name} is damaged: {wrong[0]} ({entry.output}); {then}"

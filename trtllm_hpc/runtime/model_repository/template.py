@@ -47,12 +47,8 @@ class Placeholder:
     """The field before it, e.g. ``data_type``."""
 
 
-def find_placeholders(text: str) -> tuple[Placeholder, ...]:
-    """Return every placeholder outside comments, in the order of the text."""
-    return tuple(_find(text))
-
-
-def _find(text: str) -> Iterator[Placeholder]:
+def find_placeholders(text: str) -> Iterator[Placeholder]:
+    """Yield every placeholder outside comments, in the order of the text."""
     for token in _TOKEN.finditer(text):
         if token["comment"] is not None:
             continue
@@ -76,16 +72,16 @@ def _field_before(text: str) -> str:
 # Filling ----------------------------------------------------------------------------------
 
 
-def as_text(value: Value) -> str:
-    """Return a value as Triton's models read it from a string parameter."""
+def as_text(value: Value | None) -> str:
+    """Return a value as Triton's models read it from a string parameter; nothing is an empty string."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value)
+    return "" if value is None else str(value)
 
 
 def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagnostic]]:
     """Return the filled ``ModelConfig``, or ``None`` with everything that is wrong."""
-    found = find_placeholders(text)
+    found = tuple(find_placeholders(text))
     problems = [problem for placeholder in found for problem in _faults(placeholder, values, model)]
     if problems:
         return None, problems
@@ -142,15 +138,11 @@ def _fill_structure(text: str, found: tuple[Placeholder, ...], values: Values) -
 
 def _fill_strings(message: Any, values: Values) -> Any:
     """Return the message with every placeholder in its strings filled; a parameter without a value goes."""
-    for key in [key for key, parameter in message.parameters.items() if _is_removed(parameter, values)]:
-        del message.parameters[key]
+    for key, parameter in list(message.parameters.items()):
+        if any(values[name] is None for name in _PLACEHOLDER.findall(parameter.string_value)):
+            del message.parameters[key]
     record = json_format().MessageToDict(message, preserving_proto_field_name=True)
     return json_format().ParseDict(_filled(record, values), schema().ModelConfig())
-
-
-def _is_removed(parameter: Any, values: Values) -> bool:
-    names = _PLACEHOLDER.findall(parameter.string_value)
-    return any(values[name] is None for name in names)
 
 
 def _filled(part: Any, values: Values) -> Any:
@@ -160,12 +152,8 @@ def _filled(part: Any, values: Values) -> Any:
         return [_filled(value, values) for value in part]
     if isinstance(part, str):
         # One pass: filled values are not searched again.
-        return _PLACEHOLDER.sub(lambda match: _text_of(values[match[1]]), part)
+        return _PLACEHOLDER.sub(lambda match: as_text(values[match[1]]), part)
     return part
-
-
-def _text_of(value: Value | None) -> str:
-    return "" if value is None else as_text(value)
 
 
 # Editing ----------------------------------------------------------------------------------
