@@ -29,7 +29,7 @@ from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
-from trtllm_hpc.runtime import leader
+from trtllm_hpc.runtime import stop
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.node import SCRATCH, SHM, free_ports
@@ -242,8 +242,8 @@ def test_only_a_companion_that_began_and_then_fell_silent_is_missing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, heartbeat = Clock(), runtime.paths.heartbeat
-    monkeypatch.setattr(leader, "time", clock)
-    watch = leader.CompanionWatch(runtime.paths, None, 15.0)
+    monkeypatch.setattr(stop, "time", clock)
+    watch = stop.CompanionWatch(runtime.paths, None, 15.0)
     watch.begin()
     clock.sleep(3600)
     assert watch.missing() is None, "a companion that never began is not one that fell silent"

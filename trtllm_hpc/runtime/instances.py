@@ -30,16 +30,17 @@ from trtllm_hpc.runtime.door import (
     DoorRecord,
     write_key,
 )
+from trtllm_hpc.runtime.ending import rank_name
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.front import Front
 from trtllm_hpc.runtime.gateway import Gateway
 from trtllm_hpc.runtime.heartbeat import Heartbeat, SilenceWatch, watch_ranks
-from trtllm_hpc.runtime.leader import CompanionWatch, ReadyRecord, phases, rank_name, tell_ready
+from trtllm_hpc.runtime.leader import ReadyRecord, phases, tell_ready
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, start_bound
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, rank_records
 from trtllm_hpc.runtime.renewal import RENEWAL, note_renewed
-from trtllm_hpc.runtime.stop import SUPERVISOR, request_stop
+from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
 
 _TICK_S = 0.2
 _DOORS_TIMEOUT_S = 60.0
@@ -314,7 +315,7 @@ class Supervisor:
             instance.over_since = time.monotonic()
             self._give_up_early(instance, _how_it_ended(records, ExitCode.START))
         elif silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
-            instance.lost = f"{rank_name(self._paths, instance.step, 0)}: {silent[0]}"
+            instance.lost = f"{rank_name(records, instance.step, 0)}: {silent[0]}"
         overdue = instance.over_since is not None and time.monotonic() - instance.over_since > _STEP_GRACE_S
         if overdue:
             instance.lost = instance.lost or _how_it_ended(records, ExitCode.START)

@@ -59,6 +59,43 @@ def beat_while(paths: RunPaths, pid: int) -> None:
         time.sleep(1)
 
 
+class CompanionWatch:
+    """Notices that the companion never starts, or that its heartbeat stops.
+
+    Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
+
+    Args:
+        start_s: how long after ``begin`` it may start; ``None``: for ever.
+        silence_s: how long it may be silent; ``None``: for ever.
+    """
+
+    def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:
+        self._paths = paths
+        self._start_s, self._silence_s = start_s, silence_s
+        self._begun = 0.0
+        self._beat: tuple[int, float] | None = None
+
+    def begin(self) -> None:
+        """The server is ready from now on."""
+        self._begun = time.monotonic()
+
+    def missing(self) -> str | None:
+        """Return a sentence once the companion is missing."""
+        now = time.monotonic()
+        try:
+            changed = self._paths.heartbeat.stat().st_mtime_ns
+        except OSError:
+            changed = 0  # not there yet; or the file system failed for a moment, which proves nothing
+        if changed and (self._beat is None or self._beat[0] != changed):
+            self._beat = (changed, now)
+        if self._beat is None:
+            if self._start_s is not None and now - self._begun > self._start_s:
+                return f"no companion came within {self._start_s:.0f} s"
+        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
+            return f"the companion gave no sign of life for {self._silence_s:.0f} s"
+        return None
+
+
 def server_has_ended(paths: RunPaths) -> bool:
     """Return whether rank 0, or the whole serve stage, has recorded its end.
 
