@@ -342,8 +342,8 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             options.spec = read_spec(options.spec)
             return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "instances":
-            from trtllm_hpc.runtime.instances import Supervisor as InstanceSupervisor
-            from trtllm_hpc.runtime.instances import SupervisorOptions
+            from trtllm_hpc.runtime.instances.instance import SupervisorOptions
+            from trtllm_hpc.runtime.instances.supervisor import Supervisor as InstanceSupervisor
 
             options.door = _door_options(options)
             return InstanceSupervisor(

@@ -22,6 +22,7 @@ from trtllm_hpc.runtime.records import (
     StopRequest,
     add_event,
     read_events,
+    try_event,
 )
 from trtllm_hpc.runtime.server_spec import RankOptions, ServerDriver
 from trtllm_hpc.runtime.stop import CompanionWatch
@@ -108,11 +109,11 @@ class Leader(InstanceLeader):
 
     def note(self, event: str, reason: str) -> None:
         """Record why the server ends, also for a companion that may come back."""
-        with suppress(OSError):  # on a full disk the server must stop all the same
-            if event == "companion_missing":
-                request = StopRequest(by="leader", reason=reason, requested_at=time.time())
+        if event == "companion_missing":
+            request = StopRequest(by="leader", reason=reason, requested_at=time.time())
+            with suppress(OSError):  # on a full disk the server must stop all the same
                 request.write(self._paths.stop_request)
-            add_event(self._paths, "serve", event, reason=reason)
+        try_event(self._paths, "serve", event, reason=reason)
 
     def withdraw(self) -> None:
         """Remove the endpoint; a second time does nothing."""
@@ -122,7 +123,7 @@ class Leader(InstanceLeader):
         super().withdraw()
         with suppress(OSError):  # on a full disk the server must stop all the same
             self._paths.endpoint.unlink(missing_ok=True)
-            add_event(self._paths, "serve", "server_stop")
+        try_event(self._paths, "serve", "server_stop")
 
     def _publish(self, names: list[str]) -> None:
         ready_at = time.time()
