@@ -24,6 +24,7 @@ from trtllm_hpc.runtime.ending import (
     conclude,
     decide,
 )
+from trtllm_hpc.runtime.heartbeat import Heartbeats
 from trtllm_hpc.runtime.instances.ending import how_it_ended
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 from trtllm_hpc.runtime.stop import SUPERVISOR
@@ -40,7 +41,8 @@ def ended(*ranks: int) -> list[RankRecord]:
 
 
 def seen(rank: int = 0, **observed: Any) -> Observed:
-    return Observed("serve", rank, **{"world_size": 3, "records": RUNNING, **observed})
+    ranks = Heartbeats(**{name: observed.pop(name, {}) for name in ("silent", "stopped", "suspects")})
+    return Observed("serve", rank, **{"world_size": 3, "records": RUNNING, "ranks": ranks, **observed})
 
 
 def decided(observed: Observed, current: Decision | None = None) -> Decision:
@@ -267,14 +269,19 @@ def test_the_ranks_of_a_recorded_run_end_as_they_did(run: dict[str, Any]) -> Non
         if record.ended_at is None:
             continue  # it was killed
         facts = dict(rank["observed"])
-        for name in ("silent", "stopped"):
-            facts[name] = {int(number): why for number, why in facts.get(name, {}).items()}
+        ranks = Heartbeats(
+            **{
+                name: {int(number): why for number, why in facts.pop(name, {}).items()}
+                for name in ("silent", "stopped")
+            }
+        )
         request = StopRequest(**run["stop"]) if facts.pop("requested", False) else None
         observed = Observed(
             "serve",
             record.rank,
             record.world_size,
             request=request,
+            ranks=ranks,
             records=records_of(run, record.ended_at),
             **facts,
         )

@@ -24,7 +24,7 @@ import pytest
 from tests.runs.clock import Clock
 from tests.runtime import fake_server
 from tests.runtime.conftest import Runtime
-from tests.runtime.test_spawn import is_alive
+from tests.runtime.test_local_tasks import is_alive
 from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode

@@ -273,9 +273,9 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
             wait_until_unattended(paths)
         case "spawns":
-            from trtllm_hpc.runtime.spawns import try_spawn
+            from trtllm_hpc.runtime.mpi_spawn import check_spawn
 
-            return try_spawn(paths, options.launcher, is_last=options.last)
+            return check_spawn(paths, options.launcher, is_last=options.last)
         case "repository":
             from trtllm_hpc.runtime.model_repository.repository import make_repository
 
@@ -367,9 +367,9 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             for name in remove_leftovers(options.prefix):
                 print(f"removed what a killed rank left: {name}")
         case "spawn":
-            from trtllm_hpc.runtime.spawn import spawn
+            from trtllm_hpc.runtime.local_tasks import run_tasks
 
-            return spawn(options.task, options.ntasks, options.output)
+            return run_tasks(options.task, options.ntasks, options.output)
         case "stop":
             from trtllm_hpc.runtime.stop import request_stop
 

@@ -7,9 +7,10 @@ and calls :func:`conclude` once its server has ended. docs/how-a-run-ends.md has
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.heartbeat import ALL_WELL, Heartbeats
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 
 SIGNAL_GRACE_S = 4.0
@@ -52,12 +53,8 @@ class Observed:
     dead_model: str | None = None
     """A Python model of which a process has died."""
     faults: ServerFaults = ServerFaults()
-    silent: Mapping[int, str] = field(default_factory=dict)
-    """Ranks without a heartbeat for the limit, with the end of a sentence. A worker watches rank 0 only."""
-    stopped: Mapping[int, str] = field(default_factory=dict)
-    """Ranks with a stopped process."""
-    suspects: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that missed two beats or have a stopped process."""
+    ranks: Heartbeats = ALL_WELL
+    """The other ranks and, for the leader, this one; a worker watches rank 0 only."""
     records: Sequence[RankRecord] = ()
     """The records of all ranks; they may be left out while :attr:`is_quiet`."""
 
@@ -65,7 +62,7 @@ class Observed:
     def is_quiet(self) -> bool:
         """Whether no rule that needs the records can apply."""
         faults = (self.step_daemon_lost, self.dead_model, self.faults != ServerFaults())
-        return not (any(faults) or self.silent or self.stopped)
+        return not (any(faults) or self.ranks.silent or self.ranks.stopped)
 
     @property
     def others_ended(self) -> bool:
@@ -161,12 +158,12 @@ def _engine(seen: Observed) -> Decision | None:
 
 
 def _silent_rank(seen: Observed) -> Decision | None:
-    return _lost_rank(seen, {} if seen.leader_ended else seen.silent)
+    return _lost_rank(seen, {} if seen.leader_ended else seen.ranks.silent)
 
 
 def _stopped_rank(seen: Observed) -> Decision | None:
     """Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs."""
-    return _lost_rank(seen, seen.stopped if seen.rank == 0 else {})
+    return _lost_rank(seen, seen.ranks.stopped if seen.rank == 0 else {})
 
 
 def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> Decision | None:
@@ -181,9 +178,10 @@ def _hang(seen: Observed) -> Decision | None:
     if seen.faults.hang is None:
         return None
     what = f"{seen.faults.hang}, though the server says that it is ready"
-    rank = min(seen.suspects, default=seen.rank)
-    if rank in seen.suspects:
-        what = f"{seen.suspects[rank]} ({what})"
+    suspects = seen.ranks.suspects
+    rank = min(suspects, default=seen.rank)
+    if rank in suspects:
+        what = f"{suspects[rank]} ({what})"
     return _fault(seen, rank, "probe", what, event="server_lost")
 
 
@@ -200,7 +198,7 @@ def _ready_timeout(seen: Observed) -> Decision | None:
     sentence = f"the server was not ready within {seen.faults.not_ready}"
     begun = {record.rank for record in seen.records}
     missing = {rank: "it was never started" for rank in range(seen.world_size) if rank not in begun}
-    suspects = seen.suspects or missing
+    suspects = seen.ranks.suspects or missing
     rank = min(suspects, default=seen.rank)
     if suspects:
         sentence += f"; {seen.name(rank)}: {suspects[rank]}"
@@ -258,7 +256,7 @@ def conclude(
         decision = _signal(seen)  # Slurm signals the server as well, which may have ended first
     if decision is not None:
         return _after_decision(seen, decision, was_killed=was_killed)
-    suspects = seen.running({**seen.suspects, **seen.silent, **seen.stopped})
+    suspects = seen.running({**seen.ranks.suspects, **seen.ranks.silent, **seen.ranks.stopped})
     rank = min(suspects, default=seen.rank)
     if rank != seen.rank and not (seen.rank and seen.others_ended):
         # A server that dies by itself knows only which peer it lost.

@@ -211,12 +211,10 @@ class Supervisor:
             leader_ended=rank != 0 and leader_has_ended(self._paths, step),
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
             dead_model=self._models.dead() if is_serving else None,
-            silent=self._ranks.silent(),
-            stopped=self._ranks.stopped(),
-            suspects=self._ranks.suspects(),
+            ranks=self._ranks.look(),
         )
         seen = self._with_records(seen, has_ended=has_ended)
-        if self._leader is None or not is_serving or seen.running(seen.silent):
+        if self._leader is None or not is_serving or seen.running(seen.ranks.silent):
             return seen
         return self._with_records(replace(seen, faults=self._leader.tick()))
 

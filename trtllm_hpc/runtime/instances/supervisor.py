@@ -160,7 +160,7 @@ class Supervisor:
         if now < instance.look_at:
             return
         instance.look_at = now + 1.0
-        silent = instance.leader.silent() if instance.leader is not None else {}
+        silent = instance.leader.look().silent if instance.leader is not None else {}
         records = rank_records(self._paths, instance.step)
         if instance.over_since is None and verdict(records) is not None:
             instance.over_since = now
