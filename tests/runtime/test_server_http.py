@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_rank import Ranks, end
-from tests.runtime.test_rank import ranks as ranks
+from tests.runtime.ranks import Ranks, end
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.probe import Probe

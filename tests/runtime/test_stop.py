@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 
+import pytest
+
+from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
+from trtllm_hpc.runtime import stop
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event
 from trtllm_hpc.runtime.stop import server_has_ended
 
@@ -72,3 +77,22 @@ def test_a_requested_stop_does_not_end_the_companion(runtime: Runtime) -> None:
     process = companion(runtime, "sleep 1.5")  # longer than the heartbeat waits between two looks
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "work ended with 0\n")
+
+
+def test_only_a_companion_that_began_and_then_fell_silent_is_missing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, heartbeat = Clock(), runtime.paths.heartbeat
+    monkeypatch.setattr(stop, "time", clock)
+    watch = stop.CompanionWatch(runtime.paths, None, 15.0)
+    watch.begin()
+    clock.sleep(3600)
+    assert watch.missing() is None, "a companion that never began is not one that fell silent"
+    for beat in range(1, 20):
+        heartbeat.touch()
+        os.utime(heartbeat, (beat, beat))
+        assert watch.missing() is None
+        clock.sleep(14)
+    assert watch.missing() is None
+    clock.sleep(2)
+    assert watch.missing() == "the companion gave no sign of life for 15 s"
