@@ -336,19 +336,17 @@ def _door_options(options: argparse.Namespace) -> DoorOptions:
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
-            from trtllm_hpc.runtime.rank import Supervisor
+            from trtllm_hpc.runtime.rank import RankSupervisor
             from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 
             options.spec = read_spec(options.spec)
-            return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
+            return RankSupervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "instances":
             from trtllm_hpc.runtime.instances.instance import SupervisorOptions
-            from trtllm_hpc.runtime.instances.supervisor import Supervisor as InstanceSupervisor
+            from trtllm_hpc.runtime.instances.supervisor import RunSupervisor
 
             options.door = _door_options(options)
-            return InstanceSupervisor(
-                paths, SupervisorOptions(**_values_of(SupervisorOptions, options))
-            ).run()
+            return RunSupervisor(paths, SupervisorOptions(**_values_of(SupervisorOptions, options))).run()
         case "door":
             from trtllm_hpc.runtime.door import run_node_door
 

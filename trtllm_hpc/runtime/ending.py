@@ -113,7 +113,7 @@ def decide(seen: Observed, current: Decision | None = None) -> Decision | None:
     """
     phase = "s" if current is None else "e" if current.blames is None else ""
     made = (rule.decide(seen) for rule in RULES if phase and phase in rule.phases)
-    decision = next((each for each in made if each not in (None, current)), current)
+    decision = next((new for new in made if new not in (None, current)), current)
     if decision is None:
         return None
     limits = [decision.grace_s]

@@ -19,7 +19,7 @@ from trtllm_hpc.runtime.process import stopped_descendants
 
 BEAT_S = 5.0
 SILENT = "it has given no sign of life"
-"""What is said of a rank that does not beat."""
+"""How a rank without a heartbeat is described; node names are read from such a sentence."""
 _MISSED_S = 2.5 * BEAT_S
 _OWN = -1
 """The reader's own heartbeat among those that it reads."""

@@ -139,7 +139,7 @@ class Leader(InstanceLeader):
         endpoint.write(self._paths.endpoint)
         self._companion.begin()
         add_event(self._paths, "serve", "ready", **asdict(endpoint))
-        tell_ready(self._paths, endpoint)
+        announce(self._paths, endpoint)
 
 
 def make_leader(paths: RunPaths, options: RankOptions, driver: ServerDriver, job_id: str) -> InstanceLeader:
@@ -149,8 +149,8 @@ def make_leader(paths: RunPaths, options: RankOptions, driver: ServerDriver, job
     return InstanceLeader(paths, options, driver)
 
 
-def tell_ready(paths: RunPaths, endpoint: Endpoint) -> None:
-    """Say in the log, and to whom the profile names, that the server is ready."""
+def announce(paths: RunPaths, endpoint: Endpoint) -> None:
+    """Log that the server is ready, and call the webhook."""
     print(f"ready: {', '.join(endpoint.models)} at {endpoint.places}", flush=True)
     notify(paths, "ready", f"ready at {endpoint.place} on {endpoint.host}", http=endpoint.place)
 

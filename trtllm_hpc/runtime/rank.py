@@ -1,8 +1,7 @@
 """One rank of the server: start it, watch it, and leave nothing behind.
 
 The supervisor is the task that srun starts. It ends when the server ends, with the server's
-exit code; on rank 0 it also publishes the endpoint, obeys stop requests and notices when the
-companion's heartbeat stops.
+exit code. What ends the server is decided in :mod:`ending`; rank 0 has a leader's duties, too.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _CAUSE_S = AFTER_LEADER_S / 2
 """How long a worker waits for the reason for which its server has ended."""
 
 
-class Supervisor:
+class RankSupervisor:
     """Runs one rank's server to its end."""
 
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
@@ -260,7 +259,7 @@ class Supervisor:
         return end
 
     def _write_end(self, returncode: int, end: End) -> End:
-        """Record the end, with what the server has said about it unless a rank is to blame."""
+        """Record the end, with the server's own reason unless a rank is to blame."""
         with suppress(FileNotFoundError):
             said = self._failure_file.read_text(encoding="utf-8").strip()
             end = end if end.blames is not None else replace(end, reason=said or end.reason)

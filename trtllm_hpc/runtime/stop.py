@@ -113,5 +113,5 @@ def _is_followed(paths: RunPaths) -> bool:
     try:
         renewal = read_json(paths.renewal) or {}
     except (OSError, ValueError):
-        return True  # the next look tells
+        return True  # until the next look
     return renewal.get("next_job_id") is not None

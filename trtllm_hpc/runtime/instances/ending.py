@@ -27,7 +27,7 @@ class RunEnd:
     code: int = ExitCode.START
     event: str = "failed"
     is_cause: bool = True
-    """Whether the sentence is the cause; otherwise records and logs of the ranks tell more."""
+    """Whether the sentence is the cause; otherwise records and logs of the ranks explain more."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def after_end(
             f"{living} of {options.count} instances live, and serve.minimum_instances is "
             f"{options.minimum}; instance {instance.number}: {reason}"
         )
-    # The ranks of a single server tell more of the cause than this, unless its node is lost.
+    # Records and logs of the ranks explain more, unless the node of a single server is lost.
     is_cause = instance.lost is not None or not (options.roles or options.count == 1)
     return InstanceEnd(state, reason, RunEnd(sentence, code, is_cause=is_cause))
 

@@ -15,7 +15,7 @@ from trtllm_hpc.runtime.certificate import fingerprint
 from trtllm_hpc.runtime.front import Front
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.starting import Doors
-from trtllm_hpc.runtime.leader import ReadyRecord, phases, tell_ready
+from trtllm_hpc.runtime.leader import ReadyRecord, announce, phases
 from trtllm_hpc.runtime.records import Endpoint, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 
@@ -41,10 +41,12 @@ class Publisher:
         if not living or any(instance.state != "ready" for instance in living):
             self._ready_since = None
             return False
-        records = {it.number: ReadyRecord.read(self._paths.ready_record(it.step)) for it in living}
+        records = {
+            instance.number: ReadyRecord.read(self._paths.ready_record(instance.step)) for instance in living
+        }
         known = {number: record for number, record in records.items() if record is not None}
         if len(known) < len(living):
-            return False  # one has just ended
+            return False  # an instance has just ended
         front = self._doors.front
         if front is not None and not _is_ready(front, known):
             return False
@@ -92,7 +94,7 @@ class Publisher:
         with suppress(OSError):
             note_renewed(self._paths, ready_at)
         try_event(self._paths, "serve", "ready", **asdict(endpoint))
-        tell_ready(self._paths, endpoint)
+        announce(self._paths, endpoint)
 
     def _openai_url(self) -> str | None:
         if "openai" not in self._doors.ports:

@@ -33,7 +33,7 @@ class Doors:
     """The door on this node, which knows the doors of the other nodes, and what stands behind it.
 
     Args:
-        is_signalled: whether this process was told to end.
+        is_signalled: whether this process got a signal to end.
     """
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
@@ -110,7 +110,7 @@ class Doors:
         if self.own.is_open() and not ended:
             return False
         time.sleep(_SETTLE_S)
-        # A door ends well only when it is told to: Slurm ends the job's steps.
+        # A door ends with 0 only after a signal: Slurm ends the job's steps.
         if self._is_signalled() or any(door.returncode == 0 for door in ended):
             return True
         if ended:

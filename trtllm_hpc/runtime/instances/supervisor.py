@@ -1,8 +1,8 @@
 """Run all instances and their door to the end of the run.
 
 It runs on the job's first node, outside of any container, and alone writes the endpoint and the events of
-the stage. Each instance is a child process (``instance.sh``, which starts the ranks), and tells by a file
-when it is ready. What ends an instance or the run is decided in :mod:`ending`.
+the stage. Each instance is a child process (``instance.sh``, which starts the ranks); its leader writes a
+file when the instance is ready. What ends an instance or the run is decided in :mod:`ending`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIGNAL_GRACE_S = 10.0
 """The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
 
 
-class Supervisor:
+class RunSupervisor:
     """Starts the instances, publishes the endpoint, and ends the run."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions) -> None:
@@ -62,7 +62,7 @@ class Supervisor:
         self._code: int = ExitCode.OK
 
     def run(self) -> int:
-        """Serve until the run is told to stop, or too few instances live; returns the exit code."""
+        """Serve until something ends the run; returns the exit code."""
         on_signals(self._note_signal)
         signal.signal(signal.SIGUSR1, self._note_warning)
         adopt_orphans()
@@ -152,7 +152,7 @@ class Supervisor:
 
     def _others(self, instance: Instance) -> int:
         """Return how many other instances live."""
-        return sum(each.lives for each in self._instances if each is not instance)
+        return sum(other.lives for other in self._instances if other is not instance)
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""
