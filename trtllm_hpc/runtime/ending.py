@@ -96,14 +96,7 @@ class Decision:
     """Event of the stage that the leader of a run without a door writes."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """One row of the table."""
-
-    when: str
-    phases: str
-    """``s``: nothing has ended the server yet; ``e``: it is ending, and no rank is blamed for that."""
-    decide: Callable[[Observed], Decision | None]
+Rule = Callable[[Observed], Decision | None]
 
 
 def decide(seen: Observed, current: Decision | None = None) -> Decision | None:
@@ -111,8 +104,8 @@ def decide(seen: Observed, current: Decision | None = None) -> Decision | None:
 
     Once a rank is blamed, the reason stays. A later signal, or the end of the leader, only shortens the time.
     """
-    phase = "s" if current is None else "e" if current.blames is None else ""
-    made = (rule.decide(seen) for rule in RULES if phase and phase in rule.phases)
+    rules = SERVING if current is None else STOPPING if current.blames is None else ()
+    made = (rule(seen) for rule in rules)
     decision = next((new for new in made if new not in (None, current)), current)
     if decision is None:
         return None
@@ -211,20 +204,21 @@ def _fault(seen: Observed, rank: int, by: str, what: str, event: str | None = No
     return Decision(by, sentence, FAULT_GRACE_S, ExitCode.START, blames=rank, event=event)
 
 
-RULES = (
-    Rule("Slurm or a person sends a signal", "se", _signal),
-    Rule("somebody requests the stop", "s", _stop_request),
-    Rule("rank 0 has recorded its end", "s", _leader_ended),
-    Rule("the rank's slurmstepd is gone", "s", _step_daemon),
-    Rule("a process of a Python model is dead", "s", _model_process),
-    Rule("the engine is damaged", "s", _engine),
-    Rule("a rank has given no sign of life", "se", _silent_rank),
-    Rule("a rank has a stopped process", "e", _stopped_rank),
-    Rule("a request gets no answer", "s", _hang),
-    Rule("the companion is missing", "s", _companion),
-    Rule("the server is not ready in time", "s", _ready_timeout),
+SERVING: tuple[Rule, ...] = (
+    _signal,
+    _stop_request,
+    _leader_ended,
+    _step_daemon,
+    _model_process,
+    _engine,
+    _silent_rank,
+    _hang,
+    _companion,
+    _ready_timeout,
 )
-"""The first that applies decides."""
+"""While nothing has ended the server: the first rule that applies decides."""
+STOPPING: tuple[Rule, ...] = (_signal, _silent_rank, _stopped_rank)
+"""While the server stops and no rank is blamed."""
 
 
 # Once the server has ended ----------------------------------------------------------------
