@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tests.waiting import eventually
+from trtllm_hpc.runtime.leader import ReadyRecord
 from trtllm_hpc.runtime.node import SCRATCH, SHM
 from trtllm_hpc.runtime.records import Endpoint, RankRecord
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
@@ -44,8 +46,10 @@ class Ranks:
         words: tuple[str, ...] = (),
         driver: Literal["triton", "openai"] = "triton",
         model: str | None = None,
+        supervisor: dict[str, Any] | None = None,
         **options: Any,
     ) -> subprocess.Popen[str]:
+        """Start a rank; with the options of a ``supervisor`` as the only rank of the run's only instance."""
         prefix = f"{self.prefix}{rank}_"
         given = {"ready_timeout_seconds": 30, **options}
         extra = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
@@ -59,7 +63,7 @@ class Ranks:
         )
         spec.write(self.runtime.paths.server())
         http, grpc, metrics, rendezvous = map(str, self.ports)
-        return self.runtime.start(
+        command = [
             "rank",
             f"--rank={rank}",
             f"--world-size={world}",
@@ -67,6 +71,14 @@ class Ranks:
             f"--prefix={prefix}",
             *extra,
             f"--spec={self.runtime.paths.server()}",
+        ]
+        if supervisor is not None:
+            script = self.runtime.paths.script("instance")
+            script.write_text(f"exec {shlex.join(self.runtime.command(*command))}\n")
+            run = {"count": 1, "minimum": 1, "restarts": 0, "leaders": "0:0", **supervisor}
+            command = ["instances", *(f"--{name.replace('_', '-')}={value}" for name, value in run.items())]
+        return self.runtime.start(
+            *command,
             FAKE=behaviour,
             FAKE_STARTED=str(self.started_file(rank)),
             FAKE_PREFIX=prefix,
@@ -91,8 +103,14 @@ class Ranks:
         assert found is not None
         return found
 
+    def ready(self) -> ReadyRecord:
+        """What rank 0 records once its server is ready."""
+        found = eventually(lambda: ReadyRecord.read(self.runtime.paths.ready_record("serve")))
+        assert isinstance(found, ReadyRecord)
+        return found
+
     def endpoint(self) -> Endpoint:
-        """The endpoint, once it is published."""
+        """The endpoint, once the supervisor has published it."""
         found = eventually(lambda: Endpoint.read(self.runtime.paths.endpoint))
         assert isinstance(found, Endpoint)
         return found

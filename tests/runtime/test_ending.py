@@ -86,7 +86,6 @@ LATE = ServerFaults(not_ready="600 s (the server does not answer)")
             1,
             "rank 1 on n1: the Python process of model preprocessing was killed or crashed",
         ),
-        (seen(faults=ServerFaults(engine="it is damaged")), "engine", 0, "rank 0 on n0: it is damaged"),
         (seen(silent={2: "is silent", 1: "is silent"}), "heartbeat", 1, "rank 1 on n1: is silent"),
         (seen(1, silent={0: "is silent"}), "heartbeat", 0, "rank 0 on n0: is silent"),
         (

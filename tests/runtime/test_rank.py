@@ -34,7 +34,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     paths = ranks.runtime.paths
     add_event(paths, "serve", "stage_begin")
     add_event(paths, "serve", "preflight_ok")
-    process = ranks.start()
+    process = ranks.start(supervisor={})
     ranks.facts()
     assert not paths.endpoint.exists(), "the port is open, but nothing is loaded"
     endpoint = ranks.endpoint()
@@ -51,6 +51,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     assert not paths.endpoint.exists()
     assert [event.name for event in read_events(paths, "serve")][2:] == [
         "server_start",
+        "instance_ready",
         "ready",
         "server_stop",
     ]
@@ -103,9 +104,8 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_and_the_model_named(
         code, output = end(ranks.start(behaviour="mute", ready_timeout_seconds=1))
     assert code == ExitCode.READINESS
     assert "not ready within 1 s (not READY: tensorrt_llm)" in output
-    [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
-    assert event.data["reason"] == "the server was not ready within 1 s (not READY: tensorrt_llm)"
-    assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
+    assert ranks.record().reason == "the server was not ready within 1 s (not READY: tensorrt_llm)"
+    assert not ranks.runtime.paths.ready_record("serve").exists() and ranks.left() == []
 
 
 def test_a_server_that_never_answers_has_its_own_message(ranks: Ranks) -> None:
@@ -172,7 +172,7 @@ def test_a_launched_server_gets_its_arguments_unchanged_and_is_signalled(launche
     """The program's name has a space in it, which the launcher would take apart."""
     ranks = launched.ranks
     worker, leader = launched.start(1), launched.start(0)
-    assert ranks.endpoint().http_port == ranks.ports[0]
+    assert ranks.ready().endpoint["http_port"] == ranks.ports[0]
     facts = ranks.facts()
     assert facts["argv"][1:] == [f"--http-port={ranks.ports[0]}"]
     assert "SLURM_PROCID" not in facts["environment"] and "PMIX_RANK" not in facts["environment"]
@@ -192,7 +192,7 @@ def test_a_launcher_that_ignores_its_servers_failure_is_ended(launched: Launched
 
 def test_a_launcher_that_dies_ends_its_server(launched: Launched) -> None:
     process = launched.start()
-    launched.ranks.endpoint()
+    launched.ranks.ready()
     server = launched.ranks.facts()["pid"]
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(process.pid)}
     os.kill(next(pid for pid, words in commands.items() if b"nodes.py\0leader" in words), signal.SIGKILL)

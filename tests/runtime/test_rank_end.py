@@ -24,7 +24,7 @@ from trtllm_hpc.runtime.stop import request_stop
 
 
 def test_a_companion_without_a_heartbeat_stops_the_server(ranks: Ranks) -> None:
-    process = ranks.start(companion_silence_seconds=1.0)
+    process = ranks.start(supervisor={"companion_silence_seconds": 1.0})
     ranks.endpoint()
     ranks.runtime.paths.heartbeat.touch()
     code, output = end(process)
@@ -46,7 +46,7 @@ def test_a_server_that_ends_by_itself_has_failed_whatever_its_exit_code(
 
 def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     process = ranks.start(behaviour="children")
-    ranks.endpoint()
+    ranks.ready()
     facts = ranks.facts()
     os.kill(facts["pid"], signal.SIGKILL)
     code, output = end(process)
@@ -54,7 +54,7 @@ def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     assert (ranks.record().exit_code, ranks.record().stopped_by) == (-9, None)
     assert not any(is_alive(pid) for pid in facts["children"])
     assert ranks.left() == []
-    assert not ranks.runtime.paths.endpoint.exists(), "nobody is ready there"
+    assert not ranks.runtime.paths.ready_record("serve").exists(), "nobody is ready there"
 
 
 def test_a_killed_server_leaves_no_folder_of_the_python_backend(ranks: Ranks, tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_servers_own_reason_is_recorded(ranks: Ranks) -> None:
 
 def test_a_signal_ends_the_server_and_its_descendants(ranks: Ranks) -> None:
     process = ranks.start(behaviour="children")
-    ranks.endpoint()
+    ranks.ready()
     process.send_signal(signal.SIGTERM)
     assert end(process)[0] == 143
     facts = ranks.facts()
@@ -143,28 +143,26 @@ def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
 ) -> None:
     # Without metrics it may be busy, and gets ten times as long.
     process = ranks.start(behaviour=behaviour, hang_seconds=0.5)
-    ranks.endpoint()
+    ranks.ready()
     code, output = end(process)
     assert code == ExitCode.START and sentence in output
-    assert not ranks.runtime.paths.endpoint.exists()
+    assert not ranks.runtime.paths.ready_record("serve").exists()
     record = ranks.record()
     assert (record.stopped_by, record.blames) == ("probe", 0)
     failure = first_failure(ranks.runtime.paths, over=True)
     assert failure is not None and sentence in failure.sentence
-    assert any(event.name == "server_lost" for event in read_events(ranks.runtime.paths, "serve"))
 
 
 @pytest.mark.long
 def test_a_stopped_leader_is_noticed_and_named_by_its_worker(ranks: Ranks) -> None:
     processes = [ranks.start(rank, world=2, hang_seconds=10) for rank in (0, 1)]
-    ranks.endpoint()
+    ranks.ready()
     leader = ranks.runtime.paths.rank_heartbeat("serve", 0)
     seen = leader.read_text()
     assert eventually(lambda: leader.read_text() != seen)
     processes[0].send_signal(signal.SIGSTOP)
     code, output = end(processes[1])
     assert code == ExitCode.START and "it has given no sign of life for " in output
-    assert not ranks.runtime.paths.endpoint.exists()
     failure = first_failure(ranks.runtime.paths, over=True)
     assert failure is not None and failure.record.rank == 0
     assert failure.sentence.startswith("rank 0 on ") and "it has given no sign of life" in failure.sentence
@@ -183,7 +181,7 @@ def test_a_damaged_engine_is_named_while_the_server_starts(ranks: Ranks, tmp_pat
     manifest = Manifest({part.name: [4096, sha256_of(part)]}, 1.0, 1.0, "n1", "7", {})
     manifest.write(entry.output / MANIFEST)
     ranks.runtime.paths.engine.symlink_to(entry.output)
-    process = ranks.start()
+    process = ranks.start(supervisor={})
     assert eventually(entry.verified.exists)
     ranks.endpoint()
     request_stop(ranks.runtime.paths, by="companion", reason="it is done")
@@ -193,13 +191,13 @@ def test_a_damaged_engine_is_named_while_the_server_starts(ranks: Ranks, tmp_pat
     with part.open("r+b") as file:
         file.seek(1000)
         file.write(b"\1")
-    code, output = end(ranks.start())
+    code, output = end(ranks.start(supervisor={}))
     assert code == ExitCode.START
     told = f"the engine {entry.name} is damaged: rank0.engine is not what was built: its SHA-256 differs"
     assert told in output
     assert not entry.is_complete(), "the next build makes it again"
-    failure = first_failure(ranks.runtime.paths, over=True)
-    assert failure is not None and told in failure.sentence
+    [failed] = [event for event in read_events(ranks.runtime.paths, "serve") if event.name == "failed"]
+    assert failed.data["reason"].startswith(told)
 
 
 def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks, tmp_path: Path) -> None:
@@ -224,7 +222,7 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
 def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: Ranks) -> None:
     """A companion that gets no answers asks for it before anybody knows why."""
     process = ranks.start(hang_seconds=45)
-    ranks.endpoint()
+    ranks.ready()
     server = ranks.facts()["pid"]
     os.kill(server, signal.SIGSTOP)
     request_stop(ranks.runtime.paths, by="companion", reason="it is done (exit code 10)")
@@ -240,7 +238,7 @@ def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
     ranks: Ranks, stopped: int, dies: int
 ) -> None:
     processes = [ranks.start(rank, world=2, hang_seconds=45) for rank in (0, 1)]
-    ranks.endpoint()
+    ranks.ready()
     os.kill(ranks.facts(stopped)["pid"], signal.SIGSTOP)
     heartbeat = ranks.runtime.paths.rank_heartbeat("serve", stopped)
     assert eventually(lambda: len(heartbeat.read_text().split()) > 1, 30)
@@ -267,7 +265,7 @@ def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Pat
     model.parent.mkdir(parents=True)
     model.write_text("sleep 120\n:\n")
     process = ranks.start(environment={"FAKE_STUB": f"{stub}:{model}"})
-    ranks.endpoint()
+    ranks.ready()
     heartbeat = ranks.runtime.paths.rank_heartbeat("serve", 0)
     # Seen alive: in ten seconds it has searched twice for such processes.
     assert eventually(lambda: int(heartbeat.read_text().split()[0]) >= 3)

@@ -27,11 +27,8 @@ AFTER_LEADER_S = 20.0
 class ServerFaults:
     """What the leader has found wrong with the whole server, each in words; ``None``: nothing."""
 
-    engine: str | None = None
-    """How the engine differs from what was built."""
     hang: str | None = None
     """Why a server that was ready serves nobody any more."""
-    companion: str | None = None
     not_ready: str | None = None
     """Once the time for it is over: the limit, and what is not ready."""
 
@@ -92,8 +89,6 @@ class Decision:
     """The rank's exit code; ``None``: :func:`conclude` derives it from the server's."""
     blames: int | None = None
     """The rank at fault, if there is a fault."""
-    event: str | None = None
-    """Event of the stage that the leader of a run without a door writes."""
 
 
 Rule = Callable[[Observed], Decision | None]
@@ -144,12 +139,6 @@ def _model_process(seen: Observed) -> Decision | None:
     return _fault(seen, seen.rank, "model process", what)
 
 
-def _engine(seen: Observed) -> Decision | None:
-    if seen.faults.engine is None:
-        return None
-    return _fault(seen, seen.rank, "engine", seen.faults.engine, event="server_lost")
-
-
 def _silent_rank(seen: Observed) -> Decision | None:
     return _lost_rank(seen, {} if seen.leader_ended else seen.ranks.silent)
 
@@ -164,7 +153,7 @@ def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> Decision | None:
     if not lost:
         return None
     rank = min(lost)
-    return _fault(seen, rank, "heartbeat", lost[rank], event="server_lost")
+    return _fault(seen, rank, "heartbeat", lost[rank])
 
 
 def _hang(seen: Observed) -> Decision | None:
@@ -175,14 +164,7 @@ def _hang(seen: Observed) -> Decision | None:
     rank = min(suspects, default=seen.rank)
     if rank in suspects:
         what = f"{suspects[rank]} ({what})"
-    return _fault(seen, rank, "probe", what, event="server_lost")
-
-
-def _companion(seen: Observed) -> Decision | None:
-    if seen.faults.companion is None:
-        return None
-    what = seen.faults.companion
-    return Decision("leader", what, STOP_GRACE_S, ExitCode.START, event="companion_missing")
+    return _fault(seen, rank, "probe", what)
 
 
 def _ready_timeout(seen: Observed) -> Decision | None:
@@ -195,13 +177,12 @@ def _ready_timeout(seen: Observed) -> Decision | None:
     rank = min(suspects, default=seen.rank)
     if suspects:
         sentence += f"; {seen.name(rank)}: {suspects[rank]}"
-    code, event = ExitCode.READINESS, "ready_timeout"
-    return Decision("ready timeout", sentence, FAULT_GRACE_S, code, blames=rank, event=event)
+    return Decision("ready timeout", sentence, FAULT_GRACE_S, ExitCode.READINESS, blames=rank)
 
 
-def _fault(seen: Observed, rank: int, by: str, what: str, event: str | None = None) -> Decision:
+def _fault(seen: Observed, rank: int, by: str, what: str) -> Decision:
     sentence = f"{seen.name(rank)}: {what}"
-    return Decision(by, sentence, FAULT_GRACE_S, ExitCode.START, blames=rank, event=event)
+    return Decision(by, sentence, FAULT_GRACE_S, ExitCode.START, blames=rank)
 
 
 SERVING: tuple[Rule, ...] = (
@@ -210,10 +191,8 @@ SERVING: tuple[Rule, ...] = (
     _leader_ended,
     _step_daemon,
     _model_process,
-    _engine,
     _silent_rank,
     _hang,
-    _companion,
     _ready_timeout,
 )
 """While nothing has ended the server: the first rule that applies decides."""

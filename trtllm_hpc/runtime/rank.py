@@ -32,7 +32,7 @@ from trtllm_hpc.runtime.ending import (
 )
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
-from trtllm_hpc.runtime.leader import make_leader
+from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.model_processes import ModelProcesses
 from trtllm_hpc.runtime.node import (
     SCRATCH,
@@ -88,9 +88,7 @@ class RankSupervisor:
         watched = range(options.world_size if options.rank == 0 else 1)
         self._ranks = watch_ranks(paths, options.step, watched, options.hang_seconds, own)
         self._server = driver_of(paths, options)
-        self._leader = None
-        if options.rank == 0:
-            self._leader = make_leader(paths, options, self._server, self._record.job_id)
+        self._leader = Leader(paths, options, self._server) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -119,7 +117,7 @@ class RankSupervisor:
             if self._kept_tuning is not None:
                 copy_tuning(self._paths.tuning(self._options.step), self._kept_tuning)
             remove_leftovers(self._options.prefix)
-            if self._options.instance is not None:
+            if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._report(child.returncode, self._write_end(child.returncode, end))
         return end.exit_code
@@ -233,12 +231,7 @@ class RankSupervisor:
         reason = decision.sentence
         print(f"rank {self._options.rank} stops: requested by {decision.by}, {reason}", flush=True)
         if self._leader is not None:
-            if decision.event is not None:
-                self._leader.note(decision.event, reason)
             self._leader.withdraw()
-        elif decision.blames == 0 and self._options.instance is None:
-            with suppress(OSError):  # the leader's node may be lost
-                self._paths.endpoint.unlink(missing_ok=True)
         # A worker's server ends by itself after the leader's.
         if self._leader is not None or decision.blames is not None:
             child.terminate()
@@ -252,11 +245,8 @@ class RankSupervisor:
             killed = self._was_killed
             end = conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over)
             if end is not None:
-                break
+                return end
             time.sleep(_TICK_S)
-        if self._decision is None and self._leader is not None and end.blames is not None:
-            self._leader.note("server_lost", end.reason or "")
-        return end
 
     def _write_end(self, returncode: int, end: End) -> End:
         """Record the end, with the server's own reason unless a rank is to blame."""

@@ -12,13 +12,10 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import (
     TOKEN_VARIABLE,
     StopRequest,
-    leader_has_ended,
-    rank_records,
     read_events,
 )
 
@@ -97,13 +94,7 @@ class CompanionWatch:
 
 
 def server_has_ended(paths: RunPaths) -> bool:
-    """Return whether rank 0, or the whole serve stage, has recorded its end.
-
-    Behind a door an instance that has ended may be started again.
-    """
-    is_lost = leader_has_ended(paths) or verdict(rank_records(paths, "serve")) is not None
-    if is_lost and not paths.instances.exists():
-        return True
+    """Return whether the whole serve stage has recorded its end: a server that has ended may start again."""
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end" and not _is_followed(paths)
 

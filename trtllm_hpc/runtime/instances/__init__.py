@@ -1,1 +1,1 @@
-"""The supervisor of a run with a door: it starts every instance of the server, and starts again what dies."""
+"""The supervisor of a run: it starts every instance of the server, and starts again what dies."""

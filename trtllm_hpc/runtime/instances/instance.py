@@ -20,7 +20,8 @@ class SupervisorOptions:
     """Fewest instances that must live."""
     restarts: int
     """Of each instance that has served."""
-    door: DoorOptions
+    door: DoorOptions | None
+    """``None``: the single server listens on the network itself."""
     key: bool
     tls: bool
     certificate: Path | None
@@ -43,7 +44,8 @@ class Instance:
 
     number: int
     step: str
-    sockets: Path
+    sockets: Path | None
+    """Folder of its sockets behind a door."""
     state: str = "starting"
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
     restarts: int = 0

@@ -1,4 +1,4 @@
-"""Publish the endpoint of a run with a door, once every instance is ready and the door reaches it."""
+"""Publish the endpoint of a run, once every instance is ready and the door reaches it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
@@ -15,8 +16,9 @@ from trtllm_hpc.runtime.certificate import fingerprint
 from trtllm_hpc.runtime.front import Front
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.starting import Doors
-from trtllm_hpc.runtime.leader import ReadyRecord, announce, phases
-from trtllm_hpc.runtime.records import Endpoint, try_event
+from trtllm_hpc.runtime.leader import ReadyRecord
+from trtllm_hpc.runtime.notice import notify
+from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
 from trtllm_hpc.runtime.renewal import note_renewed
 
 _REACH_TIMEOUT_S = 60.0
@@ -51,7 +53,8 @@ class Publisher:
         if front is not None and not _is_ready(front, known):
             return False
         self._ready_since = self._ready_since or time.monotonic()
-        reached, wanted = self._doors.own.servers_up(), len(living) if front is None else 1
+        wanted = len(living) if front is None else 1
+        reached = wanted if self._options.door is None else self._doors.own.servers_up()
         if reached >= wanted:
             self._publish(list(known.values()))
             return True
@@ -71,36 +74,40 @@ class Publisher:
         self.is_published = False
 
     def _publish(self, records: Sequence[ReadyRecord]) -> None:
-        ready_at, options, ports = time.time(), self._options, self._doors.ports
+        ready_at, options = time.time(), self._options
+        where = records[0].endpoint if options.door is None else self._at_the_door(options.door.address)
         endpoint = Endpoint(
             job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""),
-            host=socket.gethostname(),
-            address=options.door.address,
-            http_port=ports.get("http", 0),
-            grpc_port=ports.get("grpc", 0),
-            metrics_port=ports.get("metrics", 0),
             models=sorted(set.intersection(*(set(record.models) for record in records))),
             ready_at=ready_at,
-            phases_s=phases(self._paths, max(record.started_at for record in records), ready_at),
+            phases_s=_phases(self._paths, max(record.started_at for record in records), ready_at),
             key_file=str(self._paths.key) if options.key else None,
             certificate_file=str(self._paths.certificate) if options.tls else None,
             fingerprint=fingerprint(self._paths.certificate) if options.tls else None,
             certificate_name=self._doors.certificate_name,
             instances=1 if options.roles else options.count,
-            openai_url=self._openai_url(),
+            **where,
         )
         endpoint.write(self._paths.endpoint)
         self.is_published = True
         with suppress(OSError):
             note_renewed(self._paths, ready_at)
         try_event(self._paths, "serve", "ready", **asdict(endpoint))
-        announce(self._paths, endpoint)
+        print(f"ready: {', '.join(endpoint.models)} at {endpoint.places}", flush=True)
+        sentence = f"ready at {endpoint.place} on {endpoint.host}"
+        notify(self._paths, "ready", sentence, http=endpoint.place)
 
-    def _openai_url(self) -> str | None:
-        if "openai" not in self._doors.ports:
-            return None
-        scheme = "https" if self._options.tls else "http"
-        return f"{scheme}://{self._options.door.address}:{self._doors.ports['openai']}/v1"
+    def _at_the_door(self, address: str) -> dict[str, Any]:
+        """Return the fields of the endpoint that say where the door answers."""
+        ports, scheme = self._doors.ports, "https" if self._options.tls else "http"
+        return {
+            "host": socket.gethostname(),
+            "address": address,
+            "http_port": ports.get("http", 0),
+            "grpc_port": ports.get("grpc", 0),
+            "metrics_port": ports.get("metrics", 0),
+            "openai_url": f"{scheme}://{address}:{ports['openai']}/v1" if "openai" in ports else None,
+        }
 
 
 def _is_ready(front: Front, records: Mapping[int, ReadyRecord]) -> bool:
@@ -110,3 +117,23 @@ def _is_ready(front: Front, records: Mapping[int, ReadyRecord]) -> bool:
         return False
     front.start(places, next(iter(records.values())).models)
     return front.is_ready()
+
+
+def _phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:
+    """Return the seconds of each phase, from the batch script's first line on.
+
+    Args:
+        started_at: when the server was started, in seconds since the epoch, as ``ready_at``.
+    """
+    # The last of each: events of an earlier attempt at this stage may come first.
+    times = {event.name: event.time for event in read_events(paths, "serve")}
+    begin = times.get("stage_begin", started_at)
+    checked = times.get("preflight_ok", begin)
+    marks = {
+        "preflight": checked - begin,
+        "launch": started_at - checked,
+        # Triton opens its ports only when every model is loaded.
+        "load": ready_at - started_at,
+        "total": ready_at - begin,
+    }
+    return {name: round(seconds, 3) for name, seconds in marks.items()}

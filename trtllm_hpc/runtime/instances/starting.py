@@ -1,4 +1,4 @@
-"""Open the doors of a run, and start its instances."""
+"""Open the doors of a run, if it has any, and start its instances."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class Doors:
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
-        kinds = options.door.kinds
-        self.ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
+        self.ports: dict[str, int] = {}
         self.certificate_name: str | None = None
         self.front: Front | None = None
         self.gateway: Gateway | None = None
@@ -51,6 +50,10 @@ class Doors:
     def open(self) -> list[Instance]:
         """Open all of them; returns the instances, which are not started yet. Raises StartFailed."""
         options, paths = self._options, self._paths
+        if options.door is None:
+            return [Instance(number, step, None) for number, step in enumerate(serve_steps(options.count))]
+        kinds = options.door.kinds
+        self.ports = dict(zip(kinds, free_ports(len(kinds)), strict=True))
         if options.key:
             write_key(paths.key)
         if options.roles:
@@ -101,11 +104,13 @@ class Doors:
         return self._own
 
     def watch(self, *, may_restart: bool) -> bool:
-        """Open the door again if it has ended; returns whether the job is being ended.
+        """Open the door again, if there is one and it has ended; returns whether the job is being ended.
 
         Raises:
             StartFailed: a door has ended and is not opened again.
         """
+        if self._own is None:
+            return False
         ended = [door for door in self._others if door.poll() is not None]
         if self.own.is_open() and not ended:
             return False
@@ -155,4 +160,5 @@ def start_instance(paths: RunPaths, instance: Instance, hang_seconds: float | No
     instance.leader = watch_ranks(paths, instance.step, range(1), hang_seconds, own)
     try_event(paths, "serve", "server_start", instance=instance.number)
     command = ["bash", str(paths.script("instance")), str(instance.number)]
-    instance.child = start_bound(command, {**os.environ, SOCKETS_VARIABLE: str(instance.sockets)})
+    sockets = {} if instance.sockets is None else {SOCKETS_VARIABLE: str(instance.sockets)}
+    instance.child = start_bound(command, {**os.environ, **sockets})

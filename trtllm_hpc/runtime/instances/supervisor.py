@@ -1,4 +1,4 @@
-"""Run all instances and their door to the end of the run.
+"""Run all instances, and the door if there is one, to the end of the run.
 
 It runs on the job's first node, outside of any container, and alone writes the endpoint and the events of
 the stage. Each instance is a child process (``instance.sh``, which starts the ranks); its leader writes a
