@@ -70,7 +70,7 @@ class TritonDriver:
     def _world(self) -> dict[str, str]:
         """Return the variables that torch.distributed reads, unless a launcher joins the ranks."""
         options = self._options
-        if options.spec.launcher is not None:
+        if (options.launcher or options.spec.launcher) is not None:
             return {}
         local = options.rank % options.ranks_per_node
         return {"RANK": str(options.rank), "WORLD_SIZE": str(options.world_size), "LOCAL_RANK": str(local)}
