@@ -5,7 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 VENV := $(shell .ci/venv-path)
 BIN := $(VENV)/bin
-CODE := trtllm_hpc tests benchmarks setup.py
+CODE := trtllm_hpc tests tools benchmarks setup.py
 
 .PHONY: help
 help: ## this list
@@ -55,8 +55,7 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 .PHONY: golden
 golden: setup ## write the golden scripts and the JSON Schemas anew, for `git diff` to review
 	$(BIN)/python -m tests.render.cases
-	$(BIN)/python -m tests.schemas
-	$(BIN)/python -m tests.tensorrt_llm.builds
+	$(BIN)/python -m tools.generate
 
 .PHONY: bench
 bench: setup ## the project against its limits: how fast the command line starts, and lists a thousand runs

@@ -102,7 +102,8 @@ def make_run(folder: Path, ranks: int, size: int) -> RunPaths:
 def pairs(paths: RunPaths, texts: Path) -> dict[str, tuple[list[str], list[str]]]:
     """Each command, and what ripgrep is to search for."""
     program = str(Path(sys.executable).parent / "trtllm-hpc")
-    of_causes = [pattern.anchor.encode() for cause in causes().values() for pattern in cause.patterns]
+    patterns = [pattern for cause in causes().values() for pattern in cause.patterns]
+    of_causes = [anchor.encode() for pattern in patterns for anchor in pattern.anchors]
     of_errors = [text for text in ERROR_TEXTS if not text.startswith(b"\n")]  # -F knows no start of a line
     for name, some in (("status", of_causes), ("logs", of_causes + of_errors)):
         (texts / name).write_bytes(b"".join(text + b"\n" for text in some))

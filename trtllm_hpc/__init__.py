@@ -50,7 +50,7 @@ __all__ = [
 
 TYPE_CHECKING = False  # typing's own would be one more import; type checkers go by the name
 if TYPE_CHECKING:
-    from trtllm_hpc.api.jobs import check_on_nodes, doctor, load_job, plan, render, submit
+    from trtllm_hpc.api.jobs import doctor, load_job, plan, render, submit
     from trtllm_hpc.api.measurement import Measurement, bench, bench_url
     from trtllm_hpc.api.run import Run
     from trtllm_hpc.client.async_client import AsyncClient
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.errors import TrtllmHpcError
     from trtllm_hpc.plan.model import Plan
-    from trtllm_hpc.runs.node_checks import NodeReport
+    from trtllm_hpc.runs.node_checks import NodeReport, check_on_nodes
     from trtllm_hpc.runs.status import RunState, RunStatus
     from trtllm_hpc.validation.checks import DoctorReport
 
@@ -82,7 +82,7 @@ _MODULES = {
     "TrtllmHpcError": "errors",
     "bench": "api.measurement",
     "bench_url": "api.measurement",
-    "check_on_nodes": "api.jobs",
+    "check_on_nodes": "runs.node_checks",
     "doctor": "api.jobs",
     "load_job": "api.jobs",
     "plan": "api.jobs",

@@ -27,7 +27,7 @@ STEPS = ("build", "repository", "preflight", "serve", "front", "companion")
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; others come from the ``bench`` command."""
 
-RESERVED_ENDINGS = (".workload", ".metrics", ".perfetto", ".charts")
+RESERVED_ENDINGS = (".workload", ".metrics", ".charts")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
 
@@ -44,8 +44,6 @@ class MeasurementPaths:
     """The server's own metrics during the measurement, one JSON line for each sample."""
     table: Path
     """The table as text."""
-    trace: Path
-    """The requests as a timeline for Perfetto."""
     charts: Path
     """Folder of the report's charts as images."""
     report: Path
@@ -255,7 +253,6 @@ class RunPaths:
             workload=file("workload.jsonl"),
             samples=file("metrics.jsonl"),
             table=file("txt"),
-            trace=file("perfetto.json"),
             charts=file("charts"),
             report=self.report if name == COMPANION_MEASUREMENT else file("html"),
         )

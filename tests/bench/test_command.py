@@ -93,7 +93,7 @@ def records(paths: RunPaths, name: str = "mine") -> list[RequestRecord]:
 
 
 def test_everything_is_written(run: RunPaths) -> None:
-    result = bench(run, "--requests", 20, "--rate", 100, "--max-tokens", 16, "--warmup", 3, "--perfetto")
+    result = bench(run, "--requests", 20, "--rate", 100, "--max-tokens", 16, "--warmup", 3)
     files, found = run.measurement("mine"), measured(run)
     [level] = found.levels
     [only] = level.passes
@@ -107,7 +107,7 @@ def test_everything_is_written(run: RunPaths) -> None:
     assert [record.index for record in lines] == list(range(23))
     asked = read_workload(files.workload)
     assert len(asked) == 23 and len({request.prompt for request in asked}) == 8  # as many are built in
-    assert read_samples(files.samples) and files.trace.stat().st_size > 1000
+    assert read_samples(files.samples)
     assert files.table.read_text(encoding="utf-8") == result.stdout
     assert found.provenance["run"]["id"] == "run" and found.provenance["workload"]["sha256"]
 
@@ -421,7 +421,7 @@ def test_limits_that_need_streaming_are_refused_without_it(
         (("--prefixes", "2"), "--prefixes: belongs to"),
         (("--arrival", "trace"), "--arrival: only a workload of kind trace"),
         (("--rate", "4,x"), "'x' is not a valid float"),
-        (("--rate", "0"), "0.0 is not in the range"),
+        (("--rate", "0"), "--rate: Input should be greater than 0, not 0.0"),
         (("--slo", "ttft.p98<1s"), "no statistic is called 'p98'"),
     ],
 )
@@ -524,10 +524,10 @@ def started(run: RunPaths, *options: str) -> subprocess.Popen[str]:
 def test_a_later_attempt_of_the_companion_leaves_nothing_of_the_earlier(run: RunPaths) -> None:
     """Killed half-way, it would else stand beside the report of another server."""
     files = run.measurement("benchmark")
-    for file in (files.summary, files.requests, files.table, files.report, files.trace):
+    for file in (files.summary, files.requests, files.table, files.report):
         file.write_text("old", encoding="utf-8")
     bench(run, "--requests", 2, "--rate", 100, name="benchmark")
-    assert not files.report.exists() and not files.trace.exists()
+    assert not files.report.exists()
     assert files.table.read_text(encoding="utf-8") != "old" and len(records(run, "benchmark")) == 4
 
 

@@ -184,7 +184,7 @@ def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpo
     [
         (("--url", "http://one"), "--url needs --output"),
         (("one", "--url", "http://one", "--output", "x"), "not both"),
-        (("one", "--output", "x"), "go with --url"),
+        (("one", "--output", "x"), "goes with --url"),
     ],
 )
 def test_options_that_do_not_go_together(

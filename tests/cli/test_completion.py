@@ -48,18 +48,11 @@ def test_profiles_and_job_files(home: Path) -> None:
 
 def test_releases_programs_families_checks_and_templates() -> None:
     assert offered("versions", "show", incomplete="0.16") == ["0.16.0"]
-    assert offered("versions", "check", incomplete="24.12") == ["24.12"]
+    assert offered("versions", "show", incomplete="24.12") == ["24.12"]
     assert offered("versions", "show", "0.16", incomplete="trtllm-b") == ["trtllm-build"]
     assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="enc") == ["enc_dec"]
     assert offered("submit", "job.yaml", "--ignore", incomplete="model-") == ["model-divides", "model-files"]
     assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
-
-
-def test_a_cluster_is_no_job_file_and_a_job_is_no_profile(home: Path) -> None:
-    (home / "my-job.yaml").write_text("name: a\nmodel:\n  path: /m\n")
-    (home / "my-site.yaml").write_text("name: b\nscheduler: slurm\njob_defaults:\n  serve: {nodes: 2}\n")
-    assert offered("submit", "job.yaml", "--cluster", incomplete="my-") == ["my-site.yaml"]
-    assert offered("submit", incomplete="my-") == ["my-job.yaml"]
 
 
 def test_keys_of_set() -> None:

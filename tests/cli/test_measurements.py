@@ -42,12 +42,6 @@ def test_summaries_outside_a_run_folder_are_compared(tmp_path: Path) -> None:
         assert f"note: {tmp_path / name}.json has one pass: the spread" in compared.stdout
 
 
-def test_a_trace_of_it_is_written_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "up.metrics.jsonl").write_text("", encoding="utf-8")
-    assert types("bench", "show", "up.json", "--perfetto").exit_code == 0
-    assert (tmp_path / "up.perfetto.json").exists()
-
-
 def test_a_report_of_it_is_refused() -> None:
     result = CliRunner().invoke(trtllm_hpc, ["report", "up.json"])
     assert isinstance(result.exception, RunNotFound) and "is in no run folder" in str(result.exception)

@@ -9,9 +9,8 @@ from click.testing import CliRunner, Result
 
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
-from trtllm_hpc.errors import ConfigError, ExitCode
-
-README_BUILD = ["trtllm-build", "--checkpoint_dir", "c", "--kv_cache_type", "paged"]
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
 
 
 def versions(*words: str) -> Result:
@@ -62,15 +61,14 @@ def test_a_list_says_how_surely_it_was_read() -> None:
     assert "list: taken from 0.14.0.dev2024100800" in versions("show", "0.14", "trtllm-build").output
     record = as_json("show", "0.9", "trtllm-build", "--json")
     assert record["status"] == "verified" and "v0.9.0" in record["source"]
-    (option,) = [option for option in record["options"] if option["name"] == "--tp_size"]
-    assert "checkpoint" in option["ignored"]
+    assert "checkpoint" in record["options"]["--tp_size"]["ignored"]
 
 
 def test_sub_commands_are_shown_too() -> None:
-    shown = versions("show", "0.16", "benchmark_core_model.py").output
-    assert "benchmark_core_model.py token-norm-dist of TensorRT-LLM 0.16.0" in shown
-    record = as_json("show", "0.16", "benchmark_core_model.py", "--json")
-    assert len(record["subcommands"]) == 3
+    shown = versions("show", "1.0", "trtllm-serve").output
+    assert "trtllm-serve disaggregated of TensorRT-LLM 1.0.0" in shown
+    record = as_json("show", "1.0", "trtllm-serve", "--json")
+    assert record["subcommands"]["disaggregated"]["name"] == "trtllm-serve disaggregated"
 
 
 def test_a_family_has_options_of_its_own() -> None:
@@ -78,71 +76,29 @@ def test_a_family_has_options_of_its_own() -> None:
     assert "--nougat" not in versions("show", "0.16", "convert_checkpoint.py").output
 
 
-def test_a_line_that_the_release_takes() -> None:
-    result = versions("check", "0.13", "--", *README_BUILD)
-    assert result.exit_code == ExitCode.OK
-    assert result.output.startswith("accepted by trtllm-build of TensorRT-LLM 0.13.0")
-
-
-def test_a_line_that_it_refuses() -> None:
-    result = versions("check", "0.11", "--", *README_BUILD)
-    assert result.exit_code == ExitCode.CONFIG
-    (row,) = [line for line in result.output.splitlines() if line.startswith("--kv_cache_type")]
-    assert "refused" in row and "it came with 0.13.0" in row
-    assert "1 refused by trtllm-build of TensorRT-LLM 0.11.0" in result.output
-
-
-def test_the_verdict_as_json() -> None:
-    result = versions("check", "--json", "24.07", *README_BUILD)
-    record = documented("versions check", result.output)
-    assert result.exit_code == ExitCode.CONFIG
-    assert record["accepted"] is False
-    assert record["words"] == README_BUILD
-    assert [remark["place"] for remark in record["remarks"]] == [3]
-
-
 @pytest.mark.parametrize(
-    "words",
+    ("word", "message"),
     [
-        ("--json", "0.11", "--", *README_BUILD),
-        ("0.11", "--json", "--", *README_BUILD),
-        ("0.11", "--json", "--family=gpt", *README_BUILD),
-        ("--family", "gpt", "0.11", "--json", *README_BUILD),
+        ("0.99", "TensorRT-LLM 0.99 is not a release known here"),
+        ("24.03", "which TensorRT-LLM is in the container 24.03"),
     ],
 )
-def test_options_stand_on_either_side_of_the_release(words: tuple[str, ...]) -> None:
-    record = documented("versions check", versions("check", *words).output)
-    assert record["words"] == README_BUILD
+def test_an_unknown_release_is_refused(word: str, message: str) -> None:
+    with pytest.raises(UnknownRelease, match=message) as refused:
+        versions("show", word)
+    assert refused.value.hint == "trtllm-hpc versions"
 
 
 @pytest.mark.parametrize(
-    "words", [("--famly", "gpt", "0.16", "--", "trtllm-build"), ("0.16", "--famly", "gpt", "trtllm-build")]
-)
-def test_an_unknown_option_of_the_command_itself_is_refused(words: tuple[str, ...]) -> None:
-    result = versions("check", *words)
-    assert result.exit_code == ExitCode.USAGE
-    assert "No such option" in result.output and "--family" in result.output
-
-
-def test_an_ignored_word_is_told_but_not_refused() -> None:
-    result = versions("check", "24.04", "--", "trtllm-build", "--tp_size", "4")
-    assert result.exit_code == ExitCode.OK
-    assert "ignored" in result.output
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
+    ("program", "message"),
     [
-        (("show", "0.99"), "TensorRT-LLM 0.99 is not a release known here"),
-        (("show", "24.03"), "which TensorRT-LLM is in the container 24.03"),
-        (("show", "0.16", "trtllm-bild"), "no program of upstream's is called 'trtllm-bild'"),
-        (("show", "0.16", "build.py"), "the last with it is 0.7.1"),
-        (("check", "0.16", "--", "ls", "-l"), "no word names one of upstream's programs: 'ls'"),
+        ("trtllm-bild", "no program of upstream's is called 'trtllm-bild'"),
+        ("build.py", "the last with it is 0.7.1; this release has convert_checkpoint.py and trtllm-build"),
     ],
 )
-def test_what_does_not_exist_is_said_in_a_sentence(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        versions(*words)
+def test_a_program_that_the_release_lacks_is_refused(program: str, message: str) -> None:
+    result = versions("show", "0.16", program)
+    assert result.exit_code == ExitCode.USAGE and message in result.output
 
 
 def test_json_in_the_wrong_place_is_not_lost() -> None:

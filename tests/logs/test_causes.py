@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.logs.conftest import searched_with
-from trtllm_hpc.logs.anchors import anchor_of
-from trtllm_hpc.logs.causes.explain import Finding, finding, ranked
+from trtllm_hpc.logs.causes.explain import Finding, findings, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import AREAS, Cause, Kind, causes
 
@@ -32,11 +31,11 @@ WITHOUT_TEXT = [cause for cause in causes().values() if not cause.patterns]
 
 
 def found(text: str, name: str = "log") -> list[Finding]:
-    return [finding(match, name) for match in scan(io.BytesIO(text.encode())).matches]
+    return findings(scan(io.BytesIO(text.encode())), name)
 
 
 def likeliest(*logs: str) -> str | None:
-    result = ranked([found(text) for text in logs])
+    result = likeliest_first(of_lines([found(text) for text in logs]))
     return result[0].id if result else None
 
 
@@ -107,12 +106,12 @@ def test_a_killed_process_is_told_in_the_words_of_open_mpi_5_too() -> None:
     assert only.id == "mpirun-signal" and "on n1 ended by signal 9 (Killed)" in only.sentence
 
 
-def test_anchors_are_what_every_match_contains() -> None:
-    assert anchor_of(r"Got \d+ of (?:a|b) errors? here") == " error"
-    assert anchor_of(r"CANCELLED AT \S+ DUE") == "CANCELLED AT "
-    for pattern in (r"(?:a|b)", "error one|error two", r"\d+"):
-        with pytest.raises(ValueError, match=r"group|every match"):
-            anchor_of(pattern)
+@pytest.mark.parametrize("cause", causes().values(), ids=lambda cause: cause.id)
+def test_the_first_line_of_each_match_has_a_text_to_search_for(cause: Cause) -> None:
+    for pattern in cause.patterns:
+        first_line = pattern.text.partition(r"\n")[0].replace("\\", "")
+        assert pattern.anchors and all(len(anchor) >= 4 for anchor in pattern.anchors)
+        assert all(anchor in first_line for anchor in pattern.anchors)
 
 
 OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (tllmBuffers.h:112)\n"

@@ -89,7 +89,7 @@ def test_grep_without_a_match_exits_with_1(run: RunPaths) -> None:
 
 def test_a_bad_expression_is_a_usage_error(run: RunPaths) -> None:
     result = logs(run, "--grep", "(")
-    assert result.exit_code == ExitCode.USAGE and "is no regular expression" in result.output
+    assert result.exit_code == ExitCode.USAGE and "is not a regular expression" in result.output
 
 
 def test_json_is_for_the_list_only(run: RunPaths) -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.diagnose import RankFailure, first_failure, stage_error
+from trtllm_hpc.logs import diagnose
+from trtllm_hpc.logs.diagnose import RankFailure
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import add_event
 
 from .runs import add_rank, make_run
 
@@ -16,8 +17,16 @@ def run(tmp_path: Path) -> RunPaths:
     return make_run(tmp_path / "run")
 
 
-def failure(run: RunPaths, over: bool | None = None) -> RankFailure:
-    found = first_failure(run, over=over)
+def first_failure(run: RunPaths) -> RankFailure | None:
+    return diagnose.first_failure(RunSnapshot(run))
+
+
+def stage_error(run: RunPaths, stage: str) -> str | None:
+    return diagnose.stage_error(RunSnapshot(run), stage)
+
+
+def failure(run: RunPaths) -> RankFailure:
+    found = first_failure(run)
     assert found is not None
     return found
 
@@ -76,19 +85,16 @@ def test_a_silent_rank_is_first_when_slurm_ended_the_others(run: RunPaths) -> No
     )
 
 
-def test_a_silent_rank_is_first_when_the_stage_is_over(run: RunPaths) -> None:
+def test_a_silent_rank_goes_before_one_that_lost_it(run: RunPaths) -> None:
     add_rank(run, 0)
     add_rank(run, 1, ended_at=20.0, exit_code=1, reason="Rank 1 lost another rank.")
-    assert failure(run, over=False).record.rank == 1
-    add_event(run, "serve", "stage_end", exit_code=9)
     assert failure(run).record.rank == 0
 
 
 def test_ranks_that_were_all_killed_share_one_sentence(run: RunPaths) -> None:
     add_rank(run, 0)
     add_rank(run, 1)
-    assert first_failure(run) is None
-    assert failure(run, over=True).sentence == "all 2 ranks were killed before they could record their end"
+    assert failure(run).sentence == "all 2 ranks were killed before they could record their end"
 
 
 def test_the_log_explains_a_failure_without_a_reason(run: RunPaths) -> None:
@@ -106,13 +112,6 @@ def test_a_server_that_ended_without_a_request_has_failed_whatever_its_code(run:
     add_rank(run, 0, ended_at=20.0, exit_code=0, reason="the server ended by itself")
     add_rank(run, 1, ended_at=21.0, exit_code=0, stopped_by="leader")
     assert failure(run).record.rank == 0
-
-
-def test_another_step_than_the_server(run: RunPaths) -> None:
-    add_rank(run, 0, step="preflight", ended_at=3.0, exit_code=0)
-    add_rank(run, 1, step="preflight", ended_at=3.0, exit_code=7, reason="no MPI")
-    found = first_failure(run, step="preflight")
-    assert found is not None and found.record.rank == 1 and first_failure(run) is None
 
 
 def test_a_stage_without_records_is_explained_by_its_logs_ranks_first(run: RunPaths) -> None:

@@ -50,12 +50,3 @@ def test_a_growing_log_gives_whole_lines_once(tmp_path: Path) -> None:
         assert list(growing.new_lines()) == [b"two\n"]
     assert list(growing.rest()) == [b"thr"]
     assert list(growing.rest()) == []
-
-
-def test_a_truncated_log_is_read_from_its_start(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"first attempt\n")
-    growing = GrowingLog(path)
-    assert list(growing.new_lines()) == [b"first attempt\n"]
-    path.write_bytes(b"second\n")
-    assert list(growing.new_lines()) == [b"second\n"]

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.report.server_table import in_unit, server_table
-from trtllm_hpc.report.tables import as_text
+from trtllm_hpc.report.server_table import in_unit, server_text
 
 
 def test_the_table_as_a_whole() -> None:
@@ -18,32 +17,29 @@ def test_the_table_as_a_whole() -> None:
         "queue_ms[tensorrt_llm]": 12.34,
         "cpu_share": 0.5,
     }
-    assert as_text(server_table(values)).splitlines() == [
+    assert server_text(values).splitlines() == [
+        "server                                  now",
+        "───────────────────────────────────────────",
+        "requests in the engine                    3",
+        "KV cache in use                        62 %",
+        "GPU memory of the engine            3.0 GiB",
+        "tokens of finished answers   812.5 tokens/s",
+        "CPU of the host                        50 %",
         "",
-        " server                                  now",
-        " ───────────────────────────────────────────",
-        " requests in the engine                    3",
-        " KV cache in use                        62 %",
-        " GPU memory of the engine            3.0 GiB",
-        " tokens of finished answers   812.5 tokens/s",
-        " CPU of the host                        50 %",
-        "",
-        "",
-        " model          finished   pending     queue",
-        " ───────────────────────────────────────────",
-        " ensemble          4.0/s         -         -",
-        " tensorrt_llm      4.2/s         2   12.3 ms",
-        "",
+        "model          finished   pending     queue",
+        "───────────────────────────────────────────",
+        "ensemble          4.0/s         -         -",
+        "tensorrt_llm      4.2/s         2   12.3 ms",
     ]
 
 
-def test_a_backend_without_metrics_is_told() -> None:
-    assert "tells nothing of its engine" in as_text(server_table({"pending[tensorrt_llm]": 0.0}))
-    assert "tells nothing of its engine" not in as_text(server_table({"requests_active": 0.0}))
+def test_a_backend_without_metrics_is_reported() -> None:
+    assert "shows nothing of its engine" in server_text({"pending[tensorrt_llm]": 0.0})
+    assert "shows nothing of its engine" not in server_text({"requests_active": 0.0})
 
 
 def test_engines_of_two_models_are_told_apart() -> None:
-    text = as_text(server_table({"requests_active[context]": 1.0, "requests_active[generation]": 2.0}))
+    text = server_text({"requests_active[context]": 1.0, "requests_active[generation]": 2.0})
     assert "requests in the engine (context)" in text and "requests in the engine (generation)" in text
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.runs.clock import Clock
-from tests.runs.made import run_with, submitted, written
+from tests.runs.conftest import RunOf
+from tests.runs.made import submitted, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runs import cancel as module
@@ -17,8 +18,8 @@ from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runtime.records import StopRequest, add_event
 
 
-def test_every_job_that_has_not_ended_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+def test_every_job_that_has_not_ended_is_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
     status = cancel_run(paths)
     assert status.state is RunState.CANCELLED
     user = f"--user={os.getuid()}"
@@ -31,8 +32,8 @@ def test_every_job_that_has_not_ended_is_cancelled(fake_slurm: FakeSlurm, tmp_pa
     assert stop is not None and stop.by == "cancel"
 
 
-def test_a_second_cancel_changes_nothing(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+def test_a_second_cancel_changes_nothing(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("RUNNING", "PENDING", "PENDING")
     first = cancel_run(paths)
     before = {file: file.stat().st_mtime_ns for file in paths.folder.rglob("*")}
     assert cancel_run(paths) == first
@@ -41,8 +42,8 @@ def test_a_second_cancel_changes_nothing(fake_slurm: FakeSlurm, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "FAILED"])
-def test_a_run_that_has_ended_is_left_as_it_is(fake_slurm: FakeSlurm, tmp_path: Path, state: str) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", state, state, state)
+def test_a_run_that_has_ended_is_left_as_it_is(run_of: RunOf, fake_slurm: FakeSlurm, state: str) -> None:
+    paths = run_of(state, state, state)
     assert cancel_run(paths).state.value == state.lower()
     assert fake_slurm.calls("scancel") == [] and not paths.stop_request.exists()
 
@@ -54,9 +55,9 @@ def test_a_rendered_run_is_left_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> 
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"] and not paths.stop_request.exists()
 
 
-def test_the_remaining_jobs_of_a_failed_run_are_cancelled(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_remaining_jobs_of_a_failed_run_are_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
     """Scripts submitted by hand stay in the queue when the stage before them fails."""
-    paths = run_with(fake_slurm, tmp_path / "run", "FAILED=1:0", "PENDING", "PENDING")
+    paths = run_of("FAILED=1:0", "PENDING", "PENDING")
     status = cancel_run(paths)
     assert status.state is RunState.FAILED and status.settled
     assert fake_slurm.state("102") == fake_slurm.state("103") == "CANCELLED by 1000"
@@ -71,9 +72,9 @@ def test_a_half_submitted_run_is_cancelled(fake_slurm: FakeSlurm, tmp_path: Path
 
 
 def test_the_wait_for_a_slow_job_is_bounded(
-    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_of: RunOf, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
+    paths = run_of("COMPLETED", "RUNNING", "COMPLETED")
     (fake_slurm.bin / "scancel").write_text("#!/bin/sh\nexit 0\n")
     fake_slurm.set("102", "COMPLETING")
     clock = Clock()
@@ -87,16 +88,16 @@ def test_the_wait_for_a_slow_job_is_bounded(
 
 
 def test_a_busy_controller_is_queried_again_after_the_cancellation(
-    fake_slurm: FakeSlurm, tmp_path: Path
+    run_of: RunOf, fake_slurm: FakeSlurm
 ) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "COMPLETED")
+    paths = run_of("COMPLETED", "RUNNING", "COMPLETED")
     fake_slurm.trouble("squeue", CONTROLLER_GONE, once="scancel")
     assert cancel_run(paths).state is RunState.CANCELLED
     assert len(fake_slurm.calls("squeue")) == 4
 
 
-def test_a_refusal_reaches_the_user(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+def test_a_refusal_reaches_the_user(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("RUNNING", "PENDING", "PENDING")
     fake_slurm.trouble("scancel", "scancel: error: Access/permission denied")
     with pytest.raises(SubmissionError, match="Access/permission denied"):
         cancel_run(paths)
@@ -130,10 +131,8 @@ def test_a_local_run_started_by_hand_gets_a_stop_request(
     assert paths.stop_request.exists()
 
 
-def test_jobs_are_cancelled_even_if_the_stop_request_cannot_be_written(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_jobs_are_cancelled_even_if_the_stop_request_cannot_be_written(run_of: RunOf) -> None:
     """As on a full disk: the request fails, the cancellation must not."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+    paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     paths.stop_request.mkdir()  # nothing can take the place of a folder
     assert cancel_run(paths).state is RunState.CANCELLED

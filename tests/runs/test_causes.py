@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from click.testing import CliRunner
 
 from tests.logs.runs import add_rank
-from tests.runs.made import run_with
-from tests.scheduler.conftest import fake_slurm  # noqa: F401
-from tests.scheduler.fake_slurm import FakeSlurm
+from tests.runs.conftest import RunOf
 from tests.schemas.check import documented
 from trtllm_hpc.cli.status import command
 from trtllm_hpc.paths import RunPaths
@@ -23,9 +19,9 @@ INFO = "[TensorRT-LLM][INFO] served a request\n"
 
 
 @pytest.fixture
-def run(fake_slurm: FakeSlurm, tmp_path: Path) -> RunPaths:  # noqa: F811
+def run(run_of: RunOf) -> RunPaths:
     """A run whose serve job has failed with exit code 1."""
-    return run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=1:0", "CANCELLED")
+    return run_of("COMPLETED", "FAILED=1:0", "CANCELLED")
 
 
 def ids(status: RunStatus) -> list[str]:
@@ -49,11 +45,8 @@ def test_the_root_cause_of_one_rank_goes_before_what_another_noticed_earlier(run
     assert "then: NCCL lost another rank." in lines
 
 
-def test_what_a_program_of_ours_says_goes_before_slurm_s_word_that_it_ended(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETED", "FAILED=9:0")
+def test_what_a_program_of_ours_says_goes_before_slurm_s_word_that_it_ended(run_of: RunOf) -> None:
+    run = run_of("COMPLETED", "COMPLETED", "FAILED=9:0")
     run.rank_log("companion", 0).write_text("asks\nerror: the window is 0.1 s long\n  next: ask for more\n")
     run.batch_log("companion").write_text("srun: error: n0: task 0: Exited with exit code 9\n")
     lines = shown(run).splitlines()
@@ -61,11 +54,8 @@ def test_what_a_program_of_ours_says_goes_before_slurm_s_word_that_it_ended(
     assert ids(run_status(run)) == ["reported", "slurm-task-failed"]
 
 
-def test_a_killed_batch_script_is_the_cause_where_no_log_tells_another(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=0:9", "CANCELLED")
+def test_a_killed_batch_script_is_the_cause_where_no_log_tells_another(run_of: RunOf) -> None:
+    run = run_of("COMPLETED", "FAILED=0:9", "CANCELLED")
     run.batch_log("serve").write_text(
         "slurmstepd: error: *** STEP 7.2 ON n0 FAILED (non-zero exit code) ***\n"
     )
@@ -90,8 +80,8 @@ def test_json_has_the_causes(run: RunPaths) -> None:
     assert [one["id"] for one in record["causes"]] == ["cuda-out-of-memory"]
 
 
-def test_a_run_that_is_well_has_no_causes(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
-    running = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+def test_a_run_that_is_well_has_no_causes(run_of: RunOf) -> None:
+    running = run_of("COMPLETED", "RUNNING", "PENDING")
     add_rank(running, 0, log=OOM)
     assert run_status(running).causes == ()
 
@@ -106,21 +96,16 @@ def test_a_run_that_is_well_has_no_causes(fake_slurm: FakeSlurm, tmp_path: Path)
         ("FAILED=0:53", "slurm-output-file"),
     ],
 )
-def test_what_slurm_itself_says_comes_first(
-    fake_slurm: FakeSlurm,  # noqa: F811
-    tmp_path: Path,
-    state: str,
-    cause: str,
-) -> None:
-    run = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "CANCELLED")
+def test_what_slurm_itself_says_comes_first(run_of: RunOf, state: str, cause: str) -> None:
+    run = run_of("COMPLETED", state, "CANCELLED")
     run.batch_log("serve").write_text(LOST)
     status = run_status(run)
     assert ids(status) == [cause, "nccl-remote"]
     assert status.causes[0].next and "signal" not in status.stages[1].sentence
 
 
-def test_exit_codes_of_slurm_that_are_no_signals(fake_slurm: FakeSlurm, tmp_path: Path) -> None:  # noqa: F811
-    run = run_with(fake_slurm, tmp_path / "run", "FAILED=0:53", "OUT_OF_MEMORY=0:125", "FAILED=0:9")
+def test_exit_codes_of_slurm_that_are_no_signals(run_of: RunOf) -> None:
+    run = run_of("FAILED=0:53", "OUT_OF_MEMORY=0:125", "FAILED=0:9")
     build, serve, companion = (stage.sentence for stage in run_status(run).stages)
     assert build.endswith("Slurm could not open its output file, or enter its folder, on the node")
     assert serve == "used more memory than it requested"

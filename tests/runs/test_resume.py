@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.runs.made import run_with, written
+from tests.runs.conftest import RunOf
+from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
@@ -38,8 +39,8 @@ def leave_traces(paths: RunPaths) -> None:
     StopRequest("companion", "it is done", 0.0).write(paths.stop_request)
 
 
-def test_the_engine_is_not_built_again(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+def test_the_engine_is_not_built_again(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of(*FAILED)
     first = read_submission(paths)
     record = resume_run(paths)
     serve = record.stages["serve"].job_id
@@ -51,8 +52,8 @@ def test_the_engine_is_not_built_again(fake_slurm: FakeSlurm, tmp_path: Path) ->
     assert status.state is RunState.RUNNING
 
 
-def test_nobody_takes_what_the_first_attempt_wrote_for_news(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+def test_nobody_takes_what_the_first_attempt_wrote_for_news(run_of: RunOf) -> None:
+    paths = run_of(*FAILED)
     leave_traces(paths)
     resume_run(paths)
     assert {event.stage for event in read_events(paths)} == {"build"}
@@ -66,8 +67,8 @@ def test_nobody_takes_what_the_first_attempt_wrote_for_news(fake_slurm: FakeSlur
     assert (kept / "jobs.json").exists() and (kept / "events" / "companion.jsonl").exists()
 
 
-def test_a_failed_build_is_followed_by_all_others(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "FAILED=1:0", "CANCELLED", "CANCELLED")
+def test_a_failed_build_is_followed_by_all_others(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("FAILED=1:0", "CANCELLED", "CANCELLED")
     resume_run(paths)
     build, serve = list(fake_slurm.jobs)[3:5]
     assert new_jobs(fake_slurm, 3) == [
@@ -77,9 +78,9 @@ def test_a_failed_build_is_followed_by_all_others(fake_slurm: FakeSlurm, tmp_pat
     ]
 
 
-def test_a_companion_needs_its_server_again(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_companion_needs_its_server_again(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
     """The server was stopped in good order, and its figures were not valid."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETED", "FAILED=10:0")
+    paths = run_of("COMPLETED", "COMPLETED", "FAILED=10:0")
     resume_run(paths)
     assert [name for name, _ in new_jobs(fake_slurm, 3)] == ["serve", "companion"]
 
@@ -109,17 +110,17 @@ def test_a_rendered_run_is_submitted_whole(fake_slurm: FakeSlurm, tmp_path: Path
     ],
 )
 def test_a_run_that_lives_or_is_done_is_refused(
-    fake_slurm: FakeSlurm, tmp_path: Path, states: tuple[str, ...], words: str, hint: str
+    run_of: RunOf, fake_slurm: FakeSlurm, states: tuple[str, ...], words: str, hint: str
 ) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *states)
+    paths = run_of(*states)
     with pytest.raises(SubmissionError, match=words) as refused:
         resume_run(paths)
     assert (refused.value.hint or "").startswith(hint)
     assert len(fake_slurm.jobs) == 3 and not paths.attempts.exists()
 
 
-def test_what_slurm_refuses_can_be_resumed_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+def test_what_slurm_refuses_can_be_resumed_once_more(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of(*FAILED)
     fake_slurm.trouble("sbatch", "sbatch: error: Batch job submission failed: Requested node is down")
     with pytest.raises(SubmissionError):
         resume_run(paths)
@@ -135,8 +136,8 @@ def broken_gpu(paths: RunPaths) -> None:
     paths.rank_log("serve", 0).write_text("RuntimeError: CUDA error: uncorrectable ECC error encountered\n")
 
 
-def test_a_node_at_fault_is_left_out_and_status_says_so(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+def test_a_node_at_fault_is_left_out_and_status_says_so(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of(*FAILED)
     broken_gpu(paths)
     resume_run(paths)
     jobs = {Path(job["script"]).stem: job["exclude"] for job in list(fake_slurm.jobs.values())[3:]}
@@ -146,8 +147,8 @@ def test_a_node_at_fault_is_left_out_and_status_says_so(fake_slurm: FakeSlurm, t
     assert [event.name for event in read_events(paths, "serve")] == ["bad_node"]
 
 
-def test_the_last_node_is_never_left_out(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", *FAILED)
+def test_the_last_node_is_never_left_out(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of(*FAILED)
     broken_gpu(paths)
     for other in ("n1", "n3"):
         fake_slurm.drain(other, "new disk")

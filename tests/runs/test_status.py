@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.logs.runs import add_rank
+from tests.runs.conftest import RunOf
 from tests.runs.made import run_with, submitted, written
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
@@ -67,9 +68,9 @@ OK, BUILD, START = ExitCode.OK, ExitCode.BUILD, ExitCode.START
     ],
 )
 def test_states_of_three_jobs_become_one(
-    fake_slurm: FakeSlurm, tmp_path: Path, jobs: str, state: RunState, code: ExitCode, words: str
+    run_of: RunOf, jobs: str, state: RunState, code: ExitCode, words: str
 ) -> None:
-    status = run_status(run_with(fake_slurm, tmp_path / "run", *jobs.split()))
+    status = run_status(run_of(*jobs.split()))
     assert (status.state, status.exit_code) == (state, code), status
     assert words in status.sentence
 
@@ -93,21 +94,21 @@ def test_scripts_submitted_by_hand_are_found_in_the_queue(fake_slurm: FakeSlurm,
     assert fake_slurm.state(job).startswith("CANCELLED")
 
 
-def test_the_status_of_an_active_run_takes_one_query(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    run_status(run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING"))
+def test_the_status_of_an_active_run_takes_one_query(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    run_status(run_of("RUNNING", "PENDING", "PENDING"))
     assert [call[0] for call in fake_slurm.calls()] == ["squeue"]
 
 
-def test_the_pending_reason_is_explained(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "PENDING", "PENDING", "PENDING")
+def test_the_pending_reason_is_explained(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("PENDING", "PENDING", "PENDING")
     fake_slurm.set("101", "PENDING", reason="PartitionTimeLimit")
     build, serve, _ = run_status(paths).stages
     assert "lower time_limit_minutes" in build.sentence
     assert serve.sentence == "waits in the queue: an earlier stage must come first"
 
 
-def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+def test_a_published_endpoint_is_serving_while_the_job_runs(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     publish(paths)
     status = run_status(paths)
     assert status.state is RunState.SERVING
@@ -125,9 +126,9 @@ def test_a_published_endpoint_is_serving_while_the_job_runs(fake_slurm: FakeSlur
 )
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_server_kept_running_outlives_its_companion(
-    fake_slurm: FakeSlurm, tmp_path: Path, companion: str, code: ExitCode, words: str, kept: bool
+    run_of: RunOf, companion: str, code: ExitCode, words: str, kept: bool
 ) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", companion)
+    paths = run_of("COMPLETED", "RUNNING", companion)
     write_json(paths.plan, {**read_plan(paths), "stops_server": not kept})
     publish(paths)
     status = run_status(paths)
@@ -143,34 +144,32 @@ def test_the_plan_says_whether_the_server_is_kept(tmp_path: Path) -> None:
         assert read_plan(paths)["stops_server"] is not kept
 
 
-def test_the_endpoint_file_of_a_killed_leader_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=0:9", "CANCELLED")
+def test_the_endpoint_file_of_a_killed_leader_is_ignored(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=0:9", "CANCELLED")
     publish(paths)
     status = run_status(paths)
     assert (status.state, status.endpoint) == (RunState.FAILED, None)
 
 
-def test_a_refused_start_shows_the_jobs_own_reason(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "RUNNING")
+def test_a_refused_start_shows_the_jobs_own_reason(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=7:0", "RUNNING")
     add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
     status = run_status(paths)
     assert status.sentence.endswith("the world has 1 rank, but the plan says 2")
     assert not status.settled, "the companion has not ended yet"
 
 
-def test_a_companion_that_ends_with_the_servers_code_is_not_blamed(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def test_a_companion_that_ends_with_the_servers_code_is_not_blamed(run_of: RunOf) -> None:
     """It has a job of its own, notices that there will be no server, and passes the exit code on."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "FAILED=7:0")
+    paths = run_of("COMPLETED", "FAILED=7:0", "FAILED=7:0")
     add_event(paths, "serve", "stage_begin", job_id="102")
     add_event(paths, "companion", "stage_end", exit_code=7, job_id="103")
     add_event(paths, "serve", "preflight_failed", reason="the world has 1 rank, but the plan says 2")
     assert run_status(paths).sentence.endswith("the world has 1 rank, but the plan says 2")
 
 
-def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=137:0", "CANCELLED")
+def test_the_rank_that_died_first_is_named(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=137:0", "CANCELLED")
     add_rank(paths, 0, ended_at=9.0, exit_code=-15, stopped_by="SIGTERM")
     add_rank(paths, 1, ended_at=8.0, exit_code=-9)
     assert "rank 1 on n1 died first: killed by signal 9 (SIGKILL)" in run_status(paths).sentence
@@ -179,8 +178,8 @@ def test_the_rank_that_died_first_is_named(fake_slurm: FakeSlurm, tmp_path: Path
 # What Slurm has forgotten ---------------------------------------------------------------
 
 
-def test_a_companion_in_the_servers_job_shows_what_failed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=3:0", "CANCELLED")
+def test_a_companion_in_the_servers_job_shows_what_failed(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=3:0", "CANCELLED")
     add_event(paths, "serve", "stage_begin", job_id="102")
     add_event(paths, "companion", "stage_end", exit_code=3, job_id="102")
     assert run_status(paths).exit_code == ExitCode.CONFIG
@@ -244,8 +243,8 @@ def test_scripts_submitted_by_hand_are_followed_by_their_events(
     assert status.state is RunState.RUNNING
 
 
-def test_a_stage_that_was_run_again_counts_under_its_newest_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=7:0", "COMPLETED")
+def test_a_stage_that_was_run_again_counts_under_its_newest_id(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("COMPLETED", "FAILED=7:0", "COMPLETED")
     again = fake_slurm.add("COMPLETED", exit="0:0", nodes="n1")
     fake_slurm.assign(paths, {"serve": again})
     add_event(paths, "serve", "stage_begin", job_id="102")
@@ -269,14 +268,14 @@ def test_a_local_run_started_by_hand_does_not_query_slurm(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"scheduler": "slurm", "stages": {"build": {}}}'])
-def test_a_damaged_submission_record_is_ignored(fake_slurm: FakeSlurm, tmp_path: Path, content: str) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+def test_a_damaged_submission_record_is_ignored(run_of: RunOf, content: str) -> None:
+    paths = run_of("RUNNING", "PENDING", "PENDING")
     paths.jobs.write_text(content)
     assert run_status(paths).state is RunState.RUNNING, "Slurm knows which scripts its jobs run"
 
 
-def test_a_submission_record_of_a_newer_version_is_read(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "RUNNING", "PENDING", "PENDING")
+def test_a_submission_record_of_a_newer_version_is_read(run_of: RunOf) -> None:
+    paths = run_of("RUNNING", "PENDING", "PENDING")
     record: dict[str, Any] = json.loads(paths.jobs.read_text())
     record["colour"] = "blue"
     record["stages"]["build"]["colour"] = "blue"
@@ -284,8 +283,8 @@ def test_a_submission_record_of_a_newer_version_is_read(fake_slurm: FakeSlurm, t
     assert run_status(paths).state is RunState.RUNNING
 
 
-def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "PENDING")
+def test_the_status_is_plain_json(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
     publish(paths)
     record = documented("status", json_text(run_status(paths)))
     assert (record["state"], record["exit_code"], record["run_id"]) == ("serving", 0, "run")
@@ -312,10 +311,8 @@ def test_the_status_is_plain_json(fake_slurm: FakeSlurm, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED"])
-def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(
-    fake_slurm: FakeSlurm, tmp_path: Path, state: str
-) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", state, "COMPLETED")
+def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(run_of: RunOf, state: str) -> None:
+    paths = run_of("COMPLETED", state, "COMPLETED")
     for rank in range(2):
         add_rank(paths, rank, ended_at=8.0 + rank, exit_code=-15)
     sentence = run_status(paths).sentence
@@ -336,9 +333,9 @@ def test_a_script_that_recorded_no_end_was_killed(fake_slurm: FakeSlurm, tmp_pat
     assert "companion has failed (exit code 9)" in run_status(paths).sentence
 
 
-def test_the_recorded_exit_code_goes_before_slurms(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_the_recorded_exit_code_goes_before_slurms(run_of: RunOf) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "FAILED=9:0", "COMPLETED")
+    paths = run_of("COMPLETED", "FAILED=9:0", "COMPLETED")
     job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
     add_event(paths, "serve", "stage_begin", job_id=job)
     add_event(paths, "serve", "stage_end", job_id=job, exit_code=137)
@@ -364,9 +361,9 @@ LOST = "rank 1 on n1: it has given no sign of life for 45 s: its node may be los
 @pytest.mark.parametrize("serve", ["RUNNING", "COMPLETING"])
 @pytest.mark.parametrize("has_door", [True, False])
 def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(
-    fake_slurm: FakeSlurm, tmp_path: Path, serve: str, has_door: bool
+    run_of: RunOf, serve: str, has_door: bool
 ) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", serve, "FAILED=130:0")
+    paths = run_of("COMPLETED", serve, "FAILED=130:0")
     add_rank(paths, 0, ended_at=65.0, exit_code=-9, stopped_by="heartbeat", reason=LOST, blames=1)
     add_rank(paths, 1)
     if has_door:
@@ -382,10 +379,8 @@ def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(
     assert status.causes[0].sentence == f"R{LOST[1:]}."
 
 
-def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "PENDING", "FAILED=9:0")
+def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "PENDING", "FAILED=9:0")
     assert "companion" in run_status(paths).sentence
     add_event(paths, "serve", "stage_begin", job_id="102")
     line = "slurmstepd: error: *** JOB 102 ON n1 CANCELLED AT 2026-11-23T10:00:00 DUE TO JOB REQUEUE ***\n"
@@ -396,10 +391,8 @@ def test_a_requeued_server_is_named_and_not_the_companion_that_lost_it(
     assert status.causes[0].id == "slurm-requeued"
 
 
-def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(
-    fake_slurm: FakeSlurm, tmp_path: Path
-) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "COMPLETING", "FAILED=130:0")
+def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "COMPLETING", "FAILED=130:0")
     add_rank(paths, 0, world_size=1, ended_at=20.0, exit_code=-9)
     add_event(paths, "serve", "stage_end", exit_code=137, job_id="102")
     status = run_status(paths)
@@ -409,10 +402,10 @@ def test_a_server_that_has_failed_is_named_while_slurm_completes_its_job(
 
 @pytest.mark.parametrize(("serve_s", "state"), [(5, RunState.CANCELLED), (15, FAILED)])
 def test_a_companion_that_fails_after_its_server_was_cancelled_is_not_blamed(
-    fake_slurm: FakeSlurm, tmp_path: Path, serve_s: int, state: RunState
+    run_of: RunOf, serve_s: int, state: RunState
 ) -> None:
     """One that has failed before somebody cancelled the server is."""
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "CANCELLED", "FAILED=9:0")
+    paths = run_of("COMPLETED", "CANCELLED", "FAILED=9:0")
     now = time.time()
     for stage, end_s, code in (("serve", serve_s, 143), ("companion", 10, 9)):
         job_id = str(json.loads(paths.jobs.read_text())["stages"][stage]["job_id"])
@@ -425,10 +418,8 @@ def test_a_companion_that_fails_after_its_server_was_cancelled_is_not_blamed(
     assert status.state is state and f"stage {blamed}" in status.sentence, status
 
 
-def test_a_full_disk_under_a_living_run_is_told(
-    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = run_with(fake_slurm, tmp_path / "run", "COMPLETED", "RUNNING", "RUNNING")
+def test_a_full_disk_under_a_living_run_is_told(run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     assert "MiB free" not in run_status(paths).sentence
     monkeypatch.setattr(checks, "free_space", lambda _: (0.0, 10**6))
     assert "0.0 MiB free" in run_status(paths).sentence

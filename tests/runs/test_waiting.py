@@ -14,6 +14,7 @@ from tests.cli.typed import types as types
 from tests.runs.made import submitted
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.stages import watcher_of
 from trtllm_hpc.runs.status import run_status
@@ -38,7 +39,7 @@ def waiting(types: Types) -> dict[str, Any]:
 def test_a_waiting_job_has_an_expected_start_and_a_place(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
-    fake_slurm.rank()
+    fake_slurm.configure(ranked=True)
     for priority, partition in ((70, "batch"), (30, "batch"), (90, "cpu")):
         fake_slurm.add("PENDING", reason="Resources", priority=priority, partition=partition)
     start = int(time.time()) + 90_000
@@ -59,7 +60,7 @@ def test_a_waiting_job_has_an_expected_start_and_a_place(
 def test_of_two_jobs_with_one_priority_the_older_goes_first(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
-    fake_slurm.rank()
+    fake_slurm.configure(ranked=True)
     fake_slurm.add("PENDING", reason="Resources", priority=50)
     waits(fake_slurm, home / "runs" / "demo-1", "Priority", priority=50)
     assert waiting(types)["place"] == 2
@@ -86,7 +87,7 @@ def test_a_limit_is_shown_for_a_reason_that_is_one(
 ) -> None:
     monkeypatch.setattr("trtllm_hpc.scheduler.waiting._user", lambda: "ana")
     limits = {"GrpTRES": "gres/gpu=16", "MaxTRES": "gres/gpu=8", "MaxJobs": "2"}
-    fake_slurm.allow({question: limits})
+    fake_slurm.configure(limits={question: limits})
     waits(fake_slurm, home / "runs" / "demo-1", reason)
     every = [f"{name}={value}" for name, value in limits.items()]
     assert waiting(types)["limits"] == (every if shown is None else shown)
@@ -97,7 +98,7 @@ def test_a_limit_is_shown_for_a_reason_that_is_one(
 def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
-    fake_slurm.allow(None)
+    fake_slurm.configure(limits=None)
     fake_slurm.add("PENDING", reason="Priority")
     paths = waits(fake_slurm, home / "runs" / "demo-1", "AssocGrpCpuLimit")
     fake_slurm.set("103", "PENDING", reason="Priority")
@@ -105,24 +106,24 @@ def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
     assert (shown.code, shown.errors) == (0, "")
     assert "the jobs of your account together already use all the CPUs" in shown.output
     asked = len(fake_slurm.calls("sprio", "sacctmgr"))
-    watcher = watcher_of(paths)
+    watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         run_status(paths, watcher, places=True)
     assert len(fake_slurm.calls("sprio", "sacctmgr")) == 2 * asked == 4
 
 
 def test_each_question_is_asked_once_between_two_queries(fake_slurm: FakeSlurm, home: Path) -> None:
-    fake_slurm.rank()
+    fake_slurm.configure(ranked=True)
     paths = waits(fake_slurm, home / "runs" / "demo-1", "Priority")
     fake_slurm.set("102", "PENDING", reason="Resources")
-    watcher = watcher_of(paths)
+    watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         assert run_status(paths, watcher, mode="standard", places=True).stages[1].waiting is not None
     assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sprio"))) == (1, 1)
 
 
 def test_a_running_job_is_not_asked_for(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
-    fake_slurm.rank()
+    fake_slurm.configure(ranked=True)
     waits(fake_slurm, home / "runs" / "demo-1", "Priority")
     fake_slurm.set("101", "RUNNING", nodes="n1")
     assert waiting(types) is None

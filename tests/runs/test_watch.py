@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import submitit.core.core
 
 from tests.logs.runs import add_rank
 from tests.runs.clock import Clock
@@ -24,7 +23,7 @@ from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.watch import Progress, follow
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler import executor
+from trtllm_hpc.scheduler import watcher
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
@@ -32,9 +31,8 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     made = Clock()
     with monkeypatch.context() as patch:
-        for module in (watch, executor):
+        for module in (watch, watcher):
             patch.setattr(module, "time", made)
-        patch.setattr(submitit.core.core, "_time", made)  # submitit's pauses between two queries
         # The files are read more rarely than a person's are, for the test's own speed.
         patch.setattr(watch, "_FILE_PAUSE_S", 2.0)
         yield made

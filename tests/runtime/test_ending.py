@@ -11,6 +11,7 @@ import pytest
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.ending import (
     AFTER_LEADER_S,
@@ -301,7 +302,7 @@ def test_a_recorded_run_is_explained_as_it_was(run: dict[str, Any], tmp_path: Pa
     for record in records:
         record.write(paths.rank_record("serve", record.rank))
     StopRequest(**run["stop"]).write(paths.stop_request)
-    failure = first_failure(paths, over=True)
+    failure = first_failure(RunSnapshot(paths))
     assert run["status"] == (None if failure is None else failure.sentence)
     if run["stop"]["by"] == SUPERVISOR:
         assert how_it_ended(records, ExitCode.START) == run["stop"]["reason"]

@@ -23,6 +23,7 @@ from tests.upstream.llm_api import LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import add_event, read_events
 from trtllm_hpc.runtime.stop import request_stop
@@ -57,7 +58,7 @@ def test_the_endpoint_is_published_when_every_model_is_ready_and_withdrawn_at_th
     ]
     record = ranks.record()
     assert (record.stopped_by, record.exit_code) == ("companion", 0) and record.ended_at is not None
-    assert first_failure(paths, over=True) is None
+    assert first_failure(RunSnapshot(paths)) is None
     assert ranks.left() == []
 
 
@@ -122,7 +123,7 @@ def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
     assert (
         "no program 'no-such-tritonserver'" in output and "set triton.server in the cluster profile" in output
     )
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "no program 'no-such-tritonserver'" in failure.sentence
     assert ranks.left() == []
 
@@ -130,7 +131,7 @@ def test_a_missing_server_is_the_recorded_reason(ranks: Ranks) -> None:
 def test_a_step_with_other_tasks_than_ranks_starts_no_server(ranks: Ranks) -> None:
     code, output = end(ranks.start(world=2, environment={"SLURM_NTASKS": "3"}))
     assert code == ExitCode.START and "next: give srun in the run's scripts --ntasks=2 again" in output
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "the step has 3 tasks, but the plan says 2 ranks" in failure.sentence
     assert not ranks.started_file(0).exists() and ranks.left() == []
 
@@ -141,7 +142,7 @@ def test_a_server_that_cannot_be_executed_is_the_recorded_reason(ranks: Ranks, t
     broken.chmod(0o755)
     code, output = end(ranks.start(server=str(broken)))
     assert code == ExitCode.START and "cannot be started" in output
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "cannot be started" in failure.sentence
 
 

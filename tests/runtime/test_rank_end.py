@@ -16,6 +16,7 @@ from tests.runtime.test_local_tasks import is_alive
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.node import SCRATCH
@@ -149,7 +150,7 @@ def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
     assert not ranks.runtime.paths.ready_record("serve").exists()
     record = ranks.record()
     assert (record.stopped_by, record.blames) == ("probe", 0)
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and sentence in failure.sentence
 
 
@@ -163,7 +164,7 @@ def test_a_stopped_leader_is_noticed_and_named_by_its_worker(ranks: Ranks) -> No
     processes[0].send_signal(signal.SIGSTOP)
     code, output = end(processes[1])
     assert code == ExitCode.START and "it has given no sign of life for " in output
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.record.rank == 0
     assert failure.sentence.startswith("rank 0 on ") and "it has given no sign of life" in failure.sentence
     processes[0].send_signal(signal.SIGCONT)
@@ -212,7 +213,7 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
     assert "error: rank 1 ended" in output and not is_alive(server)
     record = ranks.record(1)
     assert record.blames == 1 and "slurmstepd" in str(record.reason)
-    failure = first_failure(ranks.runtime.paths)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.sentence.startswith("rank 1 on ")
     assert "its slurmstepd was killed" in failure.sentence
     assert ranks.left() == []
@@ -228,7 +229,7 @@ def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: R
     request_stop(ranks.runtime.paths, by="companion", reason="it is done (exit code 10)")
     code, _ = end(process)
     assert code == ExitCode.START and not is_alive(server)
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and "is stopped (SIGSTOP)" in failure.sentence
 
 
@@ -248,7 +249,7 @@ def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
         assert eventually(lambda seen=seen: read_by.read_text() != seen)  # type: ignore[misc]
     os.kill(ranks.facts(dies)["pid"], signal.SIGKILL)
     assert end(processes[dies])[0] == ExitCode.START
-    failure = first_failure(ranks.runtime.paths, over=True)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None and failure.record.rank == stopped
     assert failure.sentence.startswith(f"rank {stopped} on ") and "is stopped (SIGSTOP)" in failure.sentence
     told = time.monotonic()
@@ -272,6 +273,6 @@ def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Pat
     os.kill(ranks.facts()["children"][0], signal.SIGKILL)
     code, _ = end(process)
     assert code == ExitCode.START
-    failure = first_failure(ranks.runtime.paths)
+    failure = first_failure(RunSnapshot(ranks.runtime.paths))
     assert failure is not None
     assert "the Python process of model preprocessing was killed or crashed" in failure.sentence

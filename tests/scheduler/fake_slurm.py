@@ -7,7 +7,8 @@ import py_compile
 import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,18 @@ class FakeSlurm:
 
     # What happens in the cluster ------------------------------------------------------
 
+    @contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        record = self._read()
+        yield record
+        self._write(record)
+
     def add(self, state: str, **facts: Any) -> str:
         """A job that somebody submitted; ``exit``, ``nodes``, ``reason`` and so on as Slurm words them."""
-        record = self._read()
-        job = str(record["next_id"])
-        record["next_id"] += 1
-        record["jobs"][job] = {"state": state, **facts}
-        self._write(record)
+        with self._changed() as record:
+            job = str(record["next_id"])
+            record["next_id"] += 1
+            record["jobs"][job] = {"state": state, **facts}
         return job
 
     def assign(self, paths: RunPaths, jobs: Mapping[str, str]) -> None:
@@ -87,44 +93,31 @@ class FakeSlurm:
 
     def set(self, job: str, state: str, **facts: Any) -> None:
         """Move a job to another state."""
-        record = self._read()
-        record["jobs"][job].update(state=state, **facts)
-        self._write(record)
+        with self._changed() as record:
+            record["jobs"][job].update(state=state, **facts)
 
     def forget(self, job: str, *, accounting: bool = True) -> None:
         """The controller's MinJobAge is over; with ``accounting`` sacct forgets it as well."""
-        record = self._read()
-        record["jobs"][job].update(forgotten=True, unaccounted=accounting)
-        self._write(record)
+        self.set(job, self.state(job), forgotten=True, unaccounted=accounting)
 
-    def without_accounting(self) -> None:
-        record = self._read()
-        record["accounting"] = False
-        self._write(record)
+    def configure(self, **settings: Any) -> None:
+        """Change the cluster.
 
-    def rank(self) -> None:
-        """Let sprio answer: jobs are ranked by several factors."""
-        record = self._read()
-        record["ranked"] = True
-        self._write(record)
-
-    def allow(self, limits: dict[str, dict[str, str]] | None) -> None:
-        """What sacctmgr shows, by the words of the question; ``None``: it refuses to answer."""
-        record = self._read()
-        record["limits"] = limits
-        self._write(record)
+        ``accounting``: whether sacct answers; ``ranked``: sprio answers, since several factors rank jobs;
+        ``limits``: what sacctmgr shows by the words of the question, or ``None``: it refuses to answer.
+        """
+        with self._changed() as record:
+            record.update(settings)
 
     def drain(self, node: str, why: str) -> None:
         """Take a node out of service."""
-        record = self._read()
-        record["unavailable"][node] = ("drained", why)
-        self._write(record)
+        with self._changed() as record:
+            record["unavailable"][node] = ("drained", why)
 
     def limit(self, partition: str, **fields: str | int) -> None:
         """Give a partition limits, under Slurm's names for them."""
-        record = self._read()
-        record["partitions"][partition] = fields
-        self._write(record)
+        with self._changed() as record:
+            record["partitions"][partition] = fields
 
     def trouble(
         self, command: str, words: str | None, *, after_s: float = 0, once: str | None = None
@@ -133,9 +126,8 @@ class FakeSlurm:
 
         With ``once`` it is the next call after one of that command.
         """
-        record = self._read()
-        record["troubles"].setdefault(command, []).append([words, after_s, once])
-        self._write(record)
+        with self._changed() as record:
+            record["troubles"].setdefault(command, []).append([words, after_s, once])
 
     # What was asked of it -------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.scheduler.job_origin import Origin, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 
@@ -25,11 +25,11 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def server(run: RunPaths, job_id: str = "101") -> RunJob:
-    return RunJob.of(run, {"build": None, "serve": job_id})["serve"]
+    return RunJob.of(run, read_plan(run), {"build": None, "serve": job_id})["serve"]
 
 
 def test_a_stage_without_a_job_has_none(run: RunPaths) -> None:
-    assert RunJob.of(run, {"build": None, "serve": "5", "companion": ""}).keys() == {"serve"}
+    assert RunJob.of(run, read_plan(run), {"build": None, "serve": "5", "companion": ""}).keys() == {"serve"}
 
 
 def origin(run: RunPaths, **facts: Any) -> Origin:
@@ -124,8 +124,7 @@ def job_of(fake_slurm: FakeSlurm, run: RunPaths, state: str, **facts: Any) -> Ru
 def test_a_job_of_another_is_lost_and_not_cancelled(
     fake_slurm: FakeSlurm, run: RunPaths, state: str, accounting: bool
 ) -> None:
-    if not accounting:
-        fake_slurm.without_accounting()
+    fake_slurm.configure(accounting=accounting)
     theirs = {"script": "/home/bob/serve.sbatch", "output": "/home/bob/serve.out", "user": "bob"}
     for facts in ({**theirs, "uid": ANOTHER}, {**theirs, "user": "ana"}):
         job = job_of(fake_slurm, run, state, **facts)

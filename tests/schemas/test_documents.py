@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.schemas.documents import ROOT, SCHEMAS, documents
+from tools.generate import ROOT, SCHEMAS, documents
 
 DOCUMENTS = documents()
 

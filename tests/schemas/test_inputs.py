@@ -17,7 +17,7 @@ from tests.cli.typed import home as home
 from tests.cli.typed import types as types
 from tests.config.values import clusters, job_files, nested
 from tests.render.cases import CASES
-from tests.schemas.inputs import cluster_schema, job_schema
+from tools.file_schemas import cluster_schema, job_schema
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs, profiles, read_tree
 from trtllm_hpc.config.job import JobFile

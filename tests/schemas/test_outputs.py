@@ -13,11 +13,13 @@ from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.cli.typed import types as types
 from tests.schemas.check import documented, validator
-from tests.schemas.outputs import OUTPUTS
+from tools.json_page import examples
+from tools.outputs import OUTPUTS
 from trtllm_hpc.cli import command
-from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.config.schemas import schemas
 from trtllm_hpc.errors import ExitCode
+
+EXAMPLES = examples()
 
 
 def with_json(group: click.Group, words: str = "") -> Iterator[str]:
@@ -38,14 +40,14 @@ def test_every_command_with_json_has_one_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("words", OUTPUTS)
-def test_they_are_json_schema_and_describe_the_examples(words: str) -> None:
+def test_they_are_json_schema_and_describe_the_examples_on_the_page(words: str) -> None:
     Draft202012Validator.check_schema(validator(words).schema)
-    for output in OUTPUTS[words]:
-        documented(words, json_text(output.example))
+    for example in EXAMPLES[words]:
+        documented(words, example)
 
 
 def test_other_fields_and_missing_ones_are_refused() -> None:
-    record = json.loads(json_text(OUTPUTS["status"][0].example))
+    record = json.loads(EXAMPLES["status"][0])
     for wrong in ({**record, "colour": "blue"}, {name: record[name] for name in record if name != "stages"}):
         assert not validator("status").is_valid(wrong)
 

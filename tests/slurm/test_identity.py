@@ -18,7 +18,7 @@ import pytest
 from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.sandbox import Sandbox, network, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
@@ -172,7 +172,7 @@ def test_every_way_to_submit_a_script_is_seen_in_what_slurm_records(sandbox: San
         command = ["sbatch", "--parsable", *map(str, words)]
         environment = {**os.environ, **sandbox.environment()}
         said = subprocess.check_output(command, cwd=cwd, input=text, text=True, env=environment)
-        return RunJob.of(paths, {"serve": said.strip()})["serve"]
+        return RunJob.of(paths, read_plan(paths), {"serve": said.strip()})["serve"]
 
     ways = {
         "by its path": job(run, script),

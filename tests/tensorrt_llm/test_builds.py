@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.tensorrt_llm.builds import METHODS, PAGE, page_parts, refusal, renders, section
+from tools.builds_page import METHODS, PAGE, page_parts, refusal, renders, section
 from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.releases.families import families
 
@@ -22,7 +22,7 @@ def test_the_page_has_every_family_once_and_what_is_said_of_all() -> None:
 
 @pytest.mark.parametrize("family", SERVED)
 def test_its_tables_are_up_to_date(family: str) -> None:
-    assert section(family) in TEXT, "if they should differ, run 'python -m tests.tensorrt_llm.builds'"
+    assert section(family) in TEXT, "if they should differ, run 'make golden'"
 
 
 @pytest.mark.parametrize("family", SERVED)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.runs.create import Warn, check_context, create_run, plan_run
+from trtllm_hpc.runs.create import (
+    JobSource,
+    Warn,
+    check_context,
+    cluster_context,
+    create_run,
+    default_profile,
+    plan_run,
+)
 from trtllm_hpc.validation.checks import DoctorReport, check_rendering
 from trtllm_hpc.validation.load import load
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.plan.model import Plan
-    from trtllm_hpc.runs.node_checks import NodeReport
 
 _warn: Warn = logging.getLogger("trtllm_hpc").warning
 
@@ -33,7 +39,7 @@ def load_job(job: Path | str, cluster: Path | str | None = None, settings: Seque
     Raises:
         ConfigError: a file or a setting is wrong; its ``diagnostics`` say what, and where.
     """
-    return load(Path(job), _profile(cluster), tuple(settings)).job
+    return load(Path(job), default_profile(cluster), tuple(settings)).job
 
 
 def plan(
@@ -52,7 +58,7 @@ def plan(
     Raises:
         RenderError: a path cannot be written into a script.
     """
-    with plan_run(Path(job), _profile(cluster), settings, _folder(runs), command="render") as planned:
+    with plan_run(JobSource.of(job, cluster, settings, runs), command="render") as planned:
         return planned.plan
 
 
@@ -71,8 +77,8 @@ def render(
 
     Others, and the errors, are those of :func:`plan`.
     """
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    created = create_run(*place, check=check_rendering, warn=on_warning, command="render")
+    source = JobSource.of(job, cluster, settings, runs)
+    created = create_run(source, check=check_rendering, warn=on_warning, command="render")
     return Run(created.paths, created.engine)
 
 
@@ -100,8 +106,8 @@ def submit(
     """
     from trtllm_hpc.runs.submit import create_for_submission, submit_stages
 
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    created = create_for_submission(*place, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
+    source = JobSource.of(job, cluster, settings, runs)
+    created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
     submit_stages(created.plan, created.paths)
     return Run(created.paths, created.engine)
 
@@ -122,8 +128,10 @@ def doctor(
     from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
-    job_file = None if job is None else Path(job)
-    context = check_context(job_file, _profile(cluster), settings, _folder(runs))
+    if job is None:
+        context = cluster_context(default_profile(cluster), settings, None if runs is None else Path(runs))
+    else:
+        context = check_context(JobSource.of(job, cluster, settings, runs))
     with path_errors(context.job if context.has_job else None, context.cluster):
         checks = run_checks(context)
         memory = memory_of(context) if context.has_job else None
@@ -133,45 +141,3 @@ def doctor(
         rules=tuple(map(row_of, rule_rows(context.job))) if context.has_job else (),
         notes=tuple(context.plan.notes) if context.has_job else (),
     )
-
-
-def check_on_nodes(
-    job: Path | str,
-    cluster: Path | str | None = None,
-    settings: Sequence[str] = (),
-    runs: Path | str | None = None,
-    *,
-    nodes: int = 1,
-    model: bool = False,
-    wait_s: float = 3600.0,
-    keep: bool = False,
-    show: Callable[[str], object] = lambda sentence: None,
-) -> NodeReport:
-    """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
-
-    Args:
-        nodes: 1, or 2 to look at the network between nodes as well.
-        model: unless a check fails, also serve the model with one instance until it has made one token.
-        wait_s: bound on the wait in the queue, in seconds.
-        keep: leave the folder with the job's scripts and logs.
-        show: receives a sentence whenever the job has come further.
-
-    Others, and the errors, are those of :func:`plan`.
-
-    Raises:
-        SubmissionError: Slurm refused the job, or it did not start in time.
-    """
-    from trtllm_hpc.runs.node_checks import check_on_nodes
-
-    place = (Path(job), _profile(cluster), settings, _folder(runs))
-    return check_on_nodes(place, nodes=nodes, model=model, wait_s=wait_s, keep=keep, show=show)
-
-
-def _profile(cluster: Path | str | None) -> str:
-    """Return the profile's file or name; ``None`` is ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``."""
-    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
-
-
-def _folder(runs: Path | str | None) -> Path | None:
-    """Return the folder of runs that was named, if one was."""
-    return None if runs is None else Path(runs)

@@ -50,14 +50,12 @@ class Measurement:
     Its files are read when they are first needed.
 
     Args:
-        paths: the run's folder.
-        copied_to: its folder, if that is not the run's results folder; ``paths`` is then only a stand-in.
+        paths: the run's folder; of a copied measurement a stand-in, whose results folder is the copy's.
     """
 
-    def __init__(self, paths: RunPaths, name: str, copied_to: Path | None = None) -> None:
+    def __init__(self, paths: RunPaths, name: str) -> None:
         self.paths = paths
         self.name = name
-        self.copied_to = copied_to
 
     def __repr__(self) -> str:
         return f"Measurement({self.call_name!r})"
@@ -82,7 +80,8 @@ class Measurement:
         if path.suffix == ".json" and path.is_file():
             path = path.absolute()
             paths = RunPaths(path.parent.parent)
-            return cls(paths, path.stem, None if paths.results == path.parent else path.parent)
+            paths.results = path.parent
+            return cls(paths, path.stem)
         run, colon, wanted = str(name).rpartition(":")
         paths = measured_folder(run if colon else wanted, runs)
         return _named(paths, wanted) if colon else _newest(paths)
@@ -94,16 +93,18 @@ class Measurement:
 
     @property
     def files(self) -> MeasurementPaths:
-        """Its files; those of a copy are in one folder, too."""
-        files = self.paths.measurement(self.name)
-        if self.copied_to is None:
-            return files
-        return MeasurementPaths(**{kind: self.copied_to / file.name for kind, file in vars(files).items()})
+        """The measurement's files. A copied measurement keeps them all in one folder."""
+        return self.paths.measurement(self.name)
+
+    @property
+    def _is_copy(self) -> bool:
+        """Whether it was copied out of its run folder."""
+        return self.paths.results != RunPaths(self.paths.folder).results
 
     @property
     def call_name(self) -> str:
         """How to name it in a command."""
-        if self.copied_to is not None:
+        if self._is_copy:
             return shlex.quote(str(self.files.summary))
         return f"{call_name(self.paths)}:{self.name}"
 
@@ -234,16 +235,8 @@ class Measurement:
         self._refuse_copy()
         return write_charts(self.paths, self.name, self.files.charts)
 
-    def trace(self) -> Path:
-        """Write requests and server metrics as a trace for ui.perfetto.dev, and return its path."""
-        from trtllm_hpc.bench.server_metrics.sampling import read_samples
-        from trtllm_hpc.report.perfetto import write_perfetto
-
-        write_perfetto(self.records, read_samples(self.files.samples), self.files.trace)
-        return self.files.trace
-
     def _refuse_copy(self) -> None:
-        if self.copied_to is not None:
+        if self._is_copy:
             raise RunNotFound(
                 f"{self.files.summary} is in no run folder, and a report needs the run's files.",
                 hint=f"trtllm-hpc bench show {self.call_name}",
@@ -285,7 +278,7 @@ def bench(
     """
     from trtllm_hpc.bench.measure import Subject
     from trtllm_hpc.config.benchmark import Benchmark
-    from trtllm_hpc.runs.endpoint import endpoint_of, return_of
+    from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
 
     found = run if isinstance(run, Run) else Run.find(run)
@@ -293,7 +286,9 @@ def bench(
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
     refuse_over_limits(job, chosen)
     measurement = Measurement(found.paths, _new_name(found.paths, name))
-    subject = Subject(found.paths, endpoint_of(found.paths, wait_s), job, return_of(found.paths))
+    subject = Subject(
+        found.paths, endpoint_of(found.paths, wait_s), job, follower_of(found.paths, restarts=True)
+    )
     return _measure(subject, chosen, measurement, on_progress)
 
 

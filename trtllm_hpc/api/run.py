@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.paths import RunPaths, default_runs_folder, read_plan
+from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class Run:
     @property
     def scripts(self) -> Sequence[Path]:
         """The batch scripts, in the order of their submission."""
-        return [self.paths.sbatch(stage["name"]) for stage in read_plan(self.paths).get("stages", [])]
+        return [self.paths.sbatch(stage["name"]) for stage in plan_of(self.paths).get("stages", [])]
 
     @property
     def jobs(self) -> dict[str, str]:
@@ -235,9 +236,11 @@ class Run:
             instance: of the server; ``None``: of all, one after the other.
         """
         from trtllm_hpc.logs.files import list_logs
+        from trtllm_hpc.logs.snapshot import RunSnapshot
 
-        found = [log.path for log in list_logs(self.paths, stage, rank, instance) if log.rank == rank]
-        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found if path.exists())
+        logs = list_logs(RunSnapshot(self.paths), stage, rank, instance)
+        files = [log.path for log in logs if log.rank == rank and log.path.exists()]
+        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
 
     # What is done with it -----------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.measurements import MeasuredFolder
 from trtllm_hpc.cli.options import json_option, print_json, runs_option
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trtllm_hpc.api.measurement import Measurement
 
 
@@ -47,14 +47,11 @@ def command(run: RunPaths, runs: Any, as_json: bool) -> None:
       trtllm-hpc bench list latest
     """
     from trtllm_hpc.api.measurement import Measurement
-    from trtllm_hpc.api.run import Run
 
     rows = [_row(found) for found in Measurement.list(Run(run))]
     if as_json:
         print_json(rows)
     elif rows:
-        from trtllm_hpc.report.tables import print_table
-
         print_table(_table(rows))
     else:
         click.echo(
@@ -79,9 +76,7 @@ def _row(found: Measurement) -> MeasurementRow:
 def _table(rows: Sequence[MeasurementRow]) -> Table:
     import time
 
-    from trtllm_hpc.report.tables import plain_table
-
-    table = plain_table("name", "started", "load", "requests", "valid", right=("requests",))
+    table = Table("name", "started", "load", "requests", "valid", right=("requests",))
     for row in rows:
         started = row.started_at
         table.add_row(

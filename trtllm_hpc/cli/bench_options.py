@@ -1,51 +1,69 @@
-"""The options of ``trtllm-hpc bench run``: one for each setting of ``companion.benchmark``.
-
-:mod:`trtllm_hpc.cli.bench_settings` applies them to the settings of the run's job file.
-"""
+"""The options of ``trtllm-hpc bench run``: one for each setting of ``companion.benchmark``."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from trtllm_hpc.cli.options import valid_text
+from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER, Command, ParameterType, valid_text
+from trtllm_hpc.errors import ConfigError
 
 if TYPE_CHECKING:
-    _ListParameter = click.ParamType[list[Any]]
-else:
-    _ListParameter = click.ParamType  # generic only in the newest releases of click
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.config.job import JobFile
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_RANGE = re.compile(r"\s*\[[^\[]*x[<>=][^\[]*\]$")
-"""Click's note on the range of a number, which would clutter the help of 20 options."""
 _GIVEN = f"{__name__}.given"
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(NamedTuple):
     field: str
     """The dotted field of ``Benchmark``; ``no_`` and the field if the option unsets it."""
-    option: str
-    attributes: dict[str, Any]
-    """Arguments of ``click.option``."""
+    metavar: str | None
+    """The values that the option takes; ``None``: it is a flag."""
+    help: str
+    named: str | None = None
+    """The option, where it has another name than the field."""
 
     @property
     def parameter(self) -> str:
         """The name of click's parameter."""
         return self.field.replace(".", "__")
 
+    @property
+    def option(self) -> str:
+        """The option, with its dashes."""
+        return self.named or f"--{self.field.rpartition('.')[2].replace('_', '-')}"
 
-def _setting(field: str, option: str, text: str | None = None, **attributes: Any) -> _Setting:
-    return _Setting(field, option, {"help": text, **attributes})
+    def declared(self) -> Callable[[Command], Command]:
+        """Return the decorator that adds the option. The range of a number is checked with all settings."""
+        option, metavar = self.option, self.metavar
+        kind: Any = None
+        if metavar is None:
+            option += "" if option.startswith("--no-") else f"/--no-{option[2:]}"
+        elif "|" in metavar:
+            kind, metavar = click.Choice(metavar.split("|")), None
+        else:
+            word, is_list, _ = metavar.partition("[,...]")
+            kind = _TYPES.get(word, click.STRING)
+            kind = _Listed(kind) if is_list else kind
+        return click.option(
+            option,
+            self.parameter,
+            type=kind,
+            metavar=metavar,
+            is_flag=self.metavar is None,
+            default=None,
+            multiple=self.field in ("workload.prompts", "workload.lora"),
+            help=self.help,
+            expose_value=False,
+            callback=_keeper(self.field),
+        )
 
 
-class _Listed(_ListParameter):
+class _Listed(ParameterType):
     """One value, or several separated by commas."""
 
     name = "list"
@@ -60,164 +78,110 @@ class _Listed(_ListParameter):
         return [self._item.convert(part.strip(), param, ctx) for part in str(value).split(",")]
 
 
-def _count(least: int, most: int) -> dict[str, Any]:
-    return {"type": click.IntRange(least, most), "metavar": "N"}
-
-
-_COUNT = _count(1, 1_000_000)
-_TOKENS = _count(1, 10_000_000)
-_STDEV = {"type": click.FloatRange(0, 1_000_000), "metavar": "N"}
-_SECONDS = {"type": click.FloatRange(0, 31_536_000), "metavar": "SECONDS"}
-_SHARE = {"type": click.FloatRange(0, 1), "metavar": "SHARE"}
-_RATE = click.FloatRange(min=0, min_open=True, max=100_000)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path, resolve_path=True)
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path, resolve_path=True)
-_KINDS = click.Choice(["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"])
-_ARRIVALS = click.Choice(["constant", "poisson", "gamma", "trace"])
-
-_LOAD = (
-    _setting(
-        "rate_per_second",
-        "--rate",
-        "Open loop: requests per second, sent whether or not earlier ones are answered. Several: a sweep.",
-        type=_Listed(_RATE),
-        metavar="RATE[,...]",
+_TYPES: Mapping[str, Any] = {
+    "N": click.INT,
+    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SECONDS", "SHARE", "TOKENS"), click.FLOAT),
+    "FILE": EXISTING_FILE,
+    "FOLDER": EXISTING_FOLDER,
+}
+"""Types by metavar; of all others it is text."""
+_SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
+    "Load": (
+        _Setting(
+            "rate_per_second",
+            "RATE[,...]",
+            "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
+            "--rate",
+        ),
+        _Setting(
+            "concurrency",
+            "N[,...]",
+            "Closed loop instead: N requests in flight; each answer makes room for the next request.",
+        ),
+        _Setting("arrival", "constant|poisson|gamma|trace", "Distribution of the gaps of an open loop."),
+        _Setting("burstiness", "SHAPE", "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
+        _Setting(
+            "ramp_to_per_second", "RATE", "Change the rate evenly from --rate to this one.", "--ramp-to"
+        ),
+        _Setting("requests", "N", "Measured requests of each level."),
+        _Setting("duration_seconds", "SECONDS", "Length of each level instead.", "--duration"),
+        _Setting(
+            "warmup_requests",
+            "N",
+            "Requests of the same load before each level; recorded, but not counted.",
+            "--warmup",
+        ),
+        _Setting("warmup_seconds", "SECONDS", "Length of the warm-up instead."),
+        _Setting("processes", "N", "Client processes that share the load, if one core is not enough."),
+        _Setting("repeats", "N", "Passes over each level; from 2 on, figures have confidence intervals."),
     ),
-    _setting(
-        "concurrency",
-        "--concurrency",
-        "Closed loop instead: N requests in flight; each answer makes room for the next request.",
-        type=_Listed(click.IntRange(1, 100_000)),
-        metavar="N[,...]",
+    "Workload": (
+        _Setting(
+            "workload.kind",
+            "prompts|dataset|normal|histogram|shared-prefix|trace",
+            "Source of prompts and lengths.",
+            "--workload",
+        ),
+        _Setting("workload.prompts", "TEXT", "A prompt; can be repeated.", "--prompt"),
+        _Setting("workload.path", "FILE", "The dataset, histogram or trace.", "--file"),
+        _Setting("workload.speed", "FACTOR", "Replay a trace this many times faster."),
+        _Setting("workload.input_tokens", "N", "Mean length of a prompt."),
+        _Setting(
+            "workload.input_tokens_stdev",
+            "TOKENS",
+            "Standard deviation of the prompt length.",
+            "--input-stdev",
+        ),
+        _Setting("workload.output_tokens", "N", "Mean length of an answer."),
+        _Setting(
+            "workload.output_tokens_stdev",
+            "TOKENS",
+            "Standard deviation of the answer length.",
+            "--output-stdev",
+        ),
+        _Setting("workload.prefix_tokens", "N", "Length of a shared prefix."),
+        _Setting("workload.prefixes", "N", "Number of different prefixes, used in turn."),
+        _Setting("workload.max_input_tokens", "N", "Leave out longer prompts."),
+        _Setting("workload.tokenizer", "FOLDER", "Folder with tokenizer.json."),
+        _Setting(
+            "workload.lora",
+            "FOLDER[=SHARE]",
+            "A LoRA adapter of the requests, and its share; can be repeated. Adapters without a share, "
+            "and the requests without an adapter, get equal parts.",
+        ),
+        _Setting("workload.no_lora", None, "No adapters, not even the job file's."),
+        _Setting("max_tokens", "N", "Maximum output tokens of a request."),
+        _Setting("exact_output", None, "Whether answers must have exactly that many tokens."),
+        _Setting("seed", "N", "Seed of prompts and arrivals."),
     ),
-    _setting("arrival", "--arrival", "Distribution of the gaps of an open loop.", type=_ARRIVALS),
-    _setting(
-        "burstiness",
-        "--burstiness",
-        "Shape of gamma gaps: 1 is Poisson, less comes in bursts.",
-        type=click.FloatRange(min=0, min_open=True, max=1000),
-        metavar="SHAPE",
+    "Requests": (
+        _Setting(
+            "model",
+            "NAME[,...]",
+            "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; copies of one model are used in turn.",
+        ),
+        _Setting(
+            "protocol",
+            "grpc|http|openai|openai-chat",
+            "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server "
+            "is Triton, else completions.",
+        ),
+        _Setting("streaming", None, "Whether to request streamed answers."),
+        _Setting("request_timeout_seconds", "SECONDS", "Timeout of each request.", "--timeout-seconds"),
     ),
-    _setting(
-        "ramp_to_per_second",
-        "--ramp-to",
-        "Change the rate evenly from --rate to this one.",
-        type=_RATE,
-        metavar="RATE",
+    "Limits and validity": (
+        _Setting("slo", "LIMITS", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
+        _Setting("no_slo", None, "No limits, not even the job file's."),
+        _Setting("find_max", None, "Find the highest rate at which --slo holds."),
+        _Setting("max_error_share", "SHARE", "Figures are invalid if a larger share of requests failed."),
+        _Setting("max_failures_in_a_row", "N", "End when so many requests in a row have failed; 0: never."),
+        _Setting("max_late_share", "SHARE", "Figures are invalid if a larger share was sent late."),
+        _Setting("min_requests", "N", "Figures are invalid if fewer requests were measured."),
+        _Setting("min_window_seconds", "SECONDS", "Figures are invalid if the window was shorter."),
     ),
-    _setting("requests", "--requests", "Measured requests of each level.", **_COUNT),
-    _setting("duration_seconds", "--duration", "Length of each level instead.", **_SECONDS),
-    _setting(
-        "warmup_requests",
-        "--warmup",
-        "Requests of the same load before each level; recorded, but not counted.",
-        **_count(0, 1_000_000),
-    ),
-    _setting("warmup_seconds", "--warmup-seconds", "Length of the warm-up instead.", **_SECONDS),
-    _setting(
-        "processes",
-        "--processes",
-        "Client processes that share the load, if one core is not enough.",
-        **_count(1, 256),
-    ),
-    _setting(
-        "repeats",
-        "--repeats",
-        "Passes over each level; from 2 on, figures have confidence intervals.",
-        **_count(1, 1000),
-    ),
-)
-_WORKLOAD = (
-    _setting("workload.kind", "--workload", "Source of prompts and lengths.", type=_KINDS),
-    _setting("workload.prompts", "--prompt", "A prompt; can be repeated.", multiple=True, metavar="TEXT"),
-    _setting("workload.path", "--file", "The dataset, histogram or trace.", type=_FILE),
-    _setting("workload.speed", "--speed", "Replay a trace this many times faster.", type=_RATE),
-    _setting("workload.input_tokens", "--input-tokens", "Mean length of a prompt.", **_TOKENS),
-    _setting(
-        "workload.input_tokens_stdev", "--input-stdev", "Standard deviation of the prompt length.", **_STDEV
-    ),
-    _setting("workload.output_tokens", "--output-tokens", "Mean length of an answer.", **_TOKENS),
-    _setting(
-        "workload.output_tokens_stdev", "--output-stdev", "Standard deviation of the answer length.", **_STDEV
-    ),
-    _setting("workload.prefix_tokens", "--prefix-tokens", "Length of a shared prefix.", **_TOKENS),
-    _setting("workload.prefixes", "--prefixes", "Number of different prefixes, used in turn.", **_TOKENS),
-    _setting("workload.max_input_tokens", "--max-input-tokens", "Leave out longer prompts.", **_TOKENS),
-    _setting("workload.tokenizer", "--tokenizer", "Folder with tokenizer.json.", type=_FOLDER),
-    _setting(
-        "workload.lora",
-        "--lora",
-        "A LoRA adapter of the requests, and its share; can be repeated. Those without a share, and the "
-        "requests without an adapter, get equal parts.",
-        multiple=True,
-        metavar="FOLDER[=SHARE]",
-    ),
-    _setting(
-        "workload.no_lora", "--no-lora", "No adapters, not even the job file's.", is_flag=True, default=None
-    ),
-    _setting("max_tokens", "--max-tokens", "Maximum output tokens of a request.", **_TOKENS),
-    _setting(
-        "exact_output",
-        "--exact-output/--no-exact-output",
-        "Whether answers must have exactly that many tokens.",
-        default=None,
-    ),
-    _setting("seed", "--seed", "Seed of prompts and arrivals.", type=click.IntRange(0, 2**31 - 1)),
-)
-_REQUESTS = (
-    _setting(
-        "model",
-        "--model",
-        "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; copies of one model are used in turn.",
-        type=_Listed(click.STRING),
-        metavar="NAME[,...]",
-    ),
-    _setting(
-        "protocol",
-        "--protocol",
-        "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server is "
-        "Triton, else completions.",
-        type=click.Choice(["grpc", "http", "openai", "openai-chat"]),
-    ),
-    _setting("streaming", "--streaming/--no-streaming", "Whether to request streamed answers.", default=None),
-    _setting("request_timeout_seconds", "--timeout-seconds", "Timeout of each request.", **_SECONDS),
-)
-_VALIDITY = (
-    _setting(
-        "slo", "--slo", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput.", metavar="LIMITS"
-    ),
-    _setting("no_slo", "--no-slo", "No limits, not even the job file's.", is_flag=True, default=None),
-    _setting(
-        "find_max", "--find-max/--no-find-max", "Find the highest rate at which --slo holds.", default=None
-    ),
-    _setting(
-        "max_error_share",
-        "--max-error-share",
-        "Figures are invalid if a larger share of requests failed.",
-        **_SHARE,
-    ),
-    _setting(
-        "max_failures_in_a_row",
-        "--max-failures-in-a-row",
-        "End when so many requests in a row have failed; 0: never.",
-        **_count(0, 1_000_000),
-    ),
-    _setting(
-        "max_late_share", "--max-late-share", "Figures are invalid if a larger share was sent late.", **_SHARE
-    ),
-    _setting(
-        "min_requests", "--min-requests", "Figures are invalid if fewer requests were measured.", **_COUNT
-    ),
-    _setting(
-        "min_window_seconds",
-        "--min-window-seconds",
-        "Figures are invalid if the window was shorter.",
-        **_SECONDS,
-    ),
-)
-_SECTIONS = {"Load": _LOAD, "Workload": _WORKLOAD, "Requests": _REQUESTS, "Limits and validity": _VALIDITY}
+}
 _SETTINGS = tuple(setting for settings in _SECTIONS.values() for setting in settings)
-OPTION_OF = {setting.field: setting.option.partition("/")[0] for setting in _SETTINGS} | {
+_OPTION_OF = {setting.field: setting.option for setting in _SETTINGS} | {
     "rates_per_second": "--rate",
     "concurrencies": "--concurrency",
     "models": "--model",
@@ -229,12 +193,12 @@ class SettingsCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the settings by section, then the other options."""
-        options = [it for it in self.get_params(ctx) if isinstance(it, click.Option)]
+        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
         records = {option.name: option.get_help_record(ctx) for option in options}
         for title, settings in _SECTIONS.items():
             rows = [records.pop(setting.parameter) for setting in settings]
             with formatter.section(title):
-                formatter.write_dl([(row[0], _RANGE.sub("", row[1])) for row in rows if row is not None])
+                formatter.write_dl([row for row in rows if row is not None])
         with formatter.section("Output"):
             formatter.write_dl([row for row in records.values() if row is not None])
 
@@ -242,13 +206,7 @@ class SettingsCommand(click.Command):
 def benchmark_options(command: Command) -> Command:
     """Add an option for every setting; :func:`given_settings` returns those that were given."""
     for setting in reversed(_SETTINGS):
-        command = click.option(
-            setting.option,
-            setting.parameter,
-            expose_value=False,
-            callback=_keeper(setting.field),
-            **setting.attributes,
-        )(command)
+        command = setting.declared()(command)
     return command
 
 
@@ -256,7 +214,8 @@ def _keeper(field: str) -> Callable[[click.Context, click.Parameter, Any], None]
     def keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value is not None and value != ():
             given = valid_text(ctx, param, list(value)) if isinstance(value, tuple) else value
-            ctx.meta.setdefault(_GIVEN, {})[field] = str(given) if isinstance(given, Path) else given
+            given = str(given.resolve()) if isinstance(given, Path) else given
+            ctx.meta.setdefault(_GIVEN, {})[field] = given
 
     return keep
 
@@ -264,3 +223,30 @@ def _keeper(field: str) -> Callable[[click.Context, click.Parameter, Any], None]
 def given_settings(ctx: click.Context) -> dict[str, Any]:
     """Return the settings given as options, by their dotted fields."""
     return dict(ctx.meta.get(_GIVEN, {}))
+
+
+def settings_for(job: JobFile | None, given: Mapping[str, Any]) -> Benchmark:
+    """Return the settings of the job file with those given as options; without a run, these alone.
+
+    Raises click.UsageError with every conflict between them, everything without effect, and every length that
+    the engine cannot take, by the option's name.
+    """
+    from trtllm_hpc.config.benchmark import Benchmark
+    from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
+
+    base = None if job is None else job.companion.benchmark
+    try:
+        settings = settings_of(base or Benchmark(), given, _option)
+        if job is not None:
+            refuse_over_limits(job, settings, _option)
+    except ConfigError as error:
+        lines = (
+            f"{problem.field}: {problem.message}{f'; {problem.hint}' if problem.hint else ''}."
+            for problem in error.diagnostics
+        )
+        raise click.UsageError("\n".join(lines)) from None
+    return settings
+
+
+def _option(field: str) -> str:
+    return _OPTION_OF.get(field, field)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings
-from trtllm_hpc.cli.bench_settings import settings_for
+from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_for
 from trtllm_hpc.cli.bench_show import show_measurement, upstream_options
 from trtllm_hpc.cli.options import (
     RunType,
@@ -25,6 +24,7 @@ from trtllm_hpc.runs.find import find_run, is_run
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.client.connect import Address
 
 
 @click.command("run", cls=SettingsCommand)
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
-@click.option("--perfetto", is_flag=True, help="Also write the requests as a trace for ui.perfetto.dev.")
 @upstream_options
 @json_option
 @click.pass_context
@@ -59,13 +58,10 @@ def command(
     run: RunPaths | None,
     runs: Any,
     wait_seconds: float,
-    url: str | None,
-    key_file: Path | None,
-    certificate: Path | None,
+    address: Address | None,
     output: Path | None,
     name: str | None,
     report: bool,
-    perfetto: bool,
     upstream_table: bool,
     upstream_csv: Path | None,
     as_json: bool,
@@ -82,8 +78,8 @@ def command(
     from trtllm_hpc.bench.measure import Interrupted
     from trtllm_hpc.bench.progress import terminal_bar
 
-    _refuse_contradictions(run, url, key_file or certificate or output, output)
-    found = Run(run or find_run("latest", runs_folder(ctx))) if url is None else None
+    _refuse_contradictions(run, address, output)
+    found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
     settings = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
@@ -92,38 +88,35 @@ def command(
             if found is not None:
                 measurement = bench(found, wait_s=wait_seconds, **common)
             else:
-                common |= {"key_file": key_file, "certificate": certificate}
-                measurement = bench_url(str(url), Path(str(output)), **common)
+                assert address is not None and output is not None
+                common |= {"key_file": address.key_file, "certificate": address.certificate_file}
+                measurement = bench_url(address.url, output, **common)
     except Interrupted as early:
-        paths = found.paths if found is not None else RunPaths(Path(str(output)))
+        paths = found.paths if found is not None else RunPaths(output or Path())
         measurement, interrupted = Measurement(paths, early.measurement.name), True
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
-    _write(measurement, report=report, perfetto=perfetto)
+    _write(measurement, report=report)
     show_measurement(measurement, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
     if interrupted:
         raise click.Abort
     measurement.check()
 
 
-def _refuse_contradictions(run: RunPaths | None, url: str | None, of_url: Any, output: Path | None) -> None:
+def _refuse_contradictions(run: RunPaths | None, address: Address | None, output: Path | None) -> None:
     """Raise UsageError for what does not go together."""
-    if url is None and of_url is not None:
-        raise click.UsageError("--key-file, --certificate and --output go with --url; a run has its own.")
-    if url is not None and run is not None:
+    if address is None and output is not None:
+        raise click.UsageError("--output goes with --url; a run keeps its own results.")
+    if address is not None and run is not None:
         raise click.UsageError(f"Measure the run {run.run_id} or --url, not both.")
-    if url is not None and output is None:
+    if address is not None and output is None:
         raise click.UsageError("--url needs --output FOLDER for the results: there is no run to keep them.")
 
 
-def _write(found: Measurement, *, report: bool, perfetto: bool) -> None:
-    """Write the report and the trace, and print what was written."""
+def _write(found: Measurement, *, report: bool) -> None:
+    """Write the report, and print which files the measurement has."""
     files = found.files
-    written = [files.table]
-    if perfetto:
-        written.append(found.trace())
-    if report:
-        written += _report(found)
+    written = [files.table, *(_report(found) if report else ())]
     click.echo(f"written: {files.summary} and, beside it, {files.requests.name}", err=True)
     for file in written:
         click.echo(f"written: {file}", err=True)

@@ -1,4 +1,4 @@
-"""``trtllm-hpc bench show``: print a measurement again as table, JSON, upstream's table or trace."""
+"""``trtllm-hpc bench show``: print a measurement again as table, JSON or upstream's table."""
 
 from __future__ import annotations
 
@@ -29,14 +29,12 @@ def upstream_options(command: Any) -> Any:
 @runs_option
 @click.argument("found", type=MeasurementType(), default="latest", metavar="[RUN[:NAME]]")
 @upstream_options
-@click.option("--perfetto", is_flag=True, help="Write the requests as a trace for ui.perfetto.dev.")
 @json_option
 def command(
     found: Measurement,
     runs: Any,
     upstream_table: bool,
     upstream_csv: Path | None,
-    perfetto: bool,
     as_json: bool,
 ) -> None:
     """Print the saved measurement NAME of RUN.
@@ -48,10 +46,7 @@ def command(
     Examples:
       trtllm-hpc bench show latest
       trtllm-hpc bench show latest:rate-8 --upstream-table
-      trtllm-hpc bench show latest:rate-8 --perfetto
     """
-    if perfetto:
-        click.echo(f"written: {found.trace()}", err=True)
     show_measurement(found, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import RunType, json_option, print_json, print_warning, runs_folder, runs_option
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.find import submitted_at
+from trtllm_hpc.runs.status import RunState
 
 
 @click.command("cancel")
@@ -32,8 +35,6 @@ def command(
       trtllm-hpc cancel
       trtllm-hpc cancel latest
     """
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.runs.status import RunState
 
     found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
     before = found.status
@@ -56,8 +57,6 @@ def _living(runs: Path, *, yes: bool) -> RunPaths:
         click.UsageError: several live, and there is no terminal to ask at.
         click.Abort: the answer was no.
     """
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.runs.find import submitted_at
 
     # Where Slurm does not answer, each run may live.
     rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     EXISTING_FILE,
+    Command,
     OutputFile,
     runs_folder,
     runs_option,
@@ -19,14 +20,14 @@ from trtllm_hpc.cli.options import (
     valid_text,
     wait_option,
 )
-from trtllm_hpc.client.options import OPTIONS, Kind, Option
+from trtllm_hpc.client.options import OPTIONS, Kind
 from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.errors import RequestFailed, RunNotFound
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
-    from trtllm_hpc.client.connect import Target
+    from trtllm_hpc.client.connect import Address
 
 _CLICK_TYPES: dict[Kind, Any] = {
     "count": click.INT,
@@ -39,13 +40,6 @@ _CLICK_TYPES: dict[Kind, Any] = {
 }
 _METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
 _DEFAULTS = {"max_tokens": MAX_TOKENS}
-
-Command = Callable[..., Any]
-
-
-def _text(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Callback of an option with one text."""
-    return None if value is None else str(valid_text(ctx, param, value))
 
 
 def _prompts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -61,19 +55,14 @@ def _ids(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option with token ids: one list, or one for each time it was given."""
     if value is None:
         return None
+    texts = (value,) if isinstance(value, str) else value
     try:
-        lists = [[int(word) for word in text.replace(",", " ").split()] for text in _several(value)]
+        lists = tuple([int(word) for word in text.replace(",", " ").split()] for text in texts)
     except ValueError:
-        raise click.BadParameter(
-            "token ids are whole numbers with commas between them, e.g. 5,7,9."
-        ) from None
+        raise click.BadParameter("token ids are whole numbers with commas between, e.g. 5,7,9.") from None
     if not all(lists):
         raise click.BadParameter("a list of token ids is empty.")
-    return lists[0] if isinstance(value, str) else tuple(lists)
-
-
-def _several(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else value
+    return lists[0] if isinstance(value, str) else lists
 
 
 def _array(ctx: click.Context, param: click.Parameter, value: Path | None) -> Any:
@@ -85,28 +74,28 @@ def _array(ctx: click.Context, param: click.Parameter, value: Path | None) -> An
     try:
         return np.load(value, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise click.BadParameter(f"{value} is no NumPy array (.npy): {error}") from None
+        raise click.BadParameter(f"{value} is not a NumPy array (.npy): {error}") from None
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Any]:
     """Callback of ``--input``: values by input, as JSON where they are JSON."""
     import json
 
-    found: dict[str, Any] = {}
-    for each in values:
-        name, separator, text = each.partition("=")
+    inputs: dict[str, Any] = {}
+    for given in values:
+        name, separator, text = given.partition("=")
         if not separator or not name:
-            raise click.BadParameter(f"{each!r} is not NAME=VALUE.")
+            raise click.BadParameter(f"{given!r} is not NAME=VALUE.")
         try:
             value = json.loads(text)
         except ValueError:
             value = text
         if value is None or isinstance(value, dict):
             raise click.BadParameter(
-                f"{each!r}: a value is a text, a number, true, false, or a list of these."
+                f"{given!r}: a value is a text, a number, true, false, or a list of them."
             )
-        found[name] = value
-    return found
+        inputs[name] = value
+    return inputs
 
 
 _CALLBACKS: dict[Kind, Any] = {"texts": valid_text, "ids": _ids, "array": _array}
@@ -115,25 +104,20 @@ _CALLBACKS: dict[Kind, Any] = {"texts": valid_text, "ids": _ids, "array": _array
 def _request_options(command: Command) -> Command:
     """An option for each of a request; the command gets them as keyword arguments."""
     for option in reversed(OPTIONS):
-        command = _click_option(option)(command)
+        several = option.kind in ("texts", "numbers")
+        command = click.option(
+            option.flag,
+            option.name,
+            is_flag=option.kind == "flag",
+            type=_CLICK_TYPES.get(option.kind),
+            metavar=_METAVARS.get(option.kind),
+            multiple=several,
+            default=_DEFAULTS.get(option.name),
+            show_default=option.name in _DEFAULTS,
+            help=option.help + ("  [repeatable]" if several else ""),
+            callback=_CALLBACKS.get(option.kind),
+        )(command)
     return command
-
-
-def _click_option(option: Option) -> Callable[[Command], Command]:
-    if option.kind == "flag":
-        return click.option(option.flag, option.name, is_flag=True, help=option.help)
-    several = option.kind in ("texts", "numbers")
-    return click.option(
-        option.flag,
-        option.name,
-        type=_CLICK_TYPES[option.kind],
-        metavar=_METAVARS.get(option.kind),
-        multiple=several,
-        default=None if several else _DEFAULTS.get(option.name),
-        show_default=option.name in _DEFAULTS,
-        help=option.help + ("  [repeatable]" if several else ""),
-        callback=_CALLBACKS.get(option.kind),
-    )
 
 
 @click.command("client")
@@ -173,7 +157,7 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
     " terminal, it is a talk: Ctrl-C ends an answer, Ctrl-D the talk. Without --max-tokens the server says"
     " how long an answer may be.",
 )
-@click.option("--system", metavar="TEXT", callback=_text, help="What a --chat begins with.")
+@click.option("--system", metavar="TEXT", callback=valid_text, help="What a --chat begins with.")
 @click.option(
     "--check",
     is_flag=True,
@@ -253,9 +237,7 @@ def command(
     more: tuple[str, ...],
     file: Path | None,
     wait_seconds: float,
-    url: str | None,
-    key_file: Path | None,
-    certificate: Path | None,
+    address: Address | None,
     **given: Any,
 ) -> None:
     """Ask the served model of RUN, and print its answers.
@@ -274,17 +256,12 @@ def command(
       trtllm-hpc client --url http://node7:8000 "What is machine learning?"
     """
     from trtllm_hpc.cli.client_run import Asking, Settings
-    from trtllm_hpc.client.connect import Address
     from trtllm_hpc.runs.endpoint import endpoint_of
 
     prompts: list[Any] = [*more, *_lines(file), *given.pop("token_ids")]
     run: RunPaths | None = None
-    target: Target
-    if url is not None:
+    if address is not None:
         prompts = [*words, *prompts]
-        target = Address(url, key_file, certificate)
-    elif key_file is not None or certificate is not None:
-        raise click.UsageError("--key-file and --certificate go with --url; those of a run are known.")
     else:
         run, prompts = _run_and_prompts(words, prompts, ctx)
     is_talk = given["chat"] and not prompts and not given["as_json"] and sys.stdin.isatty()
@@ -296,8 +273,7 @@ def command(
     given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
     settings = Settings(prompts=tuple(prompts), **{name: given[name] for name in Settings.names()})
     settings.refuse_contradictions(is_run=run is not None)
-    if run is not None:
-        target = endpoint_of(run, wait_seconds)
+    target = address or endpoint_of(cast(RunPaths, run), wait_seconds)
     try:
         if is_talk:
             from trtllm_hpc.cli.client_chat import talk
@@ -312,17 +288,17 @@ def command(
 
 
 def _given_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the model's options that were given."""
-    found = {}
-    for option in OPTIONS:
-        value = given.pop(option.name)
-        if value is not None and value is not False and not (isinstance(value, tuple) and not value):
-            found[option.name] = list(value) if isinstance(value, tuple) else value
-    return found
+    """Take the model's options out of ``given``, and return those that were given."""
+    values = {option.name: given.pop(option.name) for option in OPTIONS}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value is not None and value is not False and not (isinstance(value, tuple) and not value)
+    }
 
 
 def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) -> tuple[RunPaths, list[Any]]:
-    """Tell the run from the prompts: the first word, if it is one, or if more words follow."""
+    """Return run and prompts: the first word names a run if there is such a run, or if more words follow."""
     folder = runs_folder(ctx)
     if not words:
         return find_run("latest", folder), more

@@ -52,7 +52,7 @@ class Settings:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The options' names, without the prompts."""
+        """Return the options' names, without the prompts."""
         return [field.name for field in fields(cls) if field.name != "prompts"]
 
     @property
@@ -61,7 +61,7 @@ class Settings:
         return None if self.stop_after_ms is None else self.stop_after_ms / 1000
 
     def messages(self, question: str) -> list[Message]:
-        """The first messages of a chat."""
+        """Return the first messages of a chat."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, {"role": "user", "content": question}]
 
@@ -138,7 +138,7 @@ class Asking:
             asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
         protocols = self._protocols()
         async with AsyncExitStack() as open_clients:
-            clients = [await open_clients.enter_async_context(self._client(each)) for each in protocols]
+            clients = [await open_clients.enter_async_context(self._client(name)) for name in protocols]
             if self._settings.check:
                 await self._compare(clients[0])
             else:
@@ -149,7 +149,7 @@ class Asking:
         if ended.is_set():
             raise KeyboardInterrupt
         if self._failed:
-            raise self._summary()
+            raise self._first_failure()
 
     def _protocols(self) -> list[Protocol]:
         asked = self._settings.protocol
@@ -218,13 +218,13 @@ class Asking:
                 except InvalidRequest:
                     raise  # the others would fail for the same reason
                 except RequestFailed as error:
-                    self._tell_failure(request, clients[0], error)
+                    self._report_failure(request, clients[0], error)
                     continue
                 for index, prompt in enumerate(request.prompts):
                     answers = [answers[index] for answers in found]
                     if answers:
                         screen.end_line()
-                        self._tell(request, prompt, clients[0], answers, is_shown=is_live)
+                        self._report(request, prompt, clients[0], answers, is_shown=is_live)
         finally:
             screen.end_line()
             for each in asking:
@@ -236,7 +236,10 @@ class Asking:
         stream = settings.stream
         if stream is None:
             is_alone = len(settings.prompts) == 1 and not settings.as_json and settings.protocol != "both"
-            stream = is_alone and not settings.check and _is_single(settings) and client.can_stream
+            # Several texts, and logits, come as a whole.
+            several = any(settings.options.get(name, 1) > 1 for name in ("beam_width", "return_sequences"))
+            is_text = not (several or settings.logits)
+            stream = is_alone and not settings.check and is_text and client.can_stream
         request = Request(
             (),
             settings.options,
@@ -268,7 +271,7 @@ class Asking:
         known = {folder: read_adapter(Path(folder), number) for folder in set(folders) if folder}
         return [known.get(folder) for folder in folders]
 
-    def _tell(
+    def _report(
         self, request: Request, prompt: Prompt, client: AsyncClient, answers: list[Answer], *, is_shown: bool
     ) -> None:
         """Print, and keep, the answers to one prompt: one over each protocol."""
@@ -287,7 +290,7 @@ class Asking:
         if (error := _difference(answers)) is not None:
             self._failed.append(error)
 
-    def _tell_failure(self, request: Request, client: AsyncClient, error: RequestFailed) -> None:
+    def _report_failure(self, request: Request, client: AsyncClient, error: RequestFailed) -> None:
         self._failed.append(error)
         if self._settings.as_json:
             for prompt in request.prompts:
@@ -296,9 +299,11 @@ class Asking:
             click.echo(f"prompt {self._position(request.prompts[0])}: {for_output(error.message)}", err=True)
 
     def _position(self, prompt: Prompt) -> int | None:
-        """The number of a prompt from 1 on; ``None`` if it is the only one."""
+        """Return the number of a prompt from 1 on; ``None`` if it is the only one."""
         prompts = self._settings.prompts
-        return None if len(prompts) == 1 else next(n for n, it in enumerate(prompts, 1) if it is prompt)
+        if len(prompts) == 1:
+            return None
+        return next(number for number, other in enumerate(prompts, 1) if other is prompt)
 
     def _record(
         self,
@@ -315,13 +320,11 @@ class Asking:
         records = tuple(answer.record() for answer in answers)
         return PromptRecord(prompt, options, client.model.name, host, records, error)
 
-    def _summary(self) -> RequestFailed:
-        if len(self._settings.prompts) == 1 or self._settings.batch:
-            return self._failed[0]
-        error = self._failed[0]
-        sentence = (
-            f"{len(self._failed)} of {len(self._settings.prompts)} prompts failed. The first: {error.message}"
-        )
+    def _first_failure(self) -> RequestFailed:
+        error, count = self._failed[0], len(self._settings.prompts)
+        if count == 1 or self._settings.batch:
+            return error
+        sentence = f"{len(self._failed)} of {count} prompts failed. The first: {error.message}"
         return type(error)(sentence, hint=error.hint)
 
     def _show(self, answer: Answer, *, is_shown: bool) -> None:
@@ -339,12 +342,6 @@ class Asking:
                 places.append(self._run.logits(name))
             where = "".join(f" in {place}" for place in places if place is not None)
             click.echo(f"{name}: {' x '.join(map(str, array.shape))}{where}")
-
-
-def _is_single(settings: Settings) -> bool:
-    """Whether one text comes back, without logits: what else there is comes as a whole."""
-    several = (settings.options.get(name, 1) > 1 for name in ("beam_width", "return_sequences"))
-    return not settings.logits and not any(several)
 
 
 class _Screen:

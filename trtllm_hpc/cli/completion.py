@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class, split_arg_string
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 _BREAKS = (":", "=")
 """Characters at which bash splits a word (its COMP_WORDBREAKS) and that occur in our arguments."""
 _ADD_REPLY = "COMPREPLY+=($value)"
-_HEAD_BYTES = 65536
 
 
 @add_completion_class
@@ -118,50 +112,29 @@ def job_names(ctx: click.Context) -> list[str]:
 
 
 def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the shipped job files, and YAML files that are no cluster profile."""
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.files import jobs
-    from trtllm_hpc.config.job import JobFile
-
-    return _names_and_files(jobs(), incomplete, JobFile, ClusterProfile)
+    """Offer the names of the shipped job files, and YAML files."""
+    return _names_and_files(job_names(ctx), incomplete)
 
 
 def cluster_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the names of the cluster profiles, and YAML files that are no job file."""
-    from trtllm_hpc.config.cluster import ClusterProfile
+    """Offer the names of the shipped cluster profiles, and YAML files."""
     from trtllm_hpc.config.files import profiles
-    from trtllm_hpc.config.job import JobFile
 
-    return _names_and_files(profiles(), incomplete, ClusterProfile, JobFile)
+    return _names_and_files(profiles(), incomplete)
 
 
-def _names_and_files(
-    names: Iterable[str], incomplete: str, model: type[BaseModel], other: type[BaseModel]
-) -> list[CompletionItem]:
-    """Return the names, folders and YAML files that begin with ``incomplete``, but no files of ``other``."""
-    other_keys = other.model_fields.keys() - model.model_fields.keys()
-    begun = incomplete.rpartition("/")[2]
-    prefix = incomplete[: len(incomplete) - len(begun)]
-    found = [name for name in names if name.startswith(incomplete)]
+def _names_and_files(names: Iterable[str], incomplete: str) -> list[CompletionItem]:
+    """Return the names, folders and YAML files that begin with ``incomplete``."""
+    folder, slash, begun = incomplete.rpartition("/")
+    words = [name for name in names if name.startswith(incomplete)]
     try:
-        entries = sorted(Path(prefix or ".").iterdir())
+        entries = sorted(Path(f"{folder}{slash}" or ".").iterdir())
     except (OSError, ValueError):
         entries = []  # no such folder, or not ours to read
     for entry in entries:
         if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
             if entry.suffix in (".yaml", ".yml"):
-                if not _top_level_keys(entry) & other_keys:
-                    found.append(prefix + entry.name)
+                words.append(f"{folder}{slash}{entry.name}")
             elif entry.is_dir():
-                found.append(f"{prefix}{entry.name}/")
-    return [CompletionItem(word) for word in found]
-
-
-def _top_level_keys(file: Path) -> set[str]:
-    """Return the keys in the first column of a YAML file; none if it cannot be read."""
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
-    except OSError:
-        return set()
-    return {key.decode() for key in re.findall(rb"^([a-z_]+)[ \t]*:", head, re.MULTILINE)}
+                words.append(f"{folder}{slash}{entry.name}/")
+    return [CompletionItem(word) for word in words]

@@ -118,9 +118,9 @@ def _with_nodes(
     **options: Any,
 ) -> DoctorReport:
     """Return the report with what a job on the nodes has found, and write the bundle."""
-    from trtllm_hpc.api.jobs import check_on_nodes
     from trtllm_hpc.paths import write_text
     from trtllm_hpc.report.node_bundle import bundle_text
+    from trtllm_hpc.runs.node_checks import check_on_nodes
 
     found = check_on_nodes(
         *place, **options, wait_s=wait_minutes * 60, show=lambda sentence: click.echo(sentence, err=True)

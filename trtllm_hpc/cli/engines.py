@@ -5,24 +5,27 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, cast
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned
+from trtllm_hpc.engine_cache import prune as pruning
+from trtllm_hpc.engine_cache.listing import EngineDetails, Item, details_of, list_entries, row_of
+from trtllm_hpc.engine_cache.listing import verify as verify_entry
+from trtllm_hpc.engine_cache.lookup import parts_of
+from trtllm_hpc.engine_cache.prune import Decision, starts_with
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
-
-if TYPE_CHECKING:
-    from trtllm_hpc.engine_cache.listing import EngineDetails, Item
-    from trtllm_hpc.engine_cache.prune import Decision
-    from trtllm_hpc.runtime.engine_cache.cache import Cache
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+from trtllm_hpc.paths import default_runs_folder, engines_folder
+from trtllm_hpc.report.engines import engines_table, state_of
+from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
+from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.runs.engine_users import is_active
+from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -48,20 +51,26 @@ def command() -> None:
 
 
 def cache_options(command: Command) -> Command:
-    """Add ``--engines`` and ``--cluster``, the arguments ``folder`` and ``cluster`` of :func:`open_cache`."""
-    command = click.option(
-        "--engines",
-        "folder",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
-    )(command)
-    return click.option(
+    """``--engines`` and ``--cluster``, passed on as ``cache: Cache``."""
+
+    @wraps(command)
+    def with_cache(*args: Any, folder: Path | None, cluster: str | None, **others: Any) -> Any:
+        return command(*args, cache=open_cache(folder, cluster), **others)
+
+    click.option(
         "--cluster",
         metavar="PROFILE",
         envvar="TRTLLM_HPC_CLUSTER",
         show_envvar=True,
         help="Cluster profile that names the cache: a file, or a name.",
-    )(command)
+    )(with_cache)
+    click.option(
+        "--engines",
+        "folder",
+        type=click.Path(file_okay=False, path_type=Path),
+        help="Folder of the cache, instead of the profile's or $TRTLLM_HPC_ENGINES.",
+    )(with_cache)
+    return cast(Command, with_cache)
 
 
 def open_cache(folder: Path | None, cluster: str | None) -> Cache:
@@ -69,8 +78,6 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
 
     Raises ConfigError if this user may not read it.
     """
-    from trtllm_hpc.paths import default_runs_folder, engines_folder
-    from trtllm_hpc.runtime.engine_cache.cache import Cache
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
@@ -114,7 +121,6 @@ def _no_engines(cache: Cache) -> str:
 
 def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
-    from trtllm_hpc.engine_cache.prune import starts_with
 
     exact = [item for item in items if item.entry.name == name]
     found = exact or [item for item in items if starts_with(item.entry.name, name)]
@@ -124,7 +130,6 @@ def _find(cache: Cache, items: list[Item], name: str) -> list[Item]:
 
 
 def _find_one(cache: Cache, name: str) -> Item:
-    from trtllm_hpc.engine_cache.listing import list_entries
 
     found = _find(cache, list_entries(cache), name)
     if len(found) > 1:
@@ -139,14 +144,9 @@ def _find_one(cache: Cache, name: str) -> Item:
 @command.command("list")
 @cache_options
 @json_option
-def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> None:
+def list_engines(cache: Cache, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-    from trtllm_hpc.engine_cache.listing import list_entries, row_of
-    from trtllm_hpc.report.engines import OPTIONAL_COLUMNS, engines_table
-    from trtllm_hpc.report.formatting import format_bytes
-    from trtllm_hpc.report.tables import print_table
 
-    cache = open_cache(folder, cluster)
     items = list_entries(cache)
     if as_json:
         print_json([row_of(item) for item in items])
@@ -154,7 +154,7 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
     if not items:
         click.echo(_no_engines(cache))
         return
-    print_table(engines_table(items), OPTIONAL_COLUMNS)
+    print_table(engines_table(items))
     click.echo(f"{len(items)} in {cache.folder}, {format_bytes(sum(item.size for item in items))}")
 
 
@@ -162,14 +162,13 @@ def list_engines(folder: Path | None, cluster: str | None, as_json: bool) -> Non
 @click.argument("name", shell_complete=complete_name)
 @cache_options
 @json_option
-def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> None:
+def show(name: str, cache: Cache, as_json: bool) -> None:
     """Show what the key of the engine NAME depends on, how it was built and who uses it.
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-    from trtllm_hpc.engine_cache.listing import details_of
 
-    item = _find_one(open_cache(folder, cluster), name)
+    item = _find_one(cache, name)
     details = details_of(item)
     if as_json:
         print_json(details)
@@ -179,9 +178,6 @@ def show(name: str, folder: Path | None, cluster: str | None, as_json: bool) -> 
 
 
 def _details(item: Item, details: EngineDetails) -> list[str]:
-    from trtllm_hpc.engine_cache.lookup import parts_of
-    from trtllm_hpc.report.engines import state_of
-    from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 
     made = item.manifest
     lines = [f"{item.entry.name}: {state_of(item)}", f"  folder: {item.entry.output}"]
@@ -228,17 +224,13 @@ class VerifiedEngines:
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
 @cache_options
 @json_option
-def verify(names: tuple[str, ...], folder: Path | None, cluster: str | None, as_json: bool) -> int:
+def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     """Read every file of every engine (or of NAMEs) and compare it with what was built.
 
     \b
     Exit code: 6 if anything is broken.
     """
-    from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.engine_cache.listing import verify as verify_entry
-    from trtllm_hpc.report.engines import state_of
 
-    cache = open_cache(folder, cluster)
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
@@ -333,22 +325,17 @@ def prune(
     names: tuple[str, ...],
     half_built: bool,
     yes: bool,
-    folder: Path | None,
-    cluster: str | None,
+    cache: Cache,
     as_json: bool,
 ) -> None:
     """Remove engines from the cache; without --yes, only list them.
 
     An engine that is being built, or used by an active run, always stays.
     """
-    from trtllm_hpc.engine_cache import prune as pruning
-    from trtllm_hpc.engine_cache.listing import list_entries
-    from trtllm_hpc.runs.engine_users import is_active
 
     selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
     if not selection:
         raise click.UsageError("Name what to remove: --unused-days, --keep-bytes, --key or --half-built.")
-    cache = open_cache(folder, cluster)
     items = list_entries(cache)
     for name in names:
         _find(cache, items, name)
@@ -362,7 +349,6 @@ def prune(
 
 
 def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
-    from trtllm_hpc.report.formatting import format_bytes
 
     if as_json:
         entries = (
@@ -371,14 +357,6 @@ def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> No
         )
         print_json(PrunedEngines(done, tuple(entries)))
         return
-    for decision in decisions:
-        name = decision.item.entry.name
-        if decision.kept is not None:
-            click.echo(f"{name}: stays, it {decision.kept}")
-        else:
-            click.echo(f"{name}: {'removed' if done else 'would be removed'}, it {decision.reason}")
-    removed = [decision for decision in decisions if decision.kept is None]
-    size = format_bytes(sum(decision.item.size for decision in removed))
-    click.echo(f"{len(removed)} {'removed' if done else 'would be removed'}, {size}")
-    if removed and not done:
-        click.echo("  next: the same command with --yes")
+    size = format_bytes(sum(decision.item.size for decision in decisions if decision.kept is None))
+    rows = [(decision.item.entry.name, decision.reason, decision.kept) for decision in decisions]
+    print_pruned(rows, done, f", {size}")

@@ -36,7 +36,7 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     \b
     Exit codes: 0 no cause was found, 1 a cause was found.
     """
-    from trtllm_hpc.logs.causes.explain import findings, ranked
+    from trtllm_hpc.logs.causes.explain import findings, likeliest_first, of_lines
     from trtllm_hpc.logs.causes.scan import scan
     from trtllm_hpc.logs.facts import logs_facts
     from trtllm_hpc.report.causes import cause_lines
@@ -44,12 +44,11 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
     of_files = iter(logs_facts([Path(file) for file in files if file != "-"]))
-    found = ranked(
-        [
-            findings(scan(sys.stdin.buffer), "-") if file == "-" else next(of_files).causes
-            for file in files or ("-",)
-        ]
-    )
+    causes = [
+        findings(scan(sys.stdin.buffer), "-") if file == "-" else next(of_files).causes
+        for file in files or ("-",)
+    ]
+    found = likeliest_first(of_lines(causes))
     if as_json:
         print_json(found)
     elif found:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER
+from trtllm_hpc.cli.options import EXISTING_FOLDER, url_options
+
+if TYPE_CHECKING:
+    from trtllm_hpc.client.connect import Address
 
 
 @click.command("gateway")
@@ -17,9 +21,7 @@ from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER
     type=EXISTING_FOLDER,
     help="Folder of the run: model, tokenizer, limits, and the server's address.",
 )
-@click.option("--url", help="Triton, e.g. grpc://127.0.0.1:8001; by default as the run's endpoint says.")
-@click.option("--key-file", type=EXISTING_FILE, help="File with the key that the server at --url asks for.")
-@click.option("--certificate", type=EXISTING_FILE, help="Certificate of the server at --url (grpcs://).")
+@url_options("Triton, e.g. grpc://127.0.0.1:8001; by default as the run's endpoint says.")
 @click.option("--tokenizer", type=EXISTING_FOLDER, help="Folder with tokenizer.json; by default the run's.")
 @click.option("--name", help="Name of the model in requests; by default the run's.")
 @click.option("--fd", type=click.IntRange(min=0), help="Number of an inherited socket that listens.")
@@ -28,9 +30,7 @@ from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.")
 def command(
     run: Path | None,
-    url: str | None,
-    key_file: Path | None,
-    certificate: Path | None,
+    address: Address | None,
     tokenizer: Path | None,
     name: str | None,
     fd: int | None,
@@ -47,27 +47,19 @@ def command(
       trtllm-hpc gateway --run runs/demo-1 --port 8080
       trtllm-hpc gateway --url grpc://node7:8001 --tokenizer /models/llama --name llama --port 8080
     """
-    from trtllm_hpc.client.connect import Address, Target
     from trtllm_hpc.errors import NotReady
     from trtllm_hpc.gateway.facts import Facts, facts_of
     from trtllm_hpc.gateway.server import inherited, listen, listening, serve
     from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.runtime.records import Endpoint
 
-    if run is None and (url is None or tokenizer is None or name is None):
+    if run is None and (address is None or tokenizer is None or name is None):
         raise click.UsageError("Without --run, the gateway needs --url, --tokenizer and --name.")
     facts = Facts("") if run is None else facts_of(RunPaths(run))
     facts = replace(facts, name=name or facts.name, tokenizer=tokenizer or facts.tokenizer)
-    target: Target
-    if url is not None:
-        target = Address(url, key_file, certificate)
-    else:
-        endpoint = Endpoint.read(RunPaths(run or Path()).endpoint)
-        if endpoint is None:
-            raise NotReady(
-                f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT"
-            )
-        target = endpoint
+    target = address or Endpoint.read(RunPaths(run or Path()).endpoint)
+    if target is None:
+        raise NotReady(f"{run} has no endpoint yet.", hint="name Triton's address: --url grpc://HOST:PORT")
     with ExitStack() as stack:
         sockets = [] if fd is None else [inherited(fd)]
         if path is not None:

@@ -8,6 +8,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
 from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.report.tables import Table, print_table
 
 
 @click.group()
@@ -33,21 +34,21 @@ def list_(as_json: bool) -> None:
     if as_json:
         print_json(jobs)
         return
-    from trtllm_hpc.report.tables import plain_table, print_table
 
-    table = plain_table(
+    table = Table(
         *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
         right=("ranks", "nodes"),
         one_line=("name",),
+        least={"what it shows": 22},
+        optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
     )
-    table.columns[-1].min_width = 22
     for job in jobs:
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
             *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
             job.summary,
         )
-    print_table(table, optional=("GPUs", "release", "nodes", "ranks", "model", "backend"))
+    print_table(table)
 
 
 @command.command()

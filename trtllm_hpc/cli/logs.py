@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name
-
-if TYPE_CHECKING:
-    from trtllm_hpc.logs.files import LogFile
-
+from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
+from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
+from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
+from trtllm_hpc.report.causes import cause_lines
+from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
 _AT_ONCE = 500
 """Lines of a log that are printed with one write."""
@@ -24,7 +26,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
     try:
         return None if value is None else re.compile(value)
     except re.error as error:
-        raise click.BadParameter(f"{value!r} is no regular expression: {error}.") from None
+        raise click.BadParameter(f"{value!r} is not a regular expression: {error}.") from None
 
 
 @click.command("logs")
@@ -50,18 +52,7 @@ def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> r
 @click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @json_option
 @click.pass_context
-def command(
-    ctx: click.Context,
-    run: RunPaths,
-    runs: Any,
-    step: str | None,
-    rank: int | None,
-    instance: int | None,
-    follow: bool,
-    pattern: re.Pattern[str] | None,
-    tail: int | None,
-    as_json: bool,
-) -> None:
+def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **selection: Any) -> None:
     """List the logs of RUN, or print the logs that the options select.
 
     Of more than 8 ranks the list has those in the same state on one line, and
@@ -75,20 +66,16 @@ def command(
     trtllm-hpc logs RUN --follow            everything, as it is written
     trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
-    selection = (pattern, tail, step, rank, instance)
-    content = follow or any(value is not None for value in selection)
-    if as_json and content:
-        raise click.UsageError("--json prints the list of logs; it takes no other option.")
-    if not content:
+    if all(value is None or value is False for value in selection.values()):
         _print_list(run, as_json)
         return
-    if not _print_content(run, step, rank, instance, follow, pattern, tail) and pattern is not None:
+    if as_json:
+        raise click.UsageError("--json prints the list of logs; it takes no other option.")
+    if not _print_content(run, **selection) and selection["pattern"] is not None:
         ctx.exit(1)
 
 
 def _print_list(run: RunPaths, as_json: bool) -> None:
-    from trtllm_hpc.report.causes import cause_lines
-    from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
     listed = list_with_causes(run)
     if as_json:
@@ -109,25 +96,27 @@ def _print_content(
     tail: int | None,
 ) -> int:
     """Print the selected logs; return the number of lines printed."""
-    from trtllm_hpc.logs.files import list_logs, reason_without_build
-    from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
         _refuse_unknown_instance(run, step, instance)
     if step == "build":
-        reason = reason_without_build(run)
+        reason = reason_without_build(RunSnapshot(run))
         if reason is not None:
             message = f"Run {run.run_id} has no build stage: {reason}."
             raise RunNotFound(message, hint=f"trtllm-hpc logs {call_name(run)}")
     if step is not None and rank is not None:
         _refuse_unknown_rank(run, step, rank)
     wanted = Filter(pattern, tail)
+
+    def selected() -> list[LogFile]:
+        return list_logs(RunSnapshot(run), step, rank, instance)
+
     if follow:
-        one = rank is not None and len(list_logs(run, step, rank, instance)) == 1
-        return _print_lines(followed_lines(lambda: list_logs(run, step, rank, instance), wanted), not one)
-    logs = _written(run, list_logs(run, step, rank, instance))
+        alone = rank is not None and len(selected()) == 1
+        return _print_lines(followed_lines(selected, wanted), not alone)
+    logs = _written(run, selected())
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
@@ -135,7 +124,6 @@ def _print_content(
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
-    from trtllm_hpc.paths import instance_count
 
     if step != "serve":
         raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
@@ -146,11 +134,10 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
-    from trtllm_hpc.logs.files import planned_ranks
 
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
-    count = planned_ranks(run, step)
+    count = planned_ranks(RunSnapshot(run), step)
     if count is None or rank < count:
         return
     known = {1: "rank 0 only", 2: "ranks 0 and 1"}.get(count, f"ranks 0 to {count - 1}")
@@ -171,7 +158,6 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
 
 def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
     """Print lines, those that come together with one write; return how many there were."""
-    from trtllm_hpc.logs.reading import for_output
 
     count = 0
     for log, lines in found:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trtllm_hpc.api.measurement import Measurement, measured_folder
-from trtllm_hpc.cli.options import RunType, runs_folder
+from trtllm_hpc.cli.options import ParameterType, RunType, runs_folder
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import find_run, list_runs
-
-if TYPE_CHECKING:
-    _FoundParameter = click.ParamType[Measurement]
-else:
-    _FoundParameter = click.ParamType  # generic only in the newest releases of click
 
 
 class MeasuredFolder(RunType):
@@ -27,7 +22,7 @@ class MeasuredFolder(RunType):
         return value if isinstance(value, RunPaths) else measured_folder(str(value), runs_folder(ctx))
 
 
-class MeasurementType(_FoundParameter):
+class MeasurementType(ParameterType):
     """``RUN`` means the companion's measurement, else the newest; ``RUN:NAME`` the one of that name."""
 
     name = "measurement"

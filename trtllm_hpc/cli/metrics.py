@@ -6,16 +6,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
-
-if TYPE_CHECKING:
-    from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.report.server_table import server_text
+from trtllm_hpc.report.tables import terminal_width
+from trtllm_hpc.runs.endpoint import endpoint_of
+from trtllm_hpc.runtime.records import Endpoint
 
 
 @click.command("metrics")
@@ -46,7 +46,6 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
     """
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
-    from trtllm_hpc.runs.endpoint import endpoint_of
 
     endpoint = endpoint_of(run, 0.0)
     try:
@@ -98,33 +97,28 @@ def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:
 def _show(sample: MetricsSample, as_json: bool) -> None:
     if as_json:
         print_json(sample)
-        return
-    from trtllm_hpc.report.server_table import server_table
-    from trtllm_hpc.report.tables import print_table
-
-    click.echo(_title(sample))
-    print_table(server_table(sample.values))
+    else:
+        click.echo(_text(sample), nl=False)
 
 
-def _title(sample: MetricsSample) -> str:
+def _text(sample: MetricsSample) -> str:
+
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
-    return f"{sample.host} ({sample.url}), counts and means {over}"
+    title = f"{sample.host} ({sample.url}), counts and means {over}"
+    return f"{title}\n\n{server_text(sample.values)}"
 
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
-    from trtllm_hpc.report.server_table import server_table
-    from trtllm_hpc.report.tables import terminal_width
 
     if terminal_width() is None:
         for sample in _samples(endpoint, interval_s):
-            _show(sample, as_json=False)
+            click.echo(_text(sample))
         return
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(emoji=False)
-    with Live(console=console, auto_refresh=False) as live:
+    with Live(console=Console(emoji=False), auto_refresh=False) as live:
         for sample in _samples(endpoint, interval_s):
-            live.update(Group(Text(_title(sample)), server_table(sample.values)), refresh=True)
+            live.update(Text(_text(sample)), refresh=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -22,9 +23,9 @@ from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
-    _RunParameter = click.ParamType[RunPaths]
+    ParameterType = click.ParamType[Any]
 else:
-    _RunParameter = click.ParamType  # generic only in the newest releases of click
+    ParameterType = click.ParamType  # generic only in the newest releases of click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 
 
-class RunType(_RunParameter):
+class RunType(ParameterType):
     """A run named by its folder, its id, its job name, or ``latest``: the run submitted last."""
 
     name = "run"
@@ -121,24 +122,44 @@ cluster_option = click.option(
 
 
 def url_options(help: str) -> Callable[[Command], Command]:
-    """``--url``, ``--key-file`` and ``--certificate`` of a server that was not started by this program."""
+    """``--url``, ``--key-file`` and ``--certificate`` of a server outside any run.
+
+    Passed on as ``address: Address | None``.
+    """
 
     def add(command: Command) -> Command:
-        command = click.option(
-            "--certificate",
-            type=EXISTING_FILE,
-            help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
-        )(command)
-        key_help = "File with the key that the server of --url asks for."
-        command = click.option("--key-file", type=EXISTING_FILE, help=key_help)(command)
-        return click.option("--url", help=help)(command)
+        @wraps(command)
+        def with_address(
+            *args: Any, url: str | None, key_file: Path | None, certificate: Path | None, **others: Any
+        ) -> Any:
+            from trtllm_hpc.client.connect import Address
+
+            if url is None and (key_file or certificate):
+                raise click.UsageError("--key-file and --certificate go with --url; a run has its own.")
+            address = None if url is None else Address(url, key_file, certificate)
+            return command(*args, address=address, **others)
+
+        options = (
+            click.option("--url", help=help),
+            click.option(
+                "--key-file", type=EXISTING_FILE, help="File with the key that the server of --url asks for."
+            ),
+            click.option(
+                "--certificate",
+                type=EXISTING_FILE,
+                help="Certificate (PEM) that is trusted for --url.  [default: those of the system]",
+            ),
+        )
+        for option in reversed(options):
+            option(with_address)
+        return cast(Command, with_address)
 
     return add
 
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
-    for text in (value,) if isinstance(value, str) else value:
+    for text in (value,) if isinstance(value, str) else value or ():
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -208,6 +229,17 @@ def print_warning(text: str) -> None:
     from trtllm_hpc.report.tables import terminal_width, wrap
 
     click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
+
+
+def print_pruned(chosen: Sequence[tuple[str, str, str | None]], removed: bool, more: str = "") -> None:
+    """Print what was chosen to go: the name of each, why, and why it stays nevertheless."""
+    done = "removed" if removed else "would be removed"
+    for name, why, kept in chosen:
+        click.echo(f"{name}: {done}, it {why}" if kept is None else f"{name}: stays, it {kept}")
+    count = sum(kept is None for _, _, kept in chosen)
+    click.echo(f"{count} {done}{more}")
+    if count and not removed:
+        click.echo("  next: the same command with --yes")
 
 
 def job_options(command: Command, *, required: bool = True) -> Command:

@@ -10,7 +10,7 @@ import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.report.engines import FoundEngine, MissedEngine, UnknownEngine, engine_lines, engine_record
+from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class RenderedRun:
     """The run folder."""
     scripts: tuple[str, ...]
     """Paths of the sbatch scripts, in the order of submission."""
-    engine: FoundEngine | MissedEngine | UnknownEngine | None
+    engine: CachedEngine | None
     """What the cache has; ``None`` for a run that needs no engine from it."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.cli.submitted import print_submitted, watch, watch_option
 from trtllm_hpc.paths import RunPaths
@@ -28,7 +29,6 @@ def command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) -> int:
       trtllm-hpc resume latest --wait
       trtllm-hpc resume tiny-llama --json
     """
-    from trtllm_hpc.api.run import Run
 
     found = Run(run)
     before = found.jobs

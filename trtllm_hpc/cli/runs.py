@@ -9,16 +9,28 @@ from typing import Any
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
+from trtllm_hpc.cli.options import (
+    ParameterType,
+    json_option,
+    print_json,
+    print_pruned,
+    print_warning,
+    runs_folder,
+    runs_option,
+)
 from trtllm_hpc.paths import read_plan
+from trtllm_hpc.report.runs import runs_table
+from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.prune import PrunedRuns
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _STATES = ("rendered", "pending", "running", "serving", "completed", "failed", "cancelled", "lost")
 
 
-class _SpanType(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in click 8.3 and later
+class _SpanType(ParameterType):
     """A span of time as ``90m``, ``12h``, ``30d`` or ``2w``, in seconds."""
 
     name = "span"
@@ -72,7 +84,6 @@ def command(
         if as_json or states or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.api.run import Run
 
     rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
@@ -81,10 +92,8 @@ def command(
     if not rows:
         click.echo(f"no such runs in {runs_folder(context)}")
         return
-    from trtllm_hpc.report.runs import run_lines
-    from trtllm_hpc.report.tables import terminal_width
 
-    click.echo("\n".join(run_lines(rows, time.time(), terminal_width())))
+    print_table(runs_table(rows, time.time()))
 
 
 @command.command()
@@ -111,17 +120,9 @@ def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | No
     """
     if older_than is None and keep is None:
         raise click.UsageError("Name what to remove: --older-than 30d, --keep N, or both.")
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.runs.prune import PrunedRuns
 
     chosen = Run.prune(runs, older_than_s=older_than, keep=keep, remove=yes, on_warning=print_warning)
     if as_json:
         print_json(PrunedRuns(yes, tuple(chosen)))
         return
-    done = "removed" if yes else "would be removed"
-    for run in chosen:
-        click.echo(f"{run.run_id}: {f'stays, it {run.kept}' if run.kept else f'{done}, it {run.why}'}")
-    count = sum(run.kept is None for run in chosen)
-    click.echo(f"{count} {done}")
-    if count and not yes:
-        click.echo("  next: the same command with --yes")
+    print_pruned([(run.run_id, run.why, run.kept) for run in chosen], yes)

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.report.causes import cause_lines
+from trtllm_hpc.report.rank_groups import grouped
+from trtllm_hpc.report.status import status_table, use_sentence
+from trtllm_hpc.report.tables import print_table
 
 
 @click.command("status")
@@ -29,46 +34,36 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    from trtllm_hpc.api.run import Run
 
     status = Run(run).status
     if as_json:
         print_json(status)
         return
-    from rich.console import Console
 
-    from trtllm_hpc.report.causes import cause_lines
-    from trtllm_hpc.report.rank_groups import grouped
-    from trtllm_hpc.report.status import status_table, use_sentence
-    from trtllm_hpc.report.tables import print_table
-
-    console = Console(soft_wrap=True, markup=False, highlight=False, emoji=False)
-    console.print(f"run {status.run_id}")
+    click.echo(f"run {status.run_id}")
     print_table(status_table(status.stages, time.time()))
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
-        console.print(
-            f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
-        )
+        click.echo(f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}")
     for group in grouped(status.ranks):
         where = f" on {group.host}" if group.host else ""
-        console.print(f"{group.name}{where}: {group.state}")
+        click.echo(f"{group.name}{where}: {group.state}")
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
-        console.print(f"node {bad.node} {what}: {bad.why} (job {bad.job_id})")
-    console.print(f"{status.state.value}: {status.sentence}")
+        click.echo(f"node {bad.node} {what}: {bad.why} (job {bad.job_id})")
+    click.echo(f"{status.state.value}: {status.sentence}")
     for line in cause_lines(status.causes):
-        console.print(line)
+        click.echo(line)
     if used := use_sentence(status):
-        console.print(f"used: {used}")
+        click.echo(f"used: {used}")
     endpoint = status.endpoint
     if endpoint is not None:
-        console.print(f"endpoint: {endpoint.places} on {endpoint.host}")
+        click.echo(f"endpoint: {endpoint.places} on {endpoint.host}")
         if status.gateway_failure is not None:
-            console.print(f"gateway: {status.gateway_failure}")
-            console.print(f"next: trtllm-hpc logs {call_name(run)} --stage gateway")
+            click.echo(f"gateway: {status.gateway_failure}")
+            click.echo(f"next: trtllm-hpc logs {call_name(run)} --stage gateway")
         if endpoint.key_file is not None:
-            console.print(f"key: {endpoint.key_file}")
+            click.echo(f"key: {endpoint.key_file}")
         if endpoint.fingerprint is not None:
-            console.print(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
-    console.print(f"folder: {status.folder}")
+            click.echo(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
+    click.echo(f"folder: {status.folder}")

@@ -5,18 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import print_json
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import call_name, read_plan
-from trtllm_hpc.report.engines import FoundEngine, MissedEngine, UnknownEngine, engine_record
-
-if TYPE_CHECKING:
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.runs.status import RunStatus
+from trtllm_hpc.report.causes import cause_lines
+from trtllm_hpc.report.engines import CachedEngine, engine_record
+from trtllm_hpc.runs.status import RunStatus
 
 watch_option = click.option(
     "--wait",
@@ -35,7 +33,7 @@ class SubmittedRun:
     """The run folder."""
     jobs: dict[str, str]
     """Slurm's job id of each stage; with the profile ``local`` the process id."""
-    engine: FoundEngine | MissedEngine | UnknownEngine | None
+    engine: CachedEngine | None
     """What the cache has; ``None`` for a run that needs no engine from it, or is resumed."""
 
 
@@ -90,8 +88,6 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
         return
     if status.causes:
-        from trtllm_hpc.report.causes import cause_lines
-
         click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
     elif status.exit_code:
         click.echo(f"  next: trtllm-hpc logs {name}", file=stream)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,8 +22,6 @@ from trtllm_hpc.cli.options import (
 if TYPE_CHECKING:
     from trtllm_hpc.config.cluster import ClusterProfile
     from trtllm_hpc.render.templates_cache import KeptTemplates
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -174,10 +171,10 @@ def show(
     They are those that `submit` would write, checked against Triton's own
     schema. Nothing is submitted.
     """
-    from trtllm_hpc.runs.create import plan_run
+    from trtllm_hpc.runs.create import JobSource, plan_run
     from trtllm_hpc.runs.templates import finished_configs
 
-    with plan_run(job_file, cluster, settings, runs, command="templates show") as found:
+    with plan_run(JobSource(job_file, cluster, settings, runs), command="templates show") as found:
         texts = finished_configs(found.plan, cluster)
     if model is not None and model not in texts:
         raise click.BadParameter(f"{model!r} is none of {', '.join(texts)}.", param_hint="MODEL")

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with, families, programs, releases
 from trtllm_hpc.cli.options import json_option, print_json
-
-if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.releases import Command, Release
+from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
+from trtllm_hpc.tensorrt_llm.releases import (
+    COMMANDS,
+    Command,
+    Release,
+    UnknownRelease,
+    find_release,
+    release_of_version,
+)
+from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
+from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
 _family_option = click.option(
     "--family",
@@ -26,7 +34,7 @@ _release_argument = click.argument("release", shell_complete=complete_with(relea
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show what the releases of TensorRT-LLM have, and check command lines.
+    """Show what the releases of TensorRT-LLM have.
 
     Without a sub-command it lists the releases and the containers that carry
     them. A RELEASE is a version, a Triton tag (24.12) or the name of an image.
@@ -36,22 +44,19 @@ def command(context: click.Context, as_json: bool) -> None:
       trtllm-hpc versions
       trtllm-hpc versions show 24.12
       trtllm-hpc versions show 0.16 trtllm-build
-      trtllm-hpc versions check 0.16 -- trtllm-build --checkpoint_dir c --max_output_len 100
       trtllm-hpc versions learn site.json
     """
     if context.invoked_subcommand is not None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.report.versions import OPTIONAL_COLUMNS, release_row, releases_table
     from trtllm_hpc.tensorrt_llm import releases as versions
 
     if as_json:
-        print_json([release_row(release) for release in versions.releases()])
+        print_json(versions.releases())
         return
-    from trtllm_hpc.report.tables import print_table
 
-    print_table(releases_table(versions.releases()), OPTIONAL_COLUMNS)
+    print_table(releases_table(versions.releases()))
 
 
 @command.command()
@@ -71,19 +76,18 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-    from trtllm_hpc.report.versions import print_command, print_release, program_details, release_details
 
-    found = _release(release)
+    chosen = _release(release)
     if program is not None:
-        command = _program(found, program, family or "llama")
+        command = _program(chosen, program, family or "llama")
         if as_json:
-            print_json(program_details(command))
+            print_json(command)
         else:
             print_command(command)
     elif as_json:
-        print_json(release_details(found))
+        print_json(release_details(chosen))
     else:
-        print_release(found)
+        print_release(chosen)
 
 
 @command.command()
@@ -109,99 +113,24 @@ def learn(bundle: Path, as_json: bool) -> None:
         click.echo(f"next: trtllm-hpc versions show {learned.version} trtllm-serve")
 
 
-class _Check(click.Command):
-    """Takes options on either side of RELEASE; all words after it are upstream's command line."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put our options first, and everything else behind a ``--``."""
-        rest = list(args)
-        ours: list[str] = []
-        release: list[str] = []
-        with_value = {
-            name
-            for option in self.params
-            if isinstance(option, click.Option) and not option.is_flag
-            for name in option.opts
-        }
-        while rest and rest[0] != "--" and (rest[0].startswith("-") or not release):
-            word = rest.pop(0)
-            if not word.startswith("-"):
-                release = [word]
-                continue
-            ours.append(word)
-            if word in with_value and rest:
-                ours.append(rest.pop(0))
-        return super().parse_args(ctx, [*ours, "--", *release, *rest[rest[:1] == ["--"] :]])
-
-
-@command.command(cls=_Check)
-@_family_option
-@json_option
-@_release_argument
-@click.argument(
-    "words", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_with(programs)
-)
-def check(release: str, words: tuple[str, ...], family: str | None, as_json: bool) -> None:
-    """Check a command line of one of upstream's programs against RELEASE.
-
-    For each option that the release refuses, it names the release that added,
-    removed or renamed it; the exit code is then 3. Options of this command go
-    before the command line, before or after RELEASE.
-
-    \b
-    Examples:
-      trtllm-hpc versions check 0.11 -- trtllm-build --checkpoint_dir c --kv_cache_type paged
-      trtllm-hpc versions check 24.12 --json -- python3 benchmark_core_model.py --request_rate 10
-    """
-    from trtllm_hpc.errors import ExitCode
-    from trtllm_hpc.report.versions import checked_line, print_checked
-    from trtllm_hpc.tensorrt_llm.releases.check import UnknownProgram, check_words
-
-    try:
-        checked = check_words(_release(release), words, family)
-    except UnknownProgram as error:
-        raise _wrong("unknown-program", "WORDS", str(error), error.choices) from None
-    if as_json:
-        print_json(checked_line(checked))
-    else:
-        print_checked(checked)
-    if not checked.accepted:
-        raise click.exceptions.Exit(ExitCode.CONFIG)
-
-
 def _program(release: Release, name: str, family: str) -> Command:
-    from trtllm_hpc.tensorrt_llm.releases import COMMANDS
-    from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
+    """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
 
     if name not in COMMANDS:
-        message = f"no program of upstream's is called {name!r}"
-        raise _wrong("unknown-program", "PROGRAM", message, (*COMMANDS,))
-    found = release.command(name, family)
-    if found is None:
-        sentence, hint = no_program(release, name, family)
-        raise _wrong("not-in-release", "PROGRAM", sentence, hint=hint)
-    return found
+        known = ", ".join(COMMANDS)
+        raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
+    program = release.command(name, family)
+    if program is None:
+        raise click.UsageError("; ".join(filter(None, no_program(release, name, family))))
+    return program
 
 
 def _release(word: str) -> Release:
-    """The release by version, by Triton's tag or by an image's name."""
-    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, release_of_version
-    from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
+    """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
 
-    found = release_of_version(word)
-    if found is not None:
-        return found
     image = image_of_tag(word) or (word if tag_of_image(word) else None)
     try:
-        return find_release(image, None if image else word)
+        return release_of_version(word) or find_release(image, None if image else word)
     except UnknownRelease as error:
-        hint = "trtllm-hpc versions"
-        raise _wrong("unknown-release", "RELEASE", error.message, error.choices, hint=hint) from None
-
-
-def _wrong(
-    code: str, field: str, message: str, choices: tuple[str, ...] = (), *, hint: str | None = None
-) -> Exception:
-    from trtllm_hpc.errors import ConfigError, Diagnostic
-
-    return ConfigError([Diagnostic(code, message, "the command line", field, choices=choices, hint=hint)])
+        error.hint = "trtllm-hpc versions"
+        raise

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import click
 
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import json_option, run_argument
 from trtllm_hpc.cli.submitted import watch
+from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.runs.status import RunState
 
 
 @click.command("watch")
@@ -29,9 +32,6 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> int:
       trtllm-hpc watch tiny-llama
       trtllm-hpc watch latest --json     nothing until the end, then as 'status --json'
     """
-    from trtllm_hpc.api.run import Run
-    from trtllm_hpc.client.wait import was_submitted
-    from trtllm_hpc.runs.status import RunState
 
     found = Run(run)
     if not was_submitted(run) and found.status.state is RunState.RENDERED:

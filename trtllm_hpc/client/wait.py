@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import stage_end
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
-from trtllm_hpc.runtime.renewal import Renewal
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -59,14 +59,14 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     by their records all ranks have ended; and if no other job waits to serve (``serve.renew``).
     """
     hint = f"trtllm-hpc logs {call_name(paths)}"
-    end = stage_end(paths, "serve")
-    renewal = Renewal.read(paths.renewal)
+    run = RunSnapshot(paths)
+    end, renewal = stage_end(run, "serve"), run.renewal
     if end is not None and renewal is not None:
         has_begun = renewal.job_id != end.data.get("job_id")  # though it has not said so yet
         if has_begun or renewal.next_job_id is not None:
             return None  # another job serves next
     if end is None:
-        build = None if read_events(paths, "serve") else stage_end(paths, "build")
+        build = None if run.events("serve") else stage_end(run, "build")
         if build is not None and build.data.get("exit_code") != 0:
             return _build_end(paths, build.data.get("exit_code"), hint)
         sentence = _ranks_end(paths)

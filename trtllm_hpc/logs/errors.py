@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines, uncoloured
+from trtllm_hpc.logs.reading import decode, uncoloured
 
 ERRORS = re.compile(
     rb"""
@@ -59,19 +58,6 @@ TRACEBACK = b"Traceback (most recent call last):"
 """Its last line is the error."""
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _SHOWN = 300
-
-LATE_LINES = 500
-"""So near to a log's end a line may tell why its writer ended; what stands before it was survived."""
-
-
-def late_error_line(path: Path) -> str | None:
-    """Return the first error among a log's last lines; ``None`` if there is no error or no log."""
-    try:
-        with path.open("rb") as log:
-            seek_last_lines(log, LATE_LINES)
-            return first_error(lines_of(log))
-    except OSError:
-        return None
 
 
 def is_error(line: bytes) -> bool:

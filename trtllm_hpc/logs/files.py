@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
-from trtllm_hpc.paths import (
-    PROGRAMS,
-    STAGES,
-    STEPS,
-    RunPaths,
-    instance_count,
-    preflight_steps,
-    read_plan,
-    serve_steps,
-)
-from trtllm_hpc.runtime.records import RankRecord, rank_records
+from trtllm_hpc.paths import PROGRAMS, STAGES, STEPS
+from trtllm_hpc.runtime.records import RankRecord
 
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
@@ -71,33 +61,31 @@ def _kind(step: str) -> str:
     return step.partition(".")[0]
 
 
-def planned_ranks(paths: RunPaths, step: str) -> int | None:
+def planned_ranks(run: RunSnapshot, step: str) -> int | None:
     """Return the number of ranks of a step; ``None`` if neither the plan nor a rank record shows it.
 
     Of the step ``serve``: of the largest instance; of ``preflight``: of the largest component of the job.
     """
     if step not in _RECORDED:
         return 1
-    plan = read_plan(paths)
-    if "world_sizes" not in plan:
-        return next((record.world_size for record in rank_records(paths, step)), None)
-    sizes = plan["tasks" if step == "preflight" else "world_sizes"]
+    if "world_sizes" not in run.plan:
+        return next((record.world_size for record in run.ranks(step)), None)
+    sizes = run.plan["tasks" if step == "preflight" else "world_sizes"]
     return max(sizes) if isinstance(sizes, list) else int(sizes)  # a number: of all nodes, in older runs
 
 
-def reason_without_build(paths: RunPaths) -> str | None:
+def reason_without_build(run: RunSnapshot) -> str | None:
     """Return why a run has no build stage; ``None`` if it has one, or the plan cannot be read."""
-    plan = read_plan(paths)
-    if "stages" not in plan or any(stage["name"] == "build" for stage in plan["stages"]):
+    if "stages" not in run.plan or "build" in run.stages:
         return None
-    engine = plan.get("engine_found")
+    engine = run.plan.get("engine_found")
     if engine is None:
         return "its job file names a finished engine, or its backend needs none"
     return f"its engine came from the cache ({engine})"
 
 
 def list_logs(
-    paths: RunPaths, step: str | None = None, rank: int | None = None, instance: int | None = None
+    run: RunSnapshot, step: str | None = None, rank: int | None = None, instance: int | None = None
 ) -> list[LogFile]:
     """Return the run's logs in the order of steps and ranks, or only those of one step, instance or rank.
 
@@ -107,65 +95,53 @@ def list_logs(
     logs = []
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
-            logs += _batch_log(paths, name)
+            logs += _batch_log(run, name)
             for program in PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS):
-                if paths.batch_log(program).exists():
-                    state, over = stage_state(paths, "serve"), stage_over(paths, "serve")
-                    logs.append(LogFile(program, None, paths.batch_log(program), None, state, over))
-        steps = [name]
-        if name in _RECORDED:
-            steps = serve_steps(instance_count(paths)) if name == "serve" else preflight_steps(paths)
-        for one in steps if instance is None else steps[instance : instance + 1]:
-            logs += _rank_logs(paths, one, rank)
+                if run.paths.batch_log(program).exists():
+                    logs.append(_log_of_script(run, program))
+        steps = {"serve": run.serve_steps, "preflight": run.preflight_steps}.get(name, [name])
+        for step_of_instance in steps if instance is None else steps[instance : instance + 1]:
+            logs += _rank_logs(run, step_of_instance, rank)
     return logs
 
 
-def _batch_log(paths: RunPaths, stage: str) -> list[LogFile]:
-    files = (paths.sbatch(stage), paths.batch_log(stage), paths.stage_events(stage))
+def _batch_log(run: RunSnapshot, stage: str) -> list[LogFile]:
+    files = (run.paths.sbatch(stage), run.paths.batch_log(stage), run.paths.stage_events(stage))
     if stage not in STAGES or not any(file.exists() for file in files):
         return []
-    state = stage_state(paths, stage)
-    over = stage_over(paths, stage)
-    return [LogFile(stage, None, paths.batch_log(stage), None, state, over)]
+    return [_log_of_script(run, stage)]
 
 
-def _rank_logs(paths: RunPaths, step: str, rank: int | None) -> list[LogFile]:
+def _log_of_script(run: RunSnapshot, name: str) -> LogFile:
+    """Return the log of a batch script, or of a program that its job runs beside the server."""
+    stage = stage_of(name)
+    return LogFile(
+        name, None, run.paths.batch_log(name), None, stage_state(run, stage), stage_over(run, stage)
+    )
+
+
+def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
     """Return the logs of a step's ranks, or of one of them."""
     if rank is None:
-        records = {record.rank: record for record in rank_records(paths, step)}
-        ranks = _known_ranks(paths, step, records)
-    else:
-        record = RankRecord.read(paths.rank_record(step, rank))
+        records = {record.rank: record for record in run.ranks(step)}
+        implied = max((record.world_size for record in records.values()), default=0)
+        ranks = run.ranks_with_logs.get(step, set()) | set(records) | set(range(implied))
+    else:  # not the records of all: there may be a thousand
+        record = RankRecord.read(run.paths.rank_record(step, rank))
         records = {} if record is None else {rank: record}
         ranks = {rank}
     if not ranks:
         return []
-    over = stage_over(paths, stage_of(step))
+    stage = stage_of(step)
+    over = stage_over(run, stage)
     # Behind a door an instance that has ended may be started again.
-    ends = not paths.instances.exists()
-    of_stage = None if _kind(step) in _RECORDED else stage_state(paths, stage_of(step))
+    ends = run.instances is None
+    of_stage = None if _kind(step) in _RECORDED else stage_state(run, stage)
     logs = []
     for number in sorted(ranks):
         record = records.get(number)
         ended = over or (ends and record is not None and record.ended_at is not None)
         host = None if record is None else record.host
         state = rank_state(record, over) if of_stage is None else of_stage
-        logs.append(LogFile(step, number, paths.rank_log(step, number), host, state, ended))
+        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, ended))
     return logs
-
-
-def _known_ranks(paths: RunPaths, step: str, records: dict[int, RankRecord]) -> set[int]:
-    """Return the ranks with a log or a record, and those that a record's world size implies."""
-    ranks = _numbers(paths.logs, rf"{re.escape(step)}_(\d+)\.out")
-    recorded = _numbers(paths.ranks, rf"{re.escape(step)}_(\d+)\.json")
-    implied = max((record.world_size for record in records.values()), default=0)
-    return ranks | recorded | set(range(implied))
-
-
-def _numbers(folder: Path, pattern: str) -> set[int]:
-    try:
-        names = os.listdir(folder)  # noqa: PTH208 - without a Path for each of thousands
-    except OSError:
-        return set()
-    numbered = re.compile(pattern)
-    return {int(match[1]) for name in names if (match := numbered.fullmatch(name))}

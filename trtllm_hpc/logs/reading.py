@@ -6,7 +6,9 @@ import os
 import re
 import sys
 import unicodedata
+from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 LONGEST_LINE_BYTES = 65536
@@ -23,17 +25,13 @@ def uncoloured(raw: bytes) -> bytes:
     return _COLOURS.sub(b"", raw) if b"\x1b" in raw else raw
 
 
-def blocks_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield about ``limit_bytes`` of lines from the file's position on in blocks of about 64 KiB.
+def blocks_of(log: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines from the file's position on in blocks of about 64 KiB.
 
     A line is cut only where it alone is longer than a block.
     """
-    pending, read = b"", 0
-    while limit_bytes is None or read < limit_bytes:
-        chunk = log.read(_BLOCK_BYTES)
-        if not chunk:
-            break
-        read += len(chunk)
+    pending = b""
+    while chunk := log.read(_BLOCK_BYTES):
         block = pending + chunk
         cut = block.rfind(b"\n") + 1 or len(block)
         yield block[:cut]
@@ -51,6 +49,15 @@ def lines_of(log: BinaryIO, limit_bytes: int | None = None) -> Iterator[bytes]:
             return
         read += len(line)
         yield line
+
+
+def count_lines(log: BinaryIO, size_bytes: int) -> int:
+    """Return the number of line ends in the next so many bytes, or up to the end of the file."""
+    count = 0
+    while size_bytes > 0 and (block := log.read(min(_BLOCK_BYTES, size_bytes))):
+        size_bytes -= len(block)
+        count += len(block.split(b"\n")) - 1  # faster than to count them
+    return count
 
 
 def seek_last_lines(log: BinaryIO, count: int) -> None:
@@ -73,6 +80,16 @@ def seek_last_lines(log: BinaryIO, count: int) -> None:
         needed -= ends
         position = start
     log.seek(0)
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """Return the last lines of a log; none if it cannot be read."""
+    try:
+        with path.open("rb") as log:
+            seek_last_lines(log, count)
+            return list(deque(map(decode, lines_of(log)), maxlen=count))
+    except OSError:
+        return []
 
 
 def _nth_last(block: bytes, nth: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from trtllm_hpc.logs.reading import uncoloured
-from trtllm_hpc.logs.vectorscan import Vectorscan
 
 _MASK = bytes.maketrans(b"0123456789abcdef", b"1" * 16)
 """Makes numbers and hexadecimal identifiers of the same length equal."""
@@ -32,7 +32,7 @@ class Suspect(Generic[Value]):
     end: int
     shape: bytes
     """The same for lines that differ in their numbers only."""
-    values: list[Value]
+    values: Sequence[Value]
     """Those of the texts that it may contain."""
 
 
@@ -42,14 +42,17 @@ class Sieve(Generic[Value]):
     A text may begin with a line end, which then means that the line begins with it. A line that is found
     need not contain a text, but none that does is missed.
 
-    Large logs are searched with Vectorscan where it is installed. Else it helps that logs repeat
-    themselves: lines that differ in their digits only, or in the letters a to f, are searched once.
+    Large logs are searched with Vectorscan where its Python package is installed, which has the name of
+    Hyperscan, the library that Vectorscan is a fork of. Else it helps that logs repeat themselves: lines that
+    differ in their digits only, or in the letters a to f, are searched once.
     """
 
     def __init__(self, texts: Iterable[tuple[bytes, Value]]) -> None:
         self._texts = list(texts)
         self._masked = [(text.translate(_MASK), value) for text, value in self._texts]
-        self._vectorscan: Vectorscan | None = None
+        self._vectorscan: Any = None
+        self._lock = threading.Lock()
+        """A database of Vectorscan has room for one search at a time."""
         self._clean: set[bytes] = set()
         """Shapes of lines that contain none of the texts."""
         self._suspects: dict[bytes, list[Value]] = {}
@@ -57,10 +60,9 @@ class Sieve(Generic[Value]):
 
     def expect(self, size_bytes: int) -> None:
         """Get ready to search about so many bytes."""
-        if size_bytes < _BYTES_FOR_VECTORSCAN or self._vectorscan is not None:
-            return
-        with suppress(ImportError):
-            self._vectorscan = Vectorscan([text for text, _ in self._texts])
+        if size_bytes >= _BYTES_FOR_VECTORSCAN and self._vectorscan is None:
+            with suppress(ImportError):
+                self._vectorscan = _vectorscan([text for text, _ in self._texts])
 
     @property
     def block_bytes(self) -> int:
@@ -69,9 +71,12 @@ class Sieve(Generic[Value]):
 
     def suspects(self, block: bytes) -> list[Suspect[Value]]:
         """Return the lines of a block that may contain a text, in their order."""
+        plain = uncoloured(block)
         if self._vectorscan is not None:
-            return self._found_by(self._vectorscan, block)
-        shapes = uncoloured(block).translate(_MASK).split(b"\n")
+            found = self._found_by_vectorscan(plain)
+            shapes = plain.translate(_MASK).split(b"\n") if found else []
+            return _suspects(block, shapes, found)
+        shapes = plain.translate(_MASK).split(b"\n")
         if self._clean.issuperset(shapes):
             return []
         if self._known_bytes > _REMEMBERED_BYTES:
@@ -79,22 +84,28 @@ class Sieve(Generic[Value]):
         self._look_up({shape for shape in shapes if shape not in self._clean and shape not in self._suspects})
         if self._suspects.keys().isdisjoint(shapes):
             return []
-        starts = _starts(block)
-        return [
-            Suspect(starts[number], starts[number + 1] - 1, shape, values)
-            for number, shape in enumerate(shapes)
-            if (values := self._suspects.get(shape)) is not None
-        ]
+        numbers = (number for number, shape in enumerate(shapes) if shape in self._suspects)
+        return _suspects(block, shapes, {number: self._suspects[shapes[number]] for number in numbers})
 
-    def _found_by(self, vectorscan: Vectorscan, block: bytes) -> list[Suspect[Value]]:
-        numbers = vectorscan.lines_with(uncoloured(block))
-        starts = _starts(block) if numbers else []
-        found = []
-        for number, texts in numbers.items():
-            start, end = starts[number], starts[number + 1] - 1
-            shape = uncoloured(block[start:end]).translate(_MASK)
-            found.append(Suspect(start, end, shape, [self._texts[text][1] for text in texts]))
-        return found
+    def _found_by_vectorscan(self, block: bytes) -> dict[int, list[Value]]:
+        """Return the values of the texts in each line that has one, by the number of the line from 0."""
+        # A text that begins with a line end is not found in the first line.
+        ends = [
+            (len(text) - 1, place)
+            for place, (text, _) in enumerate(self._texts)
+            if text[:1] == b"\n" and block.startswith(text[1:])
+        ]
+        with self._lock:
+            self._vectorscan.scan(
+                block, match_event_handler=lambda text, _, end, *__: ends.append((end, text))
+            )
+        places: dict[int, set[int]] = {}
+        number = counted = 0
+        for end, place in sorted(ends):
+            number += block.count(b"\n", counted, end)
+            counted = end
+            places.setdefault(number, set()).add(place)
+        return {line: [self._texts[place][1] for place in sorted(its)] for line, its in places.items()}
 
     def _look_up(self, shapes: set[bytes]) -> None:
         if not shapes:
@@ -111,6 +122,28 @@ class Sieve(Generic[Value]):
         self._clean |= shapes - self._suspects.keys()
 
 
-def _starts(block: bytes) -> list[int]:
-    """Return where each line begins, and where one after the last would."""
-    return list(accumulate((len(line) + 1 for line in block.split(b"\n")), initial=0))
+def _vectorscan(texts: Sequence[bytes]) -> Any:
+    """Return a database that finds these texts; raises ImportError if the library is not there."""
+    import hyperscan  # imported here: most commands search no large log
+
+    # Of plain texts alone: a single expression with a class takes ten times as long to compile.
+    expressions = ["".join(f"\\x{byte:02x}" for byte in text).encode() for text in texts]
+    try:
+        database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        database.compile(expressions=expressions, ids=range(len(texts)))
+    except hyperscan.error as error:
+        raise ImportError(f"Vectorscan does not work here: {error!r}") from error
+    return database
+
+
+def _suspects(
+    block: bytes, shapes: Sequence[bytes], values: Mapping[int, list[Value]]
+) -> list[Suspect[Value]]:
+    """Return the lines of these numbers; each line ends where the next one begins."""
+    if not values:
+        return []
+    starts = list(accumulate((len(line) + 1 for line in block.split(b"\n")), initial=0))
+    return [
+        Suspect(starts[number], starts[number + 1] - 1, shapes[number], of_line)
+        for number, of_line in values.items()
+    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import STAGES
 from trtllm_hpc.runtime.blame import failed_by_itself
-from trtllm_hpc.runtime.records import Event, RankRecord, StopRequest, read_events
+from trtllm_hpc.runtime.records import Event, RankRecord
 
 RUNNING = "running"
 NO_RECORD = "no record"
@@ -18,48 +19,47 @@ _OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused 
 """Events other than ``stage_end`` after which a stage is over."""
 
 
-def stage_end(paths: RunPaths, stage: str) -> Event | None:
-    """Return the event that ended a stage, unless a later job has begun the stage again."""
-    mark = last_mark(read_events(paths, stage), stage)
-    return mark if mark is not None and mark.name != "stage_begin" else None
-
-
-def last_mark(events: list[Event], stage: str) -> Event | None:
-    """Return the last event that says whether a stage has begun, has ended or never begins."""
-    marks = [it for it in events if it.stage == stage and it.name.startswith(("stage_", "submission_"))]
+def last_mark(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the last event that shows whether a stage has begun, has ended or never begins."""
+    marks = [event for event in run.events(stage) if event.name.startswith(("stage_", "submission_"))]
     return marks[-1] if marks else None
 
 
-def stage_over(paths: RunPaths, stage: str) -> bool:
-    """Return whether a stage has ended, or can no longer start because an earlier one failed."""
-    if stage_end(paths, stage) is not None:
+def stage_end(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the event that ended a stage, unless a later job has begun the stage again."""
+    mark = last_mark(run, stage)
+    return mark if mark is not None and mark.name != "stage_begin" else None
+
+
+def stage_over(run: RunSnapshot, stage: str) -> bool:
+    """Return whether a stage has ended, or can no longer start because an earlier stage failed."""
+    if stage_end(run, stage) is not None:
         return True
-    earlier = [stage_end(paths, name) for name in STAGES[: STAGES.index(stage)]]
+    earlier = [stage_end(run, name) for name in STAGES[: STAGES.index(stage)]]
     failed = any(end is not None and end.data.get("exit_code") != 0 for end in earlier)
-    return failed and not read_events(paths, stage)
+    return failed and not run.events(stage)
 
 
-def stage_state(paths: RunPaths, stage: str) -> str:
+def stage_state(run: RunSnapshot, stage: str) -> str:
     """Return the state of a stage's batch script."""
-    events = read_events(paths, stage)
-    end = stage_end(paths, stage)
+    end = stage_end(run, stage)
     if end is None:
-        if events:
+        if run.events(stage):
             return RUNNING
-        return NEVER_STARTED if stage_over(paths, stage) else NO_RECORD
-    begun = [event.time for event in events if event.name == "stage_begin"]
+        return NEVER_STARTED if stage_over(run, stage) else NO_RECORD
+    begun = [event.time for event in run.events(stage) if event.name == "stage_begin"]
     if end.name == "stage_cancelled" and not begun:
         return NEVER_STARTED
-    if _was_cancelled(paths, events, end, max(begun, default=0.0)):
+    if _was_cancelled(run, stage, end, max(begun, default=0.0)):
         return CANCELLED
     return _OTHER_ENDS.get(end.name) or exit_text(end.data.get("exit_code"))
 
 
-def _was_cancelled(paths: RunPaths, events: list[Event], end: Event, begun_at: float) -> bool:
+def _was_cancelled(run: RunSnapshot, stage: str, end: Event, begun_at: float) -> bool:
     """Return whether ``cancel`` ended a stage; its script may have recorded an end of its own after that."""
-    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in events):
+    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in run.events(stage)):
         return True
-    request = StopRequest.read(paths.stop_request)
+    request = run.stop_request
     requested = (
         request is not None and request.by == "cancel" and begun_at <= request.requested_at <= end.time
     )

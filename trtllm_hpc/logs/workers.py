@@ -37,31 +37,30 @@ def in_order(
     import multiprocessing
 
     fork = multiprocessing.get_context("fork")
-    workers, pipes = [], []
+    workers: list[tuple[BaseProcess, Connection]] = []
     for number in range(count):
         receiver, sender = fork.Pipe(duplex=False)
         worker = fork.Process(target=_work, args=(work, paths[number::count], sender), daemon=True)
         worker.start()
         sender.close()
-        workers.append(worker)
-        pipes.append(receiver)
-    return _collected(work, paths, workers, pipes)
+        workers.append((worker, receiver))
+    return _collected(work, paths, workers)
 
 
 def _collected(
     work: Callable[[Path], Iterable[Result]],
     paths: Sequence[Path],
-    workers: Sequence[BaseProcess],
-    pipes: Sequence[Connection],
+    workers: Sequence[tuple[BaseProcess, Connection]],
 ) -> Iterator[tuple[Path, Result]]:
     try:
         for number, path in enumerate(paths):
-            yield from ((path, result) for result in _received(pipes[number % len(pipes)], work, path))
+            _, receiver = workers[number % len(workers)]
+            yield from ((path, result) for result in _received(receiver, work, path))
     finally:
-        for receiver in pipes:
+        for worker, receiver in workers:
             receiver.close()
-        for worker in workers:
             worker.terminate()
+        for worker, _ in workers:
             worker.join()
 
 

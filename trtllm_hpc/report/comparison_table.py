@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-from rich.text import Text
-
 from trtllm_hpc.bench.analysis.compare import Comparison, Row
 from trtllm_hpc.report.formatting import NONE, quantity, share
-from trtllm_hpc.report.tables import plain_table, print_table
+from trtllm_hpc.report.tables import Table, print_table
 
 _INTERVAL = "95 % of B - A"
 
@@ -15,13 +12,13 @@ _INTERVAL = "95 % of B - A"
 def print_comparison(comparison: Comparison) -> None:
     """Print the table below its remarks; a narrow terminal does without the interval."""
     print("\n".join(remarks(comparison)))
-    print_table(comparison_table(comparison), optional=(_INTERVAL,))
+    print_table(comparison_table(comparison))
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a table with a row for each figure, and a verdict on the difference if it is judged."""
     numbers = ("A", "B", "change", _INTERVAL)
-    table = plain_table("level", "figure", *numbers, "verdict", right=numbers)
+    table = Table("level", "figure", *numbers, "verdict", right=numbers, optional=(_INTERVAL,))
     level = None
     for row in comparison.rows:
         table.add_row(
@@ -31,7 +28,7 @@ def comparison_table(comparison: Comparison) -> Table:
             _figure(row, row.b),
             NONE if row.change is None else f"{row.change:+.1%}",
             _interval(row),
-            Text(verdict(row), style="bold red" if row.regressed else "") if comparison.judged else NONE,
+            (verdict(row), "bold red" if row.regressed else "") if comparison.judged else NONE,
         )
         level = row.level
     return table

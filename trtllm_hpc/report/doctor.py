@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.report.tables import Cell, Table
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Limits
 from trtllm_hpc.validation.checks import CheckRow
@@ -18,31 +15,28 @@ _GIB = 2**30
 
 def checks_table(rows: Sequence[CheckRow], *, narrow: bool) -> Table:
     """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
-    table = plain_table("check", "outcome", "what was found", *(() if narrow else ("next",)))
+    table = Table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
-        state, remedy = row.outcome, row.remedy or ""
-        found = Text(row.sentence, style="dim" if state == "unknown" else "")
-        cells = [Text(row.id), Text(state, style=_STYLES[state])]
+        cells: list[Cell] = [row.id, (row.outcome, _STYLES[row.outcome])]
         if narrow:
-            found.append(f"\nnext: {remedy}" if remedy else "", style="bold" if state == "fail" else "")
-            table.add_row(*cells, found)
+            table.add_row(*cells, f"{row.sentence}\nnext: {row.remedy}" if row.remedy else row.sentence)
         else:
-            table.add_row(*cells, found, Text(remedy))
+            table.add_row(*cells, row.sentence, row.remedy or "")
     return table
 
 
 def rules_table(rows: Sequence[CheckRow]) -> Table:
     """Return the table of the rules of job files and profiles; a job that loads meets them all."""
-    table = plain_table("rule", "outcome", "meaning")
+    table = Table("rule", "outcome", "meaning")
     for row in rows:
-        table.add_row(row.id, Text(row.outcome, style=_STYLES[row.outcome]), Text(row.sentence))
+        table.add_row(row.id, (row.outcome, _STYLES[row.outcome]), row.sentence)
     return table
 
 
 def memory_table(plan: MemoryPlan) -> Table:
     """Return the table of the memory planner's figures for one rank."""
     room, limits, buffers = plan.room, plan.limits, plan.room.buffers
-    table = plain_table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
+    table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     split = f"tp {room.parallel.tensor}, pp {room.parallel.pipeline}"
     steps = f"a step of {limits.step_tokens} tokens; an estimate"
     table.add_row("weights", _gib(room.weights), f"{_number(plan.parameters)} parameters, {split}")

@@ -6,38 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_duration, format_time
+from trtllm_hpc.report.tables import Table
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trtllm_hpc.engine_cache.listing import Item
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
-
-OPTIONAL_COLUMNS = ("model", "last used", "layout", "version", "built", "backend")
-"""Columns that a narrow terminal may do without; the last goes first."""
 
 _STYLES = {"whole": "green", "building": "cyan", "half-built": "yellow", "broken": "red"}
 
 
 def engines_table(items: Sequence[Item]) -> Table:
     """Return a table with one row for each entry."""
-    from rich.text import Text
-
-    from trtllm_hpc.report.tables import plain_table
-
-    table = plain_table(
+    table = Table(
         *("name", "model", "backend", "version", "layout", "size", "built", "last used", "state"),
         right=("size",),
         one_line=("name", "size"),
+        optional=("model", "last used", "layout", "version", "built", "backend"),
     )
     for item in items:
-        about = [Text(item.about.get(name) or "-") for name in ("model", "backend", "version", "layout")]
+        about = [item.about.get(name) or NONE for name in ("model", "backend", "version", "layout")]
         size = format_bytes(item.size) if item.manifest else "-"
         times = [format_time(item.manifest.built_at if item.manifest else None), format_time(item.last_used)]
-        state = Text(item.state, style=_STYLES.get(item.state, ""))
-        state.append(state_of(item)[len(item.state) :], style="")
-        table.add_row(item.entry.name, *about, size, *times, state)
+        table.add_row(item.entry.name, *about, size, *times, (state_of(item), _STYLES.get(item.state, "")))
     return table
 
 
@@ -77,49 +68,37 @@ def _miss_lines(miss: Miss) -> list[str]:
 
 
 @dataclass(frozen=True)
-class FoundEngine:
-    """The engine is in the cache: there is nothing to build."""
+class CachedEngine:
+    """What the cache has for a run."""
 
-    state: Literal["found"]
-    name: str
-    """Its name in ``engines list``."""
-    folder: str
-
-
-@dataclass(frozen=True)
-class MissedEngine:
-    """The engine is not in the cache: the job builds it first."""
-
-    state: Literal["missed"]
-    name: str
-    """The name that it will have in ``engines list``."""
-    nearest: str | None
-    """The engine in the cache that differs least."""
-    differences: tuple[str, ...]
-    """In what, a line each."""
-    steps_found: tuple[str, ...]
+    state: Literal["found", "missed", "unknown"]
+    """``found``: there is nothing to build. ``missed``: the job builds the engine first. ``unknown``: this
+    machine cannot tell, and the job looks in the cache itself."""
+    name: str | None = None
+    """The name that it has, or will have, in ``engines list``."""
+    folder: str | None = None
+    """Where it is, if it was found."""
+    nearest: str | None = None
+    """If it was missed: the engine in the cache that differs least."""
+    differences: tuple[str, ...] = ()
+    """How ``nearest`` differs, a line for each part."""
+    steps_found: tuple[str, ...] = ()
     """Steps of the build whose output is in the cache."""
-    broken: tuple[str, ...]
+    broken: tuple[str, ...] = ()
     """What is wrong with the engine of that name, which is therefore built again."""
+    reason: str | None = None
+    """Why the state is unknown."""
 
 
-@dataclass(frozen=True)
-class UnknownEngine:
-    """This machine cannot tell: the job looks in the cache itself."""
-
-    state: Literal["unknown"]
-    reason: str
-
-
-def engine_record(found: Hit | Miss | Unknown | None) -> FoundEngine | MissedEngine | UnknownEngine | None:
-    """Return the same as a record for JSON."""
+def engine_record(found: Hit | Miss | Unknown | None) -> CachedEngine | None:
+    """Return what the cache has as a record for JSON."""
     from trtllm_hpc.engine_cache.lookup import Hit, Unknown
 
     if found is None:
         return None
     if isinstance(found, Unknown):
-        return UnknownEngine("unknown", found.reason)
+        return CachedEngine("unknown", reason=found.reason)
     if isinstance(found, Hit):
-        return FoundEngine("found", found.entry.name, str(found.entry.output))
+        return CachedEngine("found", found.entry.name, str(found.entry.output))
     nearest = found.nearest.name if found.nearest else None
-    return MissedEngine("missed", found.key.name, nearest, found.differences, found.found, found.broken)
+    return CachedEngine("missed", found.key.name, None, nearest, found.differences, found.found, found.broken)

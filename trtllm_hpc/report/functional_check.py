@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.client.functional_check import Check, CheckedAnswer
 from trtllm_hpc.logs.reading import escaped
-from trtllm_hpc.report.tables import plain_table, print_table
+from trtllm_hpc.report.tables import Table, print_table
 
 _SHOWN = 60
 """Letters of an answer; where it differs, from shortly before that place."""
@@ -12,7 +12,7 @@ _SHOWN = 60
 
 def print_check(check: Check) -> None:
     """Print the answers as a table."""
-    table = plain_table("prompt", "asked", "same", "answer")
+    table = Table("prompt", "asked", "same", "answer")
     before = None
     for answer in check.answers:
         prompt = "" if answer.prompt == before else escaped(answer.prompt[:_SHOWN])

@@ -7,29 +7,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rich.table import Table
-from rich.text import Text
-
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
 from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.report.formatting import format_bytes
+from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.rank_groups import RankGroup, grouped
-from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
+from trtllm_hpc.report.tables import Table, print_table, shortened, terminal_width
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import run_status
 
 _WELL = "ended 0"
 _STOPPED = "stopped by "
-_SHORT_HOST, _LONG_HOST = 12, 24
-_LEAST_ERROR = 30
-"""Width that an error needs in the table; in a narrower one it is printed below."""
-_GAP = 3
-_ANY_WIDTH = 2000
+_ERROR = "first error"
+_HOST_WIDTH = 12
+_ERROR_WIDTH = 30
+"""Width that an error needs in the table; where there is less, errors are printed below."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +68,12 @@ def list_with_causes(run: RunPaths) -> LogList:
     Where a stage has not recorded its end itself, its state comes from Slurm,
     if Slurm answers. A run whose logs all ended well is not looked up.
     """
-    logs = list_logs(run)
+    snapshot = RunSnapshot(run)
+    logs = list_logs(snapshot)
     if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
         return LogList(_rows(logs), ())
     try:
-        status = run_status(run)  # which reads the logs of the stage that has failed
+        status = run_status(snapshot)  # which reads the logs of the stage that has failed
     except SubmissionError:
         return LogList(_rows(logs), ())
     stages = {stage.stage: stage for stage in status.stages}
@@ -118,31 +116,27 @@ def print_logs(rows: Sequence[LogRow]) -> None:
 
 def fitted(rows: Sequence[LogRow], width: int) -> str:
     """Return the table for a terminal of ``width`` columns; errors without room in it stand below."""
-    hosts = _SHORT_HOST if width < NARROW else _LONG_HOST
-    bare = log_table(rows, host_width=hosts, error_width=0)
-    room = width - max(map(len, as_text(bare, _ANY_WIDTH).splitlines()), default=0) - _GAP
-    if room >= _LEAST_ERROR:
-        return as_text(log_table(rows, host_width=hosts, error_width=room), width)
-    return as_text(bare, width) + "".join(f"{line}\n" for line in _error_lines(rows, width))
+    lines, left_out = log_table(rows).fitted(width)
+    if left_out:
+        lines += _error_lines(rows, width)
+    return "".join(f"{line}\n" for line in lines)
 
 
-def log_table(
-    rows: Sequence[LogRow], *, host_width: int | None = None, error_width: int | None = None
-) -> Table:
-    """Return the rows of a :class:`LogList` as a table; many ranks in the same state are one row.
-
-    Host names and errors are cut to the widths; an ``error_width`` of 0 leaves errors out.
-    """
-    headers = ("step", "rank", "host", "state", "size", *(() if error_width == 0 else ("first error",)))
-    table = plain_table(*headers, right=("rank", "size"), one_line=("size", "first error"))
+def log_table(rows: Sequence[LogRow]) -> Table:
+    """Return the rows of a :class:`LogList` as a table; many ranks in the same state are one row."""
+    table = Table(
+        *("step", "rank", "host", "state", "size", _ERROR),
+        right=("rank", "size"),
+        one_line=("size",),
+        least={"host": _HOST_WIDTH, _ERROR: _ERROR_WIDTH},
+        cut=("host", _ERROR),
+        optional=(_ERROR,),
+    )
     for group in _groups(rows):
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
-        cells = (_step(group), group.ranks or None, group.host, group.state)
-        step, rank, host, state = ("-" if cell is None else cell for cell in cells)
-        texts = [step, rank, _cut(host, host_width), state, format_bytes(sum(sizes)) if sizes else "-"]
-        if error_width != 0:
-            texts.append(_cut(_error(group), error_width))
-        table.add_row(*map(Text, texts))
+        size = format_bytes(sum(sizes)) if sizes else NONE
+        where = (group.ranks or NONE, group.host or NONE)
+        table.add_row(_step(group), *where, group.state, size, _error(group))
     return table
 
 
@@ -163,15 +157,8 @@ def _error_lines(rows: Sequence[LogRow], width: int) -> list[str]:
     for group in _groups(rows):
         if error := _error(group):
             name = f"{_step(group)}[{group.ranks}]" if group.ranks else _step(group)
-            lines.append(_cut(f"{name}: {error}", width))
+            lines.append(shortened(f"{name}: {error}", width))
     return ["", "first errors:", *lines] if lines else []
-
-
-def _cut(text: str, width: int | None) -> str:
-    line = Text(text)
-    if width is not None:
-        line.truncate(width, overflow="ellipsis")
-    return line.plain
 
 
 def _error(group: RankGroup[LogRow]) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
-from trtllm_hpc.bench.metrics import BY_KEY, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
 from trtllm_hpc.report.adapters import HEADER, adapter_rows
 from trtllm_hpc.report.formatting import NONE, plus_minus, quantity
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
 from trtllm_hpc.report.sentences import sentences, title
-from trtllm_hpc.report.sparkline import over_time, spread
-from trtllm_hpc.report.tables import NARROW, as_text, plain_table, print_table, terminal_width
+from trtllm_hpc.report.tables import NARROW, Table, as_text, terminal_width
 
 _WIDTH = 100
 _LATENCIES = {
@@ -27,8 +23,6 @@ _LATENCIES = {
     "latency_from_send_ms": "from send (ms)",
     "client_lateness_ms": "client late (ms)",
 }
-_BARS = 10
-_FEW_BARS = 8
 _GOODPUT, _TOKENS = "goodput\n(1/s)", "tokens\n(1/s)"
 _LEVEL_FIGURES = {
     "finished\n(1/s)": ("finished_rate_per_s", None),
@@ -45,65 +39,49 @@ _FEW_FIGURES = ("finished\n(1/s)", _GOODPUT, _TOKENS, "TTFT\np99", "latency\np99
 
 def print_measurement(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> None:
     """Print the table, in its narrow form where the terminal is narrow."""
-    width = terminal_width()
-    if width is None:
-        sys.stdout.write(measurement_text(measurement, records))
-    else:
-        print_table(measurement_table(measurement, records, narrow=width < NARROW))
+    sys.stdout.write(measurement_text(measurement, records, terminal_width() or _WIDTH))
 
 
-def measurement_text(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> str:
-    """The table as plain text."""
-    return as_text(measurement_table(measurement, records), _WIDTH)
+def measurement_text(
+    measurement: Measurement, records: Sequence[RequestRecord] = (), width: int = _WIDTH
+) -> str:
+    """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
 
-
-def measurement_table(
-    measurement: Measurement, records: Sequence[RequestRecord] = (), *, narrow: bool = False
-) -> Table:
-    """The whole of it, with small charts where there are records; ``narrow``, of 60 columns, has fewer
-    figures.
+    ``records`` are needed only for the rows of each LoRA adapter. Fewer than 100 columns have fewer figures.
     """
-    whole = Table.grid()
-    whole.add_row(Text(title(measurement)))
-    whole.add_row("")
-    whole.add_row(_levels(measurement, records, narrow))
+    narrow = width < NARROW
+    tables = [_levels(measurement, narrow)]
     level = headline_level(measurement)
     if level is not None:
-        whole.add_row("")
-        whole.add_row(_latencies(measurement, level, records, narrow))
+        tables.append(_latencies(measurement, level, narrow))
         rows = adapter_rows(measurement, records, level)
         if rows and not narrow:
-            whole.add_row("")
-            whole.add_row(_by_adapter(rows))
-    whole.add_row("")
-    for sentence in sentences(measurement):
-        whole.add_row(Text(sentence))
-    return whole
+            tables.append(_by_adapter(rows))
+    lines = [textwrap.fill(sentence, width, break_on_hyphens=False) for sentence in sentences(measurement)]
+    parts = (title(measurement), *(as_text(table, width).rstrip("\n") for table in tables), "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
 
 
-def _levels(measurement: Measurement, records: Sequence[RequestRecord], narrow: bool) -> Table:
+def _levels(measurement: Measurement, narrow: bool) -> Table:
     figures = _figures_of(measurement, narrow)
-    bars = _FEW_BARS if narrow else _BARS
-    table = plain_table()
-    table.collapse_padding = True
-    table.add_column("level")
-    for header in ("failed", *figures):
-        table.add_column(header, justify="right")
-    table.add_column("latency\nover time" if records else "", min_width=bars if records else 0)
+    table = Table("level", "failed", *figures, right=("failed", *figures), gap=2)
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
         failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
-        row = [label if is_valid(result) else f"{label} !"]
-        row += [f"{failed:,}" if narrow else f"{failed:,} of {measured:,}"]
-        row += [_figure(result, *_LEVEL_FIGURES[header]) for header in figures]
-        table.add_row(*row, _course(result, [one for one in records if one.level == place], bars))
+        table.add_row(
+            label if is_valid(result) else f"{label} !",
+            f"{failed:,}" if narrow else f"{failed:,} of {measured:,}",
+            *(_figure(result, *_LEVEL_FIGURES[header]) for header in figures),
+        )
     return table
 
 
 def _figures_of(measurement: Measurement, narrow: bool) -> list[str]:
-    """The headers of those figures that there are; where there is an SLO, goodput takes the place of tokens
-    in the narrow form."""
+    """Return the headers of the figures that were measured.
+
+    In the narrow form goodput, where there is an SLO, takes the place of tokens.
+    """
     known = {key for result in measurement.levels for key in result.metrics}
     figures = [
         header
@@ -119,58 +97,34 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
 
 
-def _course(result: LevelResult, records: Sequence[RequestRecord], bars: int) -> str:
-    """Mean latency along the first pass's window, by when requests were due."""
-    if not result.passes:
-        return ""
-    first = result.passes[0]
-    moments = [
-        (record.scheduled_s, record.ended_s - record.scheduled_s)
-        for record in records
-        if record.repeat == first.repeat and record.measured and record.ok
-    ]
-    return over_time(moments, first.window.start_s, first.window.end_s, bars)
-
-
-def _latencies(measurement: Measurement, level: int, records: Sequence[RequestRecord], narrow: bool) -> Table:
+def _latencies(measurement: Measurement, level: int, narrow: bool) -> Table:
     result = measurement.levels[level]
-    repeated = len(result.passes) > 1
     statistics = ("p50", "p99", "max") if narrow else ("mean", "p50", "p90", "p95", "p99", "max")
-    table = plain_table()
-    table.add_column(f"at {level_labels(measurement)[level]}")
-    for statistic in statistics:
-        table.add_column(statistic, justify="right", min_width=6)
-        if repeated and statistic == "p99" and not narrow:
-            table.add_column("", justify="right")
-    table.add_column("min to max" if records else "", min_width=_FEW_BARS if records else 0)
-    measured = [one for one in records if one.level == level and one.measured]
+    margin = "± of p99"
+    headers = list(statistics)
+    if len(result.passes) > 1 and not narrow:
+        headers.insert(headers.index("p99") + 1, margin)
+    table = Table(
+        *(f"at {level_labels(measurement)[level]}", *headers),
+        right=headers,
+        least=dict.fromkeys(statistics, 6),
+    )
     for key, name in _LATENCIES.items():
         figures = result.metrics.get(key)
         if figures is None and result.metrics:
             continue  # of answers that were not streamed there are no times of tokens
-        row = []
-        for statistic in statistics:
-            interval = figures.get(statistic) if isinstance(figures, dict) else None
-            row.append(quantity(interval.mean) if interval else NONE)
-            if repeated and statistic == "p99" and not narrow:
-                row.append(plus_minus(interval) if interval else "")
-        table.add_row(name, *row, spread(_values(key, measured), _FEW_BARS if narrow else _BARS))
+        known = figures if isinstance(figures, dict) else {}
+        cells = {
+            statistic: quantity(known[statistic].mean) if statistic in known else NONE
+            for statistic in statistics
+        }
+        cells[margin] = plus_minus(known["p99"]) if "p99" in known else ""
+        table.add_row(name, *(cells[header] for header in headers))
     return table
 
 
 def _by_adapter(rows: Sequence[Sequence[str]]) -> Table:
-    table = plain_table()
-    for place, header in enumerate(HEADER):
-        table.add_column(header, justify="right" if place else "left")
+    table = Table(*HEADER, right=HEADER[1:])
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _values(key: str, measured: Sequence[RequestRecord]) -> list[float]:
-    metric = BY_KEY[key]
-    if not isinstance(metric, PerRequest):
-        return []
-    return [
-        value for record in measured if record.ok or metric.includes_failed for value in metric.values(record)
-    ]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.results import Measurement, Pass, SearchResult, Tried
+from trtllm_hpc.bench.results import Measurement, Pass, Tried
 from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import cut, search_sentence
-from trtllm_hpc.report.headline import ascending_levels, is_valid, level_labels
+from trtllm_hpc.report.headline import is_valid, level_labels, load_of
 
 
 def title(measurement: Measurement) -> str:
@@ -72,48 +71,41 @@ MAX_FAILED_SHARE = 0.01
 """With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Whether the limits hold at a level."""
-
-    label: str
-    holds: bool
-    passes_held: int
-    passes: int
-    broken: Sequence[str]
-
-
 def _slo_sentences(measurement: Measurement) -> Iterator[str]:
     search = measurement.search
     slo = measurement.settings.get("slo") if search is None else search.slo
     if not slo:
         return
-    levels = list(_judged(measurement, slo) if search is None else _searched(measurement, search))
-    holding = [level.label for level in levels if level.holds]
+    labels = level_labels(measurement)
+    tried = _judged(measurement, slo) if search is None else search.tried
+    levels = [
+        (labels[one.level] if one.level < len(labels) else f"{one.rate_per_s:g}/s", one)
+        for one in sorted(tried, key=lambda one: one.rate_per_s)
+    ]
+    holding = [label for label, one in levels if one.holds]
     if holding:
         yield f"slo {slo} holds at {', '.join(holding)}{_failed_meanwhile(measurement)}"
-    for level in levels:
-        if not level.holds:
-            passes = f", in {level.passes - level.passes_held} of {level.passes} passes"
-            broken = " ".join(level.broken)
-            yield f"slo does not hold at {level.label}{passes if level.passes > 1 else ''}: {broken}"
+    for label, one in levels:
+        if not one.holds:
+            passes = f", in {one.passes - one.passes_held} of {one.passes} passes" if one.passes > 1 else ""
+            broken = " ".join(reasons_not_held(measurement, one))
+            yield f"slo does not hold at {label}{passes}: {broken}"
 
 
-def _judged(measurement: Measurement, slo: str) -> Iterator[_Kept]:
-    """Judge each level by its passes: it holds if every one of them keeps the limits."""
+def _judged(measurement: Measurement, slo: str) -> Iterator[Tried]:
+    """Judge each level by its passes, as a search does: it holds if every one of them keeps the limits."""
     limits = _parsed(slo)
     if limits is None:
         return
-    labels = level_labels(measurement)
-    for place in ascending_levels(measurement):
-        passes = measurement.levels[place].passes
+    for place, result in enumerate(measurement.levels):
+        passes = result.passes
         held = sum(not limits.violations(one.metrics) and not fails_too_often(one) for one in passes)
         failing = sum(one.failed for one in passes if fails_too_often(one))
         broken = limits.violations(*(one.metrics for one in passes))
         if failing:
             measured = sum(one.measured for one in passes)
             broken.insert(0, f"{failing} of {measured} requests failed, which keep no limit.")
-        yield _Kept(labels[place], held == len(passes), held, len(passes), broken)
+        yield Tried(load_of(result), held == len(passes), held, len(passes), broken, place)
 
 
 def fails_too_often(one: Pass) -> bool:
@@ -129,19 +121,10 @@ def _failed_meanwhile(measurement: Measurement) -> str:
     return f" (for the requests that were answered; {failed} failed)" if failed else ""
 
 
-def _searched(measurement: Measurement, search: SearchResult) -> Iterator[_Kept]:
-    """Give each rate as the search judged it: it holds if most of its passes do."""
-    labels = level_labels(measurement)
-    for tried in sorted(search.tried, key=lambda tried: tried.rate_per_s):
-        label = labels[tried.level] if tried.level < len(labels) else f"{tried.rate_per_s:g}/s"
-        reasons = reasons_not_held(measurement, tried)
-        yield _Kept(label, tried.holds, tried.passes_held, tried.passes, reasons)
-
-
 def reasons_not_held(measurement: Measurement, tried: Tried) -> list[str]:
     """Return why the limits do not hold at a rate, with the figures that tables show.
 
-    The search judged each pass by itself; tables show the means over passes.
+    A search judged each pass by itself; tables show the means over passes.
     """
     limits = None if measurement.search is None else _parsed(measurement.search.slo)
     if tried.holds or limits is None or tried.level >= len(measurement.levels):

@@ -4,50 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from trtllm_hpc.bench.server_metrics.series import describe
+from trtllm_hpc.bench.server_metrics.series import Series, describe
 from trtllm_hpc.report.formatting import NONE, format_bytes
+from trtllm_hpc.report.tables import Table, as_text
 
 
-def server_table(values: Mapping[str, float]) -> Table:
-    """What the engine and the host tell, and below it a row for each of Triton's models."""
-    whole = Table.grid()
-    models = [key for key in values if describe(key).of == "model"]
-    others = [key for key in values if key not in models]
-    if not any(describe(key).of == "engine" for key in others):
-        whole.add_row(Text("This server tells nothing of its engine: its backend has no metrics."))
+def server_text(values: Mapping[str, float]) -> str:
+    """Return the figures of the engine and the host, and below them a row for each of Triton's models."""
+    series = {key: describe(key) for key in values}
+    others = [key for key in values if series[key].of != "model"]
+    parts = []
+    if not any(series[key].of == "engine" for key in others):
+        parts.append("This server shows nothing of its engine: its backend has no metrics.\n")
     if others:
-        whole.add_row(_figures({key: values[key] for key in others}))
-    if models:
-        whole.add_row(_models({key: values[key] for key in models}))
-    return whole
+        table = Table("server", "now", right=("now",))
+        for key in others:
+            model = f" ({series[key].model})" if series[key].model else ""
+            table.add_row(series[key].label + model, in_unit(values[key], series[key].unit))
+        parts.append(as_text(table))
+    if len(others) < len(values):
+        parts.append(as_text(_models({series[key]: values[key] for key in values if key not in others})))
+    return "\n".join(parts)
 
 
-def _figures(values: Mapping[str, float]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("server")
-    table.add_column("now", justify="right")
-    for key, value in values.items():
-        series = describe(key)
-        of = f" ({series.model})" if series.model else ""
-        table.add_row(Text(series.label + of), in_unit(value, series.unit))
-    return table
-
-
-def _models(values: Mapping[str, float]) -> Table:
-    """A row a model and a column a figure, in the order in which they come."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model")
-    found = [(describe(key), value) for key, value in values.items()]
-    columns = list(dict.fromkeys(series.key for series, _ in found))
-    for key in columns:
-        table.add_column(_HEADERS.get(key, key), justify="right")
-    for model in dict.fromkeys(series.model for series, _ in found):
-        cells = {series.key: in_unit(value, series.unit) for series, value in found if series.model == model}
-        table.add_row(Text(model or ""), *(cells.get(key, NONE) for key in columns))
+def _models(values: Mapping[Series, float]) -> Table:
+    """Return a table with a row for each model and a column for each figure, in the order of ``values``."""
+    columns = {series.key: _HEADERS.get(series.key, series.key) for series in values}
+    table = Table("model", *columns.values(), right=(*columns.values(),))
+    for model in dict.fromkeys(series.model for series in values):
+        cells = {
+            series.key: in_unit(value, series.unit)
+            for series, value in values.items()
+            if series.model == model
+        }
+        table.add_row(model or "", *(cells.get(key, NONE) for key in columns))
     return table
 
 
@@ -61,7 +51,7 @@ _HEADERS = {
 
 
 def in_unit(value: float, unit: str) -> str:
-    """A figure as people read it, e.g. ``62 %``, ``1.5 GiB``, ``4.1 ms``, ``12``."""
+    """Return a figure as people read it, e.g. ``62 %``, ``1.5 GiB``, ``4.1 ms``, ``12``."""
     if unit == "share":
         return f"{value:.0%}".replace("%", " %")
     if unit == "bytes":

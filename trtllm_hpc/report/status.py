@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
-from rich.text import Text
-
 from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import format_time, quantity
-from trtllm_hpc.report.tables import plain_table
+from trtllm_hpc.report.tables import Table
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
 
@@ -18,7 +15,7 @@ _STYLES = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "NOT SU
 
 def status_table(stages: Sequence[StageStatus], now: float) -> Table:
     """Return a table with one row for each stage; ``now`` in seconds since the epoch."""
-    table = plain_table("stage", "job", "state", "nodes", "what")
+    table = Table("stage", "job", "state", "nodes", "what")
     for stage in stages:
         times = stage_times(stage, now)
         words = joined(stage.sentence, str(stage.waiting or ""))
@@ -26,9 +23,9 @@ def status_table(stages: Sequence[StageStatus], now: float) -> Table:
         table.add_row(
             stage.stage,
             stage.job_id or "-",
-            Text(stage.state, style=style),
-            Text(stage.nodes or "-"),
-            Text(f"{words} ({times})" if times else words),
+            (stage.state, style),
+            stage.nodes or "-",
+            f"{words} ({times})" if times else words,
         )
     return table
 

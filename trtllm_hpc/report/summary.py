@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from rich.console import Console
-
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import RunNotFound
@@ -17,12 +15,11 @@ from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
 def print_summary(paths: RunPaths) -> None:
     """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
-    console = Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
     for event in read_events(paths, "serve"):
         if event.name == "ready":
-            console.print(_endpoint(event.data))
+            print(_endpoint(event.data))
     for line in _answers(paths):
-        console.print(line)
+        print(line)
     files = paths.measurement(COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
         measurement = read_measurement(files.summary)

@@ -2,106 +2,126 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Collection, Mapping, Sequence
+from typing import TextIO, TypeAlias
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-_PIPE_WIDTH = 2000
-"""Columns for pipes and files: wider than any row, so that each row is one line."""
 NARROW = 100
 """Terminals with fewer columns get the short form of wide tables."""
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+
+Cell: TypeAlias = "str | tuple[str, str]"
+"""Text, or text and its style: words such as ``bold red``."""
 
 
-def plain_table(*headers: str, right: Sequence[str] = (), one_line: Sequence[str] = ()) -> Table:
-    """Return an empty table with a rule below its headers and no other lines.
+class Table:
+    """Rows of text below headers and a rule.
 
-    ``right`` and ``one_line`` are the headers of columns that are aligned to the right, or never wrapped.
+    Args:
+        headers: one for each column. Headers and cells may have several lines.
+        right: headers of the columns that are aligned to the right.
+        one_line: headers of the columns that are never wrapped.
+        least: widths that columns have at least, by header.
+        cut: headers of the columns whose cells are cut, down to their least width, instead of wrapped.
+        optional: headers of columns that a narrow terminal may do without; the last is left out first.
+        gap: spaces between two columns.
     """
-    from rich import box
-    from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for header in headers:
-        table.add_column(
-            header,
-            justify="right" if header in right else "left",
-            no_wrap=header in one_line,
-            overflow="fold",
-        )
-    return table
+    def __init__(
+        self,
+        *headers: str,
+        right: Collection[str] = (),
+        one_line: Collection[str] = (),
+        least: Mapping[str, int] | None = None,
+        cut: Collection[str] = (),
+        optional: Sequence[str] = (),
+        gap: int = 3,
+    ) -> None:
+        self.headers, self.rows = headers, list[tuple[Cell, ...]]()
+        self._right, self._one_line, self._cut = right, one_line, cut
+        self._least, self._optional, self._gap = least or {}, optional, gap
+
+    def add_row(self, *cells: Cell) -> None:
+        """Add a row with one cell for each header."""
+        assert len(cells) == len(self.headers), cells
+        self.rows.append(cells)
+
+    def fitted(self, width: int | None = None, *, styled: bool = False) -> tuple[list[str], list[str]]:
+        """Return the lines of the table in ``width`` columns, and the headers of the columns left out.
+
+        Cells are wrapped at words. Columns that do not fit even then are left out if they are optional. Only
+        when nothing more can be left out, and a single word (a path) is wider than its column, is the word
+        broken. Without a ``width`` each row is as wide as it needs to be.
+        """
+        limits = {place: self._limits(place) for place in range(len(self.headers))}
+        left_out: list[str] = []
+        candidates = [header for header in self._optional if header in self.headers]
+        while True:
+            least, most = ([limit[which] for limit in limits.values()] for which in (0, 1))
+            gaps = self._gap * (len(limits) - 1)
+            if width is None or not candidates or sum(least) + gaps <= width:
+                break
+            left_out.insert(0, candidates.pop())
+            del limits[self.headers.index(left_out[0])]
+        widths = most if width is None else _share_out(least, most, width - gaps)
+        chosen = dict(zip(limits, widths, strict=True))
+        height = 1 + max(self.headers[place].count("\n") for place in chosen)
+        headers = ["\n" * (height - 1 - header.count("\n")) + header for header in self.headers]
+        lines = [*self._row(headers, chosen, styled=False), "─" * (sum(widths) + gaps)]
+        for row in self.rows:
+            lines += self._row(row, chosen, styled=styled)
+        return lines, left_out
+
+    def _limits(self, place: int) -> tuple[int, int]:
+        """Return the least width of a column (its longest word), and its width without wrapping."""
+        header = self.headers[place]
+        texts = [header, *(_text(row[place]) for row in self.rows)]
+        lines = [line for text in texts for line in text.split("\n")] if "\n" in "".join(texts) else texts
+        most = max(self._least.get(header, 0), *map(len, lines), 0)
+        if header in self._one_line:
+            return most, most
+        if header in self._cut:
+            return min(most, max(self._least.get(header, 0), len(header))), most
+        words = [len(word) for line in lines for word in line.split()]
+        return max(self._least.get(header, 0), *words, 0), most
+
+    def _row(self, cells: Sequence[Cell], widths: Mapping[int, int], *, styled: bool) -> list[str]:
+        """Return the lines of a row; ``widths`` by the places of the columns that are shown."""
+        wrapped = {place: self._wrapped(_text(cells[place]), place, width) for place, width in widths.items()}
+        lines = []
+        for number in range(max(map(len, wrapped.values()), default=0)):
+            parts = []
+            for place, width in widths.items():
+                text = wrapped[place][number] if number < len(wrapped[place]) else ""
+                padding = " " * (width - len(text))
+                cell = cells[place]
+                if styled and text and not isinstance(cell, str):
+                    text = _in_style(text, cell[1])
+                parts.append(padding + text if self.headers[place] in self._right else text + padding)
+            lines.append((" " * self._gap).join(parts).rstrip())
+        return lines
+
+    def _wrapped(self, text: str, place: int, width: int) -> list[str]:
+        if len(text) <= width and "\n" not in text:
+            return [text]
+        if self.headers[place] in self._cut:
+            return [shortened(text, width)]
+        lines = []
+        for line in text.split("\n"):
+            lines += textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+        return lines
 
 
-def fit(table: Table, width: int, optional: Sequence[str] = ()) -> tuple[Table, list[str]]:
-    """Fit a table into ``width`` columns; return it with the headers of the columns left out.
-
-    Cells are wrapped at words. Columns that do not fit even then are left
-    out, the last of ``optional`` first. Only when nothing more can be left
-    out and a single word (a path) is wider than its column is that word broken.
-    """
-    from rich.console import Console
-
-    console = Console(width=_PIPE_WIDTH, color_system=None, emoji=False)
-    shown = [column.header for column in table.columns]
-    left_out: list[str] = []
-    candidates = [header for header in optional if header in shown]
-    while True:
-        chosen = [index for index, column in enumerate(table.columns) if column.header not in left_out]
-        fitted = _select(table, chosen)
-        least, most = _cell_widths(fitted, console)
-        frame = console.measure(fitted).maximum - sum(most)
-        room = width - frame
-        if sum(least) <= room or not candidates:
-            break
-        left_out.insert(0, candidates.pop())
-    for column, wanted, given in zip(fitted.columns, most, _share_out(least, most, room), strict=True):
-        column.width = given
-        column.no_wrap = column.no_wrap and given >= wanted
-    return fitted, left_out
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell[0]
 
 
-def _select(table: Table, chosen: Sequence[int]) -> Table:
-    """Copy a table with the chosen columns only."""
-    from rich.table import Table as RichTable
-
-    copy = RichTable(
-        box=table.box,
-        padding=table.padding,
-        collapse_padding=table.collapse_padding,
-        pad_edge=table.pad_edge,
-        show_header=table.show_header,
-        show_edge=table.show_edge,
-    )
-    columns = [table.columns[index] for index in chosen]
-    for column in columns:
-        copy.add_column(
-            column.header,
-            justify=column.justify,
-            style=column.style,
-            no_wrap=column.no_wrap,
-            min_width=column.min_width,
-            overflow="fold",
-        )
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        copy.add_row(*cells)
-    return copy
-
-
-def _cell_widths(table: Table, console: Console) -> tuple[list[int], list[int]]:
-    """Return the least width of each column (its longest word) and its width without wrapping."""
-    least, most = [], []
-    for column in table.columns:
-        measured = [console.measure(cell) for cell in (column.header, *column.cells)]
-        wanted = max([column.min_width or 0, *(cell.maximum for cell in measured)])
-        word = max([column.min_width or 0, *(cell.minimum for cell in measured)])
-        most.append(wanted)
-        least.append(wanted if column.no_wrap else word)
-    return least, most
+def _in_style(text: str, style: str) -> str:
+    codes = ";".join(str(_CODES[word]) for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
 def _share_out(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:
@@ -120,35 +140,24 @@ def _share_out(least: Sequence[int], most: Sequence[int], room: int) -> list[int
     return widths
 
 
-def as_text(table: Table, width: int = 100, optional: Sequence[str] = ()) -> str:
+def shortened(text: str, width: int) -> str:
+    """Return a line in at most ``width`` columns; its end is replaced by an ellipsis if it is longer."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def as_text(table: Table, width: int | None = 100) -> str:
     """Return a table as plain text of ``width`` columns, without colours or trailing spaces."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    Console(file=text, width=width, color_system=None, force_terminal=False, emoji=False).print(
-        fit(table, width, optional)[0]
-    )
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    return "".join(f"{line}\n" for line in table.fitted(width)[0])
 
 
-def print_table(table: Table, optional: Sequence[str] = ()) -> None:
-    """Print a table as wide as the terminal; into a pipe or a file each row is one line.
-
-    ``optional`` are the headers of columns that may be left out, the least important last.
-    """
+def print_table(table: Table) -> None:
+    """Print a table as wide as the terminal; into a pipe or a file each row is one line."""
     width = terminal_width()
-    if width is None:
-        sys.stdout.write(as_text(table, _PIPE_WIDTH))
-        return
-    from rich.console import Console
-
-    fitted, left_out = fit(table, width, optional)
-    Console(width=width, emoji=False).print(fitted)
+    lines, left_out = table.fitted(width, styled=width is not None and "NO_COLOR" not in os.environ)
     if left_out:
         note = f"(no room for: {', '.join(left_out)}; widen the terminal or use --json to see them)"
-        sys.stdout.write(f"{wrap(note, width)}\n")
+        lines.append(wrap(note, width))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def wrap(text: str, width: int | None) -> str:
@@ -166,6 +175,6 @@ def wrap(text: str, width: int | None) -> str:
 
 
 def terminal_width(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal on ``stream`` (standard output); ``None`` if it is none."""
+    """Return the width of the terminal on ``stream`` (standard output); ``None`` if it is not a terminal."""
     stream = sys.stdout if stream is None else stream
     return shutil.get_terminal_size().columns if stream.isatty() else None

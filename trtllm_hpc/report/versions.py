@@ -1,35 +1,27 @@
-"""Tables of TensorRT-LLM's releases, of the options of their programs, and of checked command lines."""
+"""Tables of TensorRT-LLM's releases and of the options of their programs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
-from typing import TYPE_CHECKING
 
-from trtllm_hpc.errors import FAIL
-from trtllm_hpc.report.tables import NARROW, plain_table, print_table, terminal_width
+from trtllm_hpc.report.tables import NARROW, Table, print_table, terminal_width
 from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Release, commands_of
 from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from trtllm_hpc.tensorrt_llm.releases.check import Checked
-
-_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
 _NONE = "-"
 _MANY = 6
 """Choices beyond these are counted, not listed."""
 
-OPTIONAL_COLUMNS = ("builds with", "CUDA", "TensorRT", "Python")
-"""Columns of :func:`releases_table` that a narrow terminal may do without; the last goes first."""
-
 
 def releases_table(releases: Sequence[Release]) -> Table:
     """One row a release, oldest first."""
-    table = plain_table("release", "containers", "TensorRT", "Python", "CUDA", "builds with", "backends")
+    table = Table(
+        *("release", "containers", "TensorRT", "Python", "CUDA", "builds with", "backends"),
+        optional=("builds with", "CUDA", "TensorRT", "Python"),
+    )
     for release in releases:
         table.add_row(
             release.version,
@@ -37,25 +29,10 @@ def releases_table(releases: Sequence[Release]) -> Table:
             release.tensorrt or _NONE,
             release.python or _NONE,
             release.cuda or _NONE,
-            " + ".join(builders(release)),
+            " + ".join(release.builds_with),
             ", ".join(release.backends),
         )
     return table
-
-
-def builders(release: Release) -> tuple[str, ...]:
-    """The programs that make an engine of a checkpoint of LLaMA, in their order."""
-    there = [name for name in _BUILDERS if release.command(name, "llama") is not None]
-    # In 0.7 trtllm-build was there for a few other models, and nothing converted for it.
-    return ("build.py",) if "build.py" in there else tuple(there)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleaseRow(Release):
-    """A release, and what builds engines in it."""
-
-    builds_with: tuple[str, ...]
-    """The programs that make an engine of a checkpoint, in their order."""
 
 
 @dataclass(frozen=True)
@@ -76,67 +53,10 @@ class ProgramRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseDetails(ReleaseRow):
+class ReleaseDetails(Release):
     """A release and its programs."""
 
     programs: tuple[ProgramRow, ...]
-
-
-@dataclass(frozen=True)
-class ProgramDetails:
-    """The options of one of upstream's programs."""
-
-    name: str
-    family: str | None
-    """The model family that the list is of; ``None`` where there is one list for all."""
-    release: str
-    file: str | None
-    """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
-    status: str
-    """``verified``: read at this very release; else which neighbour the list was taken from, and why."""
-    source: str
-    """Where the list was read."""
-    options: tuple[Option, ...]
-    not_in_this_release: tuple[OptionHistory, ...]
-    """Options that only other releases have."""
-    subcommands: tuple[ProgramDetails, ...]
-    """Options before the sub-command's name belong to the program, those after it to the sub-command."""
-
-
-@dataclass(frozen=True)
-class CheckedWord:
-    """What a release makes of one word of a command line."""
-
-    judgement: str
-    """``refused``: the program ends with an error. ``ignored``: taken, and does nothing. Else ``note``."""
-    word: str
-    place: int | None
-    """Its index in ``words``; ``None``: it is missing there."""
-    sentence: str
-    hint: str | None
-    """What to write instead."""
-
-
-@dataclass(frozen=True)
-class CheckedLine:
-    """A command line and what one release makes of it."""
-
-    release: str
-    program: str
-    family: str | None
-    """The model family whose program it is; ``None`` where there is one for all."""
-    status: str | None
-    """How reliable the list of options is; ``None``: the release does not have the program."""
-    words: tuple[str, ...]
-    """The command line."""
-    remarks: tuple[CheckedWord, ...]
-    accepted: bool
-    """Whether the release takes every word."""
-
-
-def release_row(release: Release) -> ReleaseRow:
-    """Return a release for JSON."""
-    return ReleaseRow(**vars(release), builds_with=builders(release))
 
 
 def release_details(release: Release) -> ReleaseDetails:
@@ -152,7 +72,7 @@ def release_details(release: Release) -> ReleaseDetails:
         )
         for command in commands_of(release.version)
     )
-    return ReleaseDetails(**vars(release_row(release)), programs=programs)
+    return ReleaseDetails(**vars(release), programs=programs)
 
 
 def print_release(release: Release) -> None:
@@ -173,7 +93,7 @@ def print_release(release: Release) -> None:
         if value is not None:
             print(f"  {name}: {value}")
     print()
-    table = plain_table("program", "options", "list")
+    table = Table("program", "options", "list")
     for command in commands_of(release.version):
         table.add_row(command.name, str(len(command.options)), command.status)
     print_table(table)
@@ -184,57 +104,6 @@ def print_release(release: Release) -> None:
             print(fill(f"{name} exists for: {', '.join(families)}", width, initial_indent="\n"))
 
 
-def checked_line(checked: Checked) -> CheckedLine:
-    """Return the verdict on a command line for JSON."""
-    remarks = tuple(
-        CheckedWord(
-            remark.code,
-            remark.value,
-            int(remark.field[1:-1]) if remark.field else None,
-            remark.message,
-            remark.hint,
-        )
-        for remark in checked.remarks
-    )
-    return CheckedLine(**{**vars(checked), "remarks": remarks}, accepted=checked.accepted)
-
-
-def print_checked(checked: Checked) -> None:
-    """Print what a release refuses or ignores of a command line."""
-    suffix = f" for {checked.family}" if checked.family else ""
-    if checked.remarks:
-        table = plain_table("word", "", "why", "remedy")
-        for remark in checked.remarks:
-            table.add_row(remark.value, remark.code, remark.message, remark.hint or _NONE)
-        print_table(table)
-    refused = sum(remark.state == FAIL for remark in checked.remarks)
-    verdict = f"{refused} refused" if refused else "accepted"
-    listed = f" (its list of options: {checked.status})" if checked.status else ""
-    print(f"{verdict} by {checked.program}{suffix} of TensorRT-LLM {checked.release}{listed}")
-
-
-def program_details(command: Command) -> ProgramDetails:
-    """Return a program's options for JSON."""
-    return ProgramDetails(
-        command.name,
-        command.family,
-        command.release,
-        command.file,
-        command.status,
-        command.source,
-        tuple(command.options.values()),
-        tuple(_elsewhere(command)),
-        tuple(map(program_details, command.subcommands.values())),
-    )
-
-
-def _elsewhere(command: Command) -> Iterator[OptionHistory]:
-    """Options that other releases of the program have and this one lacks."""
-    for name, history in command.histories.items():
-        if name == history.name and name not in command.options:
-            yield history
-
-
 def print_command(command: Command) -> None:
     """Print every option, and those of other releases."""
     suffix = f" for {command.family}" if command.family else ""
@@ -242,17 +111,16 @@ def print_command(command: Command) -> None:
     print(f"  list: {command.status}")
     print(f"  source: {command.source}")
     print()
-    table = plain_table("option", "takes", "default", "remarks")
+    table = Table("option", "takes", "default", "remarks")
     for option in command.options.values():
         table.add_row(
             ", ".join((option.name, *option.aliases)), _takes(option), _default(option), _remarks(option)
         )
     print_table(table)
-    missing = list(_elsewhere(command))
-    if missing:
+    if command.not_in_this_release:
         print()
-        table = plain_table("not in this release", "", "instead")
-        for history in missing:
+        table = Table("not in this release", "", "instead")
+        for history in command.not_in_this_release:
             instead = history.replaced_by or history.note or _NONE
             table.add_row(history.name, _when(command, history), instead)
         print_table(table)

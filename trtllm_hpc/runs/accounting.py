@@ -1,15 +1,15 @@
-"""When a run's jobs were submitted, started and ended, and their GPUs, where Slurm does not tell."""
+"""When a run's jobs were submitted, started and ended, and their GPUs, where Slurm does not report it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Event, read_events
 from trtllm_hpc.scheduler.job_info import JobTimes
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 _HOUR_S = 3600.0
 
@@ -43,25 +43,23 @@ NOTHING = RunUse(None, None, None)
 
 
 def with_own_times(
-    times: JobTimes,
-    stage: str,
-    job_id: str | None,
-    record: SubmissionRecord | None,
-    events: Iterable[Event],
-    *,
-    final: bool,
+    run: RunSnapshot, times: JobTimes, stage: str, job_id: str | None, *, final: bool
 ) -> JobTimes:
     """Return a job's times, filled up from the submission record and the stage's events.
 
     Args:
-        times: what Slurm has told.
+        times: those that Slurm reports.
         final: whether the job has ended.
     """
-    job = record.stages.get(stage) if record else None
+    job = run.submission.stages.get(stage) if run.submission else None
     # The scripts of the local profile have ids of their own, beside that of the process.
-    local = record is not None and record.scheduler == "local"
-    its = (event for event in events if event.stage == stage and (local or _is_of(event, job_id)))
-    marks = {event.name: event.time for event in its}
+    local = run.submission is not None and run.is_local
+    marks = {
+        event.name: event.time
+        for event in run.events(stage)
+        # Not of another job that ran the same stage.
+        if local or event.data.get("job_id", job_id) in (job_id, "")
+    }
     if times.submitted_at is None and job is not None and job.job_id == job_id:
         times = replace(times, submitted_at=job.submitted_at)
     if times.started_at is None:
@@ -71,57 +69,51 @@ def with_own_times(
     return times
 
 
-def _is_of(event: Event, job_id: str | None) -> bool:
-    """Return whether an event is of this job, and not of another one that ran the same stage."""
-    return event.data.get("job_id", job_id) in (job_id, "")
-
-
-def planned_gpus(paths: RunPaths) -> dict[str, int]:
+def planned_gpus(run: RunSnapshot) -> dict[str, int]:
     """Return the GPUs that each stage asks for, on all of its nodes."""
-    found = {}
-    for stage in read_plan(paths).get("stages", []):
+    gpus = {}
+    for stage in run.plan.get("stages", []):
         components = (stage, *stage.get("further", ()))
-        found[stage["name"]] = sum(int(one.get("gpus", 0)) * _nodes_of(one) for one in components)
-    return found
+        gpus[stage["name"]] = sum(int(it.get("gpus", 0)) * _nodes_of(it) for it in components)
+    return gpus
 
 
 def _nodes_of(component: Mapping[str, Any]) -> int:
-    options = {one["option"]: one["value"] for one in component.get("directives", ())}
+    options = {directive["option"]: directive["value"] for directive in component.get("directives", ())}
     return int(options.get("--nodes") or 1)
 
 
-def earlier_gpu_hours(paths: RunPaths, started: Mapping[str, float | None]) -> float:
+def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
     """Return the GPU-hours of the jobs before the present ones, each up to its last event.
 
     Args:
         started: when the present job of each stage started; ``None``: it has not.
     """
-    gpus = planned_gpus(paths)
+    attempts = run.paths.attempts
+    folders = [RunPaths(attempt) for attempt in attempts.iterdir()] if attempts.is_dir() else []
     total = 0.0
-    for stage, count in gpus.items():
+    for stage, gpus in planned_gpus(run).items():
         before = started.get(stage)
-        spans = [span for span in _spans(read_events(paths, stage)) if before and span[1] <= before]
-        for attempt in paths.attempts.iterdir() if paths.attempts.is_dir() else ():
-            spans += _spans(read_events(RunPaths(attempt), stage))
-        total += sum(end - begin for begin, end in spans) * count / _HOUR_S
+        spans = [span for span in _spans(run.events(stage)) if before and span[1] <= before]
+        spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
+        total += sum(end - begin for begin, end in spans) * gpus / _HOUR_S
     return total
 
 
-def uses_from_events(paths: RunPaths, now: float | None = None) -> list[StageUse]:
+def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:
     """Return what each stage that has begun has used; Slurm is not asked.
 
     Args:
         now: until when a stage without an end counts; ``None``: until its last event.
     """
-    record = read_submission(paths)
     uses = []
-    for stage, gpus in planned_gpus(paths).items():
-        events = read_events(paths, stage)
+    for stage, gpus in planned_gpus(run).items():
+        events = run.events(stage)
         if not (spans := _spans(events)):
             continue
         if now is not None and events[-1].name != "stage_end":
             spans[-1] = (spans[-1][0], now)
-        job = record.stages.get(stage) if record else None
+        job = run.submission.stages.get(stage) if run.submission else None
         ran_s = sum(end - begin for begin, end in spans)
         waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
         uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S))

@@ -6,14 +6,15 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.stages import planned, watcher_of
+from trtllm_hpc.runs.stages import watcher_of
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 _SETTLE_TIMEOUT_S = 60.0
 _POLL_S = 0.5
@@ -25,28 +26,27 @@ def cancel_run(paths: RunPaths) -> RunStatus:
     Raises:
         SubmissionError: Slurm refused the cancellation, or does not answer.
     """
-    status = run_status(paths)
+    run = RunSnapshot(paths)
+    status = run_status(run)
     # The run's own state does not matter: a failed run may still have a stage in the queue.
     busy = [stage for stage in status.stages if not stage.final]
-    left = list(RunJob.of(paths, {stage.stage: stage.job_id for stage in busy}).values())
-    left += RunJob.of(paths, {stage.stage: stage.next_job_id for stage in busy}).values()
+    left = list(RunJob.of(paths, run.plan, {stage.stage: stage.job_id for stage in busy}).values())
+    left += RunJob.of(paths, run.plan, {stage.stage: stage.next_job_id for stage in busy}).values()
     if not left:
         return status
     with suppress(OSError):  # even on a full disk the jobs must be cancelled
         request_stop(paths, by="cancel", reason="the run was cancelled")
-    record = read_submission(paths)
-    if record is not None and record.scheduler == "local":
-        cancel_local(paths, record)
-        return run_status(paths)
-    if record is None and planned(paths, "scheduler") == "local":
-        # The user started it with bash, in a process group that is not ours to signal:
+    if run.is_local:
+        # Of a run that the user started with bash the process group is not ours to signal:
         # the server obeys the request, and the companion ends with it.
+        if run.submission is not None:
+            cancel_local(paths, run.submission)
         return run_status(paths)
-    return _cancel_jobs(paths, left)
+    return _cancel_jobs(run, left)
 
 
 def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
-    """End the jobs of a run whose folder is gone; they cannot be told to, and nobody finds them any more.
+    """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
 
     Raises:
         SubmissionError: Slurm refused the cancellation, or does not answer.
@@ -54,18 +54,18 @@ def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
     if record.scheduler == "local":
         cancel_local(paths, record)
     else:
-        jobs = RunJob.of(paths, {stage: job.job_id for stage, job in record.stages.items()})
+        jobs = RunJob.of(paths, {}, {stage: job.job_id for stage, job in record.stages.items()})
         Slurm(record.slurm_conf).cancel(jobs.values())
 
 
-def _cancel_jobs(paths: RunPaths, jobs: list[RunJob]) -> RunStatus:
-    watcher = watcher_of(paths)
+def _cancel_jobs(run: RunSnapshot, jobs: list[RunJob]) -> RunStatus:
+    watcher = watcher_of(run)
     watcher.slurm.cancel(jobs)
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
         late = time.monotonic() > deadline
         try:
-            status = run_status(paths, watcher)
+            status = run_status(run.paths, watcher)
         except SubmissionError as error:
             if late or not error.transient:
                 raise

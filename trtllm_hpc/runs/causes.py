@@ -5,108 +5,114 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from trtllm_hpc.errors import FAIL
-from trtllm_hpc.logs.causes.explain import Finding, findings, ranked
+from trtllm_hpc.logs.causes.explain import (
+    REPORTED,
+    Candidate,
+    Certainty,
+    Finding,
+    findings,
+    likeliest_first,
+    of_lines,
+)
 from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
-from trtllm_hpc.logs.diagnose import RankFailure, ends_a_process, is_late, stage_logs
+from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.reading import last_lines
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.runs.stages import StageFailure
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.scheduler.states import NO_OUTPUT_FILE
 
 UNKNOWN = "unknown"
-REPORTED = "reported"
-"""Ids of findings that are no entry of the table: nothing matched; the job itself said why it ended."""
+"""Id of the finding that nothing in the table of causes matches."""
 
 _LAST_LINES = 5
-_ERROR, _NEXT = "error: ", "next: "
-"""How programs of this package begin an error, and the advice in the line after it."""
 
 
-def causes_of(
-    paths: RunPaths,
-    stage: str,
-    *,
-    state: str,
-    exit_signal: int | None = None,
-    first: RankFailure | None = None,
-    reported: str | None = None,
-    servers: Sequence[LogFile] | None = None,
-) -> tuple[Finding, ...]:
+def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile]) -> tuple[Finding, ...]:
     """Return why a stage failed, the likeliest cause first; never empty.
 
-    ``state`` and ``exit_signal`` of its job are Slurm's, ``reported`` is the job's own reason, ``first`` the
-    rank that died first, and ``servers`` are the logs of the step ``serve``, if the caller has listed them.
+    ``servers`` are the logs of the step ``serve``.
     """
-    logs = stage_logs(paths, stage, None if first is None else first.record, servers)
+    first, exit_signal = failure.first, failure.status.exit_signal
+    reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
+    logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
-    found = list(ranked([it.causes for it in facts]))
-    first_log = None if first is None else paths.rank_log(first.record.step, first.record.rank)
-    own = _own_death(first, [one for one in found if first_log is not None and one.file == str(first_log)])
-    if own is not None:
-        # Another rank's or an old line does not explain why this one was killed, unless Slurm says so.
-        told_by_slurm = [one for one in found if one.id.startswith("slurm-") and one.kind is Kind.ROOT]
-        rest = [one for one in found if one not in told_by_slurm]
-        found = [*told_by_slurm, own, *rest]
+    candidates = of_lines([log.causes for log in facts])
+    if (killed := _killed(first)) is not None:
+        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it.
+        candidates = list(map(_surer_if_slurm_wrote_it, candidates))
+        candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
-        said = _said(paths, stage, reported)
-        precise = [one for one in found if ends_a_process(one) and not _is_generic(one)]
-        if said.id not in {one.id for one in precise}:
-            found = [*precise, said, *(one for one in found if one not in precise and one.id != said.id)]
-    elif not any(one.kind is Kind.ROOT for one in found):
-        own_words = next(
-            (
-                it
-                for log, one in zip(logs, facts, strict=True)
-                if (it := _own_error(paths, log, one.first_error))
-            ),
-            None,
-        )
-        found = [*([own_words] if own_words is not None else []), *found]
-    full = disk_space(os.uname().nodename, "the run folder", paths.folder)
+        candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))
+    elif not _has_root(candidates):
+        own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
+        if own is not None:
+            log, error = own
+            advised = error if error.next else replace(error, next=_look_at(run.paths, log))
+            candidates.append(Candidate(advised, Certainty.REPORTED))
+    full = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
     if full.state == FAIL and full.hint is not None:
-        # Then neither logs nor events could be written.
-        now = Finding("disk-full", Kind.ROOT, _sentence(full.message), full.hint, None, None, None, "")
-        found = [now, *(one for one in found if one.id != now.id)]
-    if exit_signal in set(signal.Signals) and not any(one.kind is Kind.ROOT for one in found):
-        groups = {"signal": f"signal {exit_signal}"}
-        found = [_told_by_none(causes()["batch-script-killed"], groups, None), *found]
-    by_slurm = _of_state(state, exit_signal)
-    if by_slurm is not None:
-        found = [by_slurm, *(one for one in found if one.id != by_slurm.id)]
-    return tuple(found) or (_unknown(paths, logs),)
+        now = Finding.without_log("disk-full", full.message, full.hint)
+        candidates.append(Candidate(now, Certainty.FULL_DISK))
+    if exit_signal in set(signal.Signals) and not _has_root(candidates):
+        script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
+        candidates.append(Candidate(script, Certainty.JOB_STATE))
+    of_state = (
+        causes()["slurm-output-file"]
+        if exit_signal == NO_OUTPUT_FILE
+        else cause_of_state(failure.status.state)
+    )
+    if of_state is not None:
+        candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
+    return likeliest_first(candidates) or (_unknown(run.paths, logs),)
+
+
+def _has_root(candidates: Sequence[Candidate]) -> bool:
+    return any(candidate.finding.kind is Kind.ROOT for candidate in candidates)
+
+
+def _surer_if_slurm_wrote_it(candidate: Candidate) -> Candidate:
+    finding = candidate.finding
+    by_slurm = finding.id.startswith("slurm-") and finding.kind is Kind.ROOT
+    return replace(candidate, certainty=Certainty.SLURM_LINE) if by_slurm else candidate
+
+
+def _killed(first: RankFailure | None) -> Finding | None:
+    """Return that a rank was killed from outside, if its own log does not show why."""
+    if first is None or first.verdict is not None or first.log.late_cause is not None:
+        return None
+    record = first.record
+    groups = {"rank": str(record.rank), "host": record.host or "its node"}
+    if record.reason is not None:
+        return None
+    if record.ended_at is None:
+        return _without_log(causes()["rank-silent"], groups, record.rank)
+    end = "" if record.exit_code is None else signal_or_code(record.exit_code)
+    if not end.startswith("signal"):
+        return None
+    return _without_log(causes()["rank-killed"], groups | {"signal": end}, record.rank)
+
+
+def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) -> Finding:
+    sentence, following = (cause.told(text, groups) for text in (cause.sentence, cause.next))
+    return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
 
 
 def _said(paths: RunPaths, stage: str, reported: str) -> Finding:
     """Return the reason that the job has given; the table says what to do if it has one like that."""
-    known = [one for one in findings(scan(io.BytesIO(reported.encode())), "") if one.kind is Kind.ROOT]
-    following = f"trtllm-hpc logs {call_name(paths)} --stage {stage}"
-    said = Finding(REPORTED, Kind.ROOT, _sentence(reported), following, None, None, None, "")
-    return replace(said, id=known[0].id, next=known[0].next, rank=known[0].rank) if known else said
-
-
-def _own_error(paths: RunPaths, log: LogFile, line: str | None) -> Finding | None:
-    """Return what a program of ours has told as its error, with its advice; ``None`` for any other line."""
-    told = (line or "").removeprefix(_ERROR)
-    if not told or told == line:
-        return None
-    with suppress(OSError), log.path.open("rb") as file:
-        lines = map(decode, lines_of(file))
-        number = next((number for number, one in enumerate(lines, start=1) if one.strip() == line), None)
-        advice = next(lines, "").strip()
-        following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else _look_at(paths, log)
-        return Finding(REPORTED, Kind.ROOT, _sentence(told), following, str(log.path), number, log.rank, told)
-    return None
+    said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
+    lines = findings(scan(io.BytesIO(reported.encode())), "")
+    known = next((finding for finding in lines if finding.kind is Kind.ROOT), None)
+    return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
 
 
 def _look_at(paths: RunPaths, log: LogFile) -> str:
@@ -117,45 +123,13 @@ def _look_at(paths: RunPaths, log: LogFile) -> str:
     return f"trtllm-hpc logs {call_name(paths)} {options} --tail 50"
 
 
-def _own_death(first: RankFailure | None, told: list[Finding]) -> Finding | None:
-    """Return that a rank was killed from outside, if its own log does not tell why."""
-    if first is None or first.record.reason is not None or first.told is not None:
-        return None
-    if any(ends_a_process(one) and is_late(one) for one in told):
-        return None
-    record = first.record
-    groups = {"rank": str(record.rank), "host": record.host or "its node"}
-    if record.ended_at is None:
-        cause = causes()["rank-silent"]
-    elif record.exit_code is not None and signal_or_code(record.exit_code).startswith("signal"):
-        cause, groups["signal"] = causes()["rank-killed"], signal_or_code(record.exit_code)
-    else:
-        return None
-    return _told_by_none(cause, groups, record.rank)
-
-
-def _of_state(state: str, exit_signal: int | None) -> Finding | None:
-    cause = causes()["slurm-output-file"] if exit_signal == NO_OUTPUT_FILE else cause_of_state(state)
-    return None if cause is None else _told_by_none(cause, {}, None)
-
-
-def _told_by_none(cause: Cause, groups: dict[str, str], rank: int | None) -> Finding:
-    sentence, following = (cause.told(text, groups) for text in (cause.sentence, cause.next))
-    return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
-
-
-def _is_generic(one: Finding) -> bool:
-    cause = causes().get(one.id)
-    return cause is not None and cause.generic
-
-
 def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
-    """Return that no log tells a known cause, with the last lines of the one that may say most."""
+    """Return that no log shows a known cause, with the last lines of the log that may show most."""
     log = next((log for log in logs if log.size_bytes), None)
     if log is None:
-        sentence = "The job has written no log."
         following = f"trtllm-hpc status {call_name(paths)}; `sacct -j JOB` knows where it ran"
-        return Finding(UNKNOWN, Kind.ROOT, sentence, following, None, None, None, "")
+        return Finding.without_log(UNKNOWN, "The job has written no log", following)
+    lines = [line[:300] for line in last_lines(log.path, 4 * _LAST_LINES) if line.strip()]
     return Finding(
         UNKNOWN,
         Kind.ROOT,
@@ -164,19 +138,5 @@ def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
         str(log.path),
         None,
         log.rank,
-        "\n".join(_last_lines(log.path)),
+        "\n".join(lines[-_LAST_LINES:]),
     )
-
-
-def _last_lines(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as log:
-            seek_last_lines(log, 4 * _LAST_LINES)
-            written = (decode(line)[:300] for line in lines_of(log))
-            return list(deque((line for line in written if line.strip()), maxlen=_LAST_LINES))
-    except OSError:
-        return []
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].rstrip(".") + "."

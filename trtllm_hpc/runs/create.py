@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,34 @@ from trtllm_hpc.validation.load import load, load_cluster
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
+
+
+class JobSource(NamedTuple):
+    """A job file, and what it is planned with."""
+
+    job_file: Path
+    cluster: str
+    """File or name of the cluster profile."""
+    settings: Sequence[str] = ()
+    """Overrides as for ``--set``."""
+    runs: Path | None = None
+    """Folder of the runs; by default the profile's, else the user's."""
+
+    @classmethod
+    def of(
+        cls,
+        job: Path | str,
+        cluster: Path | str | None = None,
+        settings: Sequence[str] = (),
+        runs: Path | str | None = None,
+    ) -> JobSource:
+        """Return the source for arguments of the public functions."""
+        return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
+
+
+def default_profile(cluster: Path | str | None) -> str:
+    """Return the profile's file or name; ``None`` is ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``."""
+    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
 
 
 class PlannedRun(NamedTuple):
@@ -46,23 +75,20 @@ class CreatedRun(NamedTuple):
 
 
 @contextmanager
-def plan_run(
-    job_file: Path, cluster: str, settings: Sequence[str] = (), runs: Path | None = None, *, command: str
-) -> Iterator[PlannedRun]:
+def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
     """Load and plan a job.
 
     While the context is open, an ``OSError`` about a path that a key named
     becomes a ``ConfigError`` about that key.
 
     Args:
-        settings: overrides as for ``--set``.
-        runs: folder of the runs; by default the profile's, else the user's.
-        command: the ``trtllm-hpc`` command that errors tell the user to repeat.
+        command: the ``trtllm-hpc`` command that errors advise the user to repeat.
 
     Raises:
         ConfigError: the job file or the profile is wrong.
         RenderError: a path cannot be written into a script.
     """
+    job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
     facts = load(job_file, cluster, tuple(settings), command=command, options=options)
     with path_errors(facts.job, facts.cluster, {"--runs": str(runs)} if runs else None):
@@ -81,21 +107,14 @@ def plan_run(
 
 
 def create_run(
-    job_file: Path,
-    cluster: str,
-    settings: Sequence[str] = (),
-    runs: Path | None = None,
-    *,
-    check: Callable[[Plan], Iterable[str]],
-    warn: Warn,
-    command: str,
+    source: JobSource, *, check: Callable[[Plan], Iterable[str]], warn: Warn, command: str
 ) -> CreatedRun:
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
 
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
     and the plan's notes. Other arguments, and the errors raised, are those of :func:`plan_run`.
     """
-    with plan_run(job_file, cluster, settings, runs, command=command) as planned:
+    with plan_run(source, command=command) as planned:
         for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
         build = render_build(planned.plan)
@@ -106,14 +125,16 @@ def create_run(
         return CreatedRun(plan, write_run(plan, build, side_outputs), engine)
 
 
-def check_context(
-    job_file: Path | None, cluster: str, settings: Sequence[str] = (), runs: Path | None = None
-) -> Context:
-    """Return what ``doctor`` checks; without a job file machine and cluster. Raises as :func:`plan_run`."""
-    if job_file is not None:
-        with plan_run(job_file, cluster, settings, runs, command="doctor") as planned:
-            engine = find_engine(render_build(planned.plan))
-            return Context.of_plan(planned.with_engine(engine))
+def check_context(source: JobSource) -> Context:
+    """Return what ``doctor`` checks of a job, its cluster and this machine. Raises as :func:`plan_run`."""
+    with plan_run(source, command="doctor") as planned:
+        build = render_build(planned.plan)
+        engine = None if build is None else lookup(build.recipe)
+        return Context.of_plan(planned.with_engine(engine))
+
+
+def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) -> Context:
+    """Return what ``doctor`` checks without a job file: the cluster and this machine."""
     profile = load_cluster(cluster, tuple(settings))
     folder = (runs or runs_folder(profile)).absolute()
     return Context(profile, folder, engines_folder(profile.engines_folder, folder))
@@ -124,14 +145,9 @@ def runs_folder(cluster: ClusterProfile) -> Path:
     return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
 
 
-def find_engine(build: Build | None) -> Hit | Miss | Unknown | None:
-    """Look for an engine in the cache; ``None`` if the run needs none from it."""
-    return lookup(build.recipe) if build is not None else None
-
-
 def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unknown | None:
     """Look for the engine and register this run as its user, so that ``engines prune`` keeps it."""
-    engine = find_engine(build)
+    engine = None if build is None else lookup(build.recipe)
     if not isinstance(engine, Hit):
         return engine
     if not all([entry.register(planned.paths.folder) for entry in engine.entries]):

@@ -17,8 +17,9 @@ from trtllm_hpc.errors import (
     SubmissionError,
     TrtllmHpcError,
 )
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runtime.records import Endpoint, read_events
+from trtllm_hpc.runtime.records import Endpoint
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.stages import StageStatus
@@ -63,15 +64,14 @@ def endpoint_of(
         raise
 
 
-def follower_of(run: RunPaths) -> Callable[[], Endpoint] | None:
-    """Return what finds the server's new place once another job serves; ``None`` if none ever will."""
-    return partial(endpoint_of, run, _RENEWAL_S) if run.renewal.exists() else None
+def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoint] | None:
+    """Return what finds the server's new place once another job serves; ``None`` if no other job ever will.
 
-
-def return_of(run: RunPaths) -> Callable[[], Endpoint] | None:
-    """Return the same for a measurement, which also waits for an instance that is started again."""
-    is_restarted = run.renewal.exists() or run.instances.exists()
-    return partial(endpoint_of, run, _RENEWAL_S) if is_restarted else None
+    Args:
+        restarts: also wait for an instance that is started again.
+    """
+    may_return = run.renewal.exists() or (restarts and run.instances.exists())
+    return partial(endpoint_of, run, _RENEWAL_S) if may_return else None
 
 
 def _refuse_ended(run: RunPaths) -> None:
@@ -80,12 +80,13 @@ def _refuse_ended(run: RunPaths) -> None:
         return
     from trtllm_hpc.runs.status import run_status  # not needed where the server is ready
 
+    snapshot = RunSnapshot(run)
     try:
-        status = run_status(run)
+        status = run_status(snapshot)
     except SubmissionError:
         return  # Slurm does not answer now; the wait is bounded anyway
     # For a server that was started again by hand the end of the first build does not matter.
-    deciding = ("serve",) if read_events(run, "serve") else ("build", "serve")
+    deciding = ("serve",) if snapshot.events("serve") else ("build", "serve")
     for stage in status.stages:
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             raise _error(run, stage)

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, read_plan
+from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -18,7 +19,7 @@ REMOVED = ".removed-"
 
 def is_run(folder: Path) -> bool:
     """Return whether a folder holds a rendered run that we may read."""
-    return _created_at(RunPaths(folder)) is not None
+    return created_at_of(RunPaths(folder)) is not None
 
 
 def list_runs(runs_folder: Path) -> list[RunPaths]:
@@ -30,18 +31,18 @@ def list_runs(runs_folder: Path) -> list[RunPaths]:
     ages = {
         paths: created_at
         for paths in map(RunPaths, folders)
-        if not paths.run_id.startswith(REMOVED) and (created_at := _created_at(paths)) is not None
+        if not paths.run_id.startswith(REMOVED) and (created_at := created_at_of(paths)) is not None
     }
     return sorted(ages, key=lambda it: (ages[it], it.run_id), reverse=True)
 
 
-def _created_at(paths: RunPaths) -> int | None:
-    """Return when a run was created, in ns since the epoch; ``None`` if it is no run or not readable."""
-    plan = paths.plan
+def created_at_of(paths: RunPaths) -> float | None:
+    """Return when a run was created, in seconds since the epoch; ``None`` if it is not a readable run."""
     try:
         # The plan is written once, at creation; the folder's times change with every log.
-        entry = plan.stat()
-        return entry.st_mtime_ns if stat.S_ISREG(entry.st_mode) and os.access(plan, os.R_OK) else None
+        entry = paths.plan.stat()
+        is_ours = stat.S_ISREG(entry.st_mode) and os.access(paths.plan, os.R_OK)
+        return entry.st_mtime if is_ours else None
     except (OSError, ValueError):  # another user's folder, or an impossible name
         return None
 
@@ -66,7 +67,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if (latest := _latest(runs, name)) is not None:
         return latest
     for run in runs:
-        if read_plan(run).get("name") == name:
+        if plan_of(run).get("name") == name:
             return run
     matching = [run for run in runs if name and run.run_id.startswith(name)]
     if len(matching) == 1:
@@ -80,7 +81,7 @@ def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None
     """Return the run (of a job) that was submitted or resumed last; ``None`` if none was submitted."""
     times = {run: at for run in runs if (at := submitted_at(run)) is not None}
     for run in sorted(times, key=lambda it: times[it], reverse=True):
-        if (plan := read_plan(run)) and job in (None, plan.get("name")):
+        if (plan := plan_of(run)) and job in (None, plan.get("name")):
             return run
     return None
 
@@ -101,7 +102,7 @@ def submitted_at(paths: RunPaths) -> float | None:
 
 def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
     """Raise RunNotFound: there are runs, but none that was submitted can be read."""
-    newest = next((run for run in runs if read_plan(run)), None)
+    newest = next((run for run in runs if plan_of(run)), None)
     if newest is None:
         return _readable(runs[0])
     raise RunNotFound(
@@ -112,7 +113,7 @@ def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
 
 
 def _readable(run: RunPaths) -> RunPaths:
-    if not read_plan(run):
+    if not plan_of(run):
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 

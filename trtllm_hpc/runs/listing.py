@@ -6,23 +6,24 @@ How a run ended is kept in its folder (``ended.json``), so thousands of old runs
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.runs.find import list_runs
-from trtllm_hpc.runs.stages import StageStatus, planned, stages_of, watched_jobs
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.find import created_at_of, list_runs
+from trtllm_hpc.runs.stages import StageStatus, stages_of, watched_jobs
 from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of
-from trtllm_hpc.runtime.records import Endpoint, JsonRecord, read_events
+from trtllm_hpc.runtime.records import JsonRecord, known_fields
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+from trtllm_hpc.scheduler.watcher import JobWatcher
 
-if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.executor import JobWatcher
+_LOCAL = "local"
+"""In place of a cluster's ``slurm.conf``: the runs of this machine."""
 
 Warn = Callable[[str], object]
 
@@ -64,31 +65,8 @@ class _Ended(JsonRecord):
     """Of the submission that ended so: a resumed run has another one."""
     events: int
     """Bytes in the run's event files then: a stage that was run again by hand adds to them."""
-    name: str
-    model: str | None
-    state: str
-    ended_at: float | None
-    waited_s: float | None
-    gpu_hours: float | None
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A run whose state is not known yet."""
-
-    paths: RunPaths
-    created_at: float
-    record: SubmissionRecord | None
-
-    @property
-    def conf(self) -> str | None:
-        """``SLURM_CONF`` of its cluster."""
-        return self.record.slurm_conf if self.record else planned(self.paths, "slurm_conf")
-
-    @property
-    def is_local(self) -> bool:
-        """Whether its jobs are processes."""
-        return (self.record.scheduler if self.record else planned(self.paths, "scheduler")) == "local"
+    run: dict[str, Any]
+    """The row of the list."""
 
 
 def listed_runs(
@@ -107,151 +85,110 @@ def listed_runs(
         since: only runs created after that, in seconds since the epoch.
         warn: receives a sentence about each cluster that does not answer.
     """
-    known: dict[RunPaths, ListedRun] = {}
-    unknown: list[_Found] = []
-    order = []
+    rows: dict[str, ListedRun] = {}
+    unknown: list[RunSnapshot] = []
+    created: dict[str, float] = {}
     for paths in list_runs(runs_folder):
-        created_at = _created_at(paths)
+        created_at = created_at_of(paths)
         if created_at is None or (since is not None and created_at < since):
             continue
-        order.append(paths)
-        record = read_submission(paths)
-        ended = _remembered(paths, record, created_at)
+        created[paths.run_id] = created_at
+        run = RunSnapshot(paths)
+        ended = _remembered(run, created_at)
         if ended is not None:
-            known[paths] = ended
-        elif name is None or read_plan(paths).get("name") == name:
-            unknown.append(_Found(paths, created_at, record))
-    known |= _asked(unknown, warn)
-    rows = [known[paths] for paths in order if paths in known]
-    return [row for row in rows if name in (None, row.name) and (not states or row.state in states)]
+            rows[paths.run_id] = ended
+        elif name is None or run.plan.get("name") == name:
+            unknown.append(run)
+    rows |= _asked(unknown, created, warn)
+    in_order = [rows[run_id] for run_id in created if run_id in rows]
+    return [row for row in in_order if name in (None, row.name) and (not states or row.state in states)]
 
 
-def _created_at(paths: RunPaths) -> float | None:
-    try:
-        return paths.plan.stat().st_mtime
-    except OSError:
-        return None  # removed meanwhile
-
-
-def _remembered(paths: RunPaths, record: SubmissionRecord | None, created_at: float) -> ListedRun | None:
-    ended = _Ended.read(paths.ended)
-    if ended is None or record is None or (ended.token, ended.events) != (record.token, _event_bytes(paths)):
+def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
+    ended, record = _Ended.read(run.paths.ended), run.submission
+    if ended is None or record is None:
         return None
-    return ListedRun(
-        paths.run_id,
-        str(paths.folder),
-        ended.name,
-        ended.model,
-        RunState(ended.state),
-        None,
-        created_at,
-        ended.ended_at,
-        ended.waited_s,
-        ended.gpu_hours,
-        settled=True,
-    )
+    if (ended.token, ended.events) != (record.token, _event_bytes(run.paths)):
+        return None
+    # The folder may have another name now.
+    here = {"run_id": run.paths.run_id, "folder": str(run.paths.folder), "created_at": created_at}
+    row = ListedRun(**{**known_fields(ListedRun, ended.run), **here})
+    return replace(row, state=None if row.state is None else RunState(row.state))
 
 
 def _event_bytes(paths: RunPaths) -> int:
     return sum(file.stat().st_size for file in paths.events.glob("*.jsonl"))
 
 
-def _asked(runs: Sequence[_Found], warn: Warn) -> dict[RunPaths, ListedRun]:
-    """Return these runs by their paths; each cluster is asked once."""
-    rows = {run.paths: _row(run, None, {}) for run in runs if run.is_local}
-    by_cluster: dict[str | None, list[_Found]] = {}
+def _asked(runs: Sequence[RunSnapshot], created: Mapping[str, float], warn: Warn) -> dict[str, ListedRun]:
+    """Return the rows of these runs by their ids; each cluster is queried once."""
+    by_cluster: dict[str | None, list[RunSnapshot]] = {}
     for run in runs:
-        if not run.is_local:
-            by_cluster.setdefault(run.conf, []).append(run)
+        by_cluster.setdefault(_LOCAL if run.is_local else run.slurm_conf, []).append(run)
+    rows = {}
     for conf, its in by_cluster.items():
+        stages: dict[str, list[StageStatus]] = {}
         try:
-            watcher, queued = _query(Slurm(conf), its)
+            watcher, queued = (None, {}) if conf == _LOCAL else _query(Slurm(conf), its)
         except SubmissionError as error:
             warn(f"The states of {len(its)} runs are not known: {error.message}")
-            rows |= {run.paths: _unanswered(run) for run in its}
         else:
-            rows |= {run.paths: _row(run, watcher, queued) for run in its}
+            stages = {run.paths.run_id: stages_of(run, watcher, mode="cache", queued=queued) for run in its}
+        for run in its:
+            rows[run.paths.run_id] = _row(run, created[run.paths.run_id], stages.get(run.paths.run_id))
     return rows
 
 
-def _query(slurm: Slurm, runs: Iterable[_Found]) -> tuple[JobWatcher, dict[Path, str]]:
-    """Ask for the jobs of all runs at once, and for the scripts of those that nobody has submitted yet."""
-    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
-
-    watcher, scripts, known = JobWatcher(slurm), [], list(runs)
-    for run in known:
-        if run.record is None:
-            scripts += [run.paths.sbatch(stage["name"]) for stage in read_plan(run.paths).get("stages", [])]
-    queued = slurm.find_scripts(scripts)
-    jobs = {job for run in known for job in watched_jobs(run.paths, run.record, queued).values()}
+def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[Path, str]]:
+    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted."""
+    watcher = JobWatcher(slurm)
+    by_hand = [run for run in runs if run.submission is None]
+    queued = slurm.find_scripts([run.paths.sbatch(stage) for run in by_hand for stage in run.stages])
+    jobs = {job for run in runs for job in watched_jobs(run, queued).values()}
     watcher.job_infos(jobs, "force")
     return watcher, queued
 
 
-def _row(run: _Found, watcher: JobWatcher | None, queued: dict[Path, str]) -> ListedRun:
-    stages = stages_of(run.paths, run.record, watcher, mode="cache", queued=queued)
-    state, endpoint = state_of(run.paths, stages, run.record)
-    settled = is_settled(state, stages) and (not run.is_local or _ended_here(run.paths, stages))
-    row = _listed(run, state, endpoint, stages, settled=settled)
-    if settled and run.record is not None:
-        _remember(run, row)
-    return row
-
-
-def _unanswered(run: _Found) -> ListedRun:
-    return _listed(run, None, None, [], settled=False)
-
-
-def _listed(
-    run: _Found,
-    state: RunState | None,
-    endpoint: Endpoint | None,
-    stages: Sequence[StageStatus],
-    *,
-    settled: bool,
-) -> ListedRun:
-    plan = read_plan(run.paths)
-    times = [stage.times for stage in stages]
-    ends = [it.ended_at for it in times if it.ended_at is not None]
-    use = run_use(run.paths, stages)
-    return ListedRun(
+def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) -> ListedRun:
+    """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
+    state, endpoint = (None, None) if stages is None else state_of(run, stages)
+    stages = stages or []
+    settled = state is not None and is_settled(state, stages)
+    settled = settled and (not run.is_local or _ended_here(run, stages))
+    ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
+    use = run_use(run, stages)
+    row = ListedRun(
         run.paths.run_id,
         str(run.paths.folder),
-        str(plan.get("name", "")),
-        plan.get("model"),
+        str(run.plan.get("name", "")),
+        run.plan.get("model"),
         state,
         None if endpoint is None else endpoint.place,
-        run.created_at,
+        created_at,
         max(ends) if ends and settled else None,
         use.waited_s,
         use.gpu_hours,
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
+    if settled:
+        _remember(run, row)
+    return row
 
 
-def _ended_here(paths: RunPaths, stages: Iterable[StageStatus]) -> bool:
+def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
     """Return whether a local run's processes have ended: those on other machines cannot be seen."""
-    begun = {it.stage: it.data.get("host") for it in read_events(paths) if it.name == "stage_begin"}
-    ended = {it.stage for it in read_events(paths) if it.name in ("stage_end", "stage_cancelled")}
+    begun = {it.stage: it.data.get("host") for it in run.all_events if it.name == "stage_begin"}
+    ended = {it.stage for it in run.all_events if it.name in ("stage_end", "stage_cancelled")}
     return all(
         stage.stage in ended or begun.get(stage.stage, socket.gethostname()) == socket.gethostname()
         for stage in stages
     )
 
 
-def _remember(run: _Found, row: ListedRun) -> None:
-    """Write down how a run ended; a folder that cannot be written is asked for again the next time."""
-    if run.record is None or row.state is None:
-        return
-    facts = {key: value for key, value in asdict(row).items() if key in ("name", "model", "ended_at")}
-    ended = _Ended(
-        token=run.record.token,
-        events=_event_bytes(run.paths),
-        state=row.state.value,
-        waited_s=row.waited_s,
-        gpu_hours=row.gpu_hours,
-        **facts,
-    )
-    with suppress(OSError):
-        ended.write(run.paths.ended)
+def _remember(run: RunSnapshot, row: ListedRun) -> None:
+    """Write down how a run ended; a folder that cannot be written is looked up again the next time."""
+    if run.submission is not None:
+        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
+        with suppress(OSError):
+            ended.write(run.paths.ended)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import (
@@ -22,6 +21,7 @@ from trtllm_hpc.errors import (
     ok,
     unknown,
 )
+from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
@@ -29,10 +29,11 @@ from trtllm_hpc.plan.stages import NODE_CHECK_MINUTES
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.cancel import cancel_run
-from trtllm_hpc.runs.create import plan_run
+from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
 from trtllm_hpc.runs.watch import follow
+from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
@@ -41,11 +42,9 @@ from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
+from trtllm_hpc.scheduler.watcher import JobWatcher
 from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
-
-if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.executor import JobWatcher
 
 Show = Callable[[str], object]
 """Receives a sentence on how far the job has come, when that changes."""
@@ -82,28 +81,45 @@ class NodeReport:
     """Where scripts and logs are; ``None``: removed."""
 
 
-Place = tuple[Path, str, Sequence[str], Path | None]
-"""Job file, profile, settings and folder of the runs, as ``plan_run`` takes them."""
-
-
 def check_on_nodes(
-    place: Place, *, nodes: int, model: bool, wait_s: float, keep: bool, show: Show
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    nodes: int = 1,
+    model: bool = False,
+    wait_s: float = 3600.0,
+    keep: bool = False,
+    show: Show = lambda sentence: None,
 ) -> NodeReport:
-    """Look at a job file's image and at the cluster's nodes: see :func:`trtllm_hpc.check_on_nodes`."""
-    report = _check(place, nodes, wait_s, keep, show)
+    """Look at a job's image and at the cluster's nodes in a job of ten minutes at most.
+
+    Args:
+        nodes: 1, or 2 to look at the network between nodes as well.
+        model: unless a check fails, also serve the model with one instance until it has made one token.
+        wait_s: bound on the wait in the queue, in seconds.
+        keep: leave the folder with the job's scripts and logs.
+        show: receives a sentence whenever the job has come further.
+
+    Others, and the errors, are those of :func:`trtllm_hpc.plan`.
+
+    Raises:
+        SubmissionError: Slurm refused the job, or it did not start in time.
+    """
+    source = JobSource.of(job, cluster, settings, runs)
+    report = _check(source, nodes, wait_s, keep, show)
     if not model or any(row.outcome == FAIL for row in report.checks):
         return report
     try:
-        made = _try_model(place, wait_s, keep, show)
+        made = _try_model(source, wait_s, keep, show)
     except TrtllmHpcError as error:  # what was found before must not be lost
         made = fail(" ".join(error.message.split()), error.hint or "trtllm-hpc submit shows more")
     return replace(report, checks=(*report.checks, _row(replace(made, code="model-token"))))
 
 
-def _check(place: Place, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
-    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
-
-    with plan_run(*place, command="doctor") as planned:
+def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
+    with plan_run(source, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
@@ -126,7 +142,7 @@ def _check(place: Place, nodes: int, wait_s: float, keep: bool, show: Show) -> N
             return NodeReport(rows, wanted, facts, plan.cluster, paths.folder if keep else None)
         finally:
             if not keep:
-                _remove(paths.folder)
+                remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
 
 
 def _row(found: Diagnostic) -> CheckRow:
@@ -162,7 +178,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     with _beating(paths.heartbeat):
         job_id = watcher.slurm.submit(paths.sbatch("doctor"))
-        job = RunJob.of(paths, {"doctor": job_id})["doctor"]
+        job = RunJob.of(paths, {}, {"doctor": job_id})["doctor"]
         try:
             return _wait(watcher, job, paths, wait_s, show)
         finally:
@@ -228,14 +244,6 @@ def _end(watcher: JobWatcher, job: RunJob) -> None:
             time.sleep(_LOOK_S)
 
 
-def _remove(folder: Path) -> None:
-    for _ in range(5):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not folder.exists():
-            return
-        time.sleep(_LOOK_S)  # a last line of a log, or NFS's file of one that is still open
-
-
 # What was found ---------------------------------------------------------------------------
 
 
@@ -262,20 +270,13 @@ def _missing(
     missing = []
     for part in (part for part in PARTS if used.get(part, True) and part not in found):
         log = paths.batch_log("doctor") if part == "host" else paths.rank_log(part, 0)
-        text = " / ".join(_last_lines(log) or _last_lines(paths.batch_log("doctor")))
+        lines = last_lines(log, _LOG_LINES) or last_lines(paths.batch_log("doctor"), _LOG_LINES)
+        text = " / ".join(line.strip() for line in lines if line.strip())
         state = "" if info is None else f" (the job is {info.state.name})"
         hint = "doctor without --on-nodes, then the same command with --keep, which keeps scripts and logs"
         failed = fail(f"nothing came from the step {part}{state}: {text or 'its log is empty'}", hint)
         missing.append(replace(failed, code=f"step-{part}"))
     return missing
-
-
-def _last_lines(log: Path) -> list[str]:
-    try:
-        text = log.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return [line.strip() for line in text.splitlines() if line.strip()][-_LOG_LINES:]
 
 
 # The smallest start ------------------------------------------------------------------------
@@ -289,15 +290,15 @@ _SMALLEST = (
 )
 
 
-def _try_model(place: Place, wait_s: float, keep: bool, show: Show) -> Diagnostic:
+def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diagnostic:
     """Serve the job's model with one instance until it has made one token; the run is removed then."""
-    job_file, cluster, settings, runs = place
-    created = create_for_submission(job_file, cluster, (*settings, *_SMALLEST), runs, warn=lambda _: None)
+    smallest = source._replace(settings=(*source.settings, *_SMALLEST))
+    created = create_for_submission(smallest, warn=lambda _: None)
     paths, said, began = created.paths, "", time.monotonic()
     try:
         if created.plan.stage("build") is not None:
             message = "the engine is not in the cache, and building it takes longer than these checks"
-            return unknown(message, f"trtllm-hpc submit {job_file}, then the same command")
+            return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
         submit_stages(created.plan, paths)
         for progress in follow(paths):
             if str(progress) != said:
@@ -310,11 +311,11 @@ def _try_model(place: Place, wait_s: float, keep: bool, show: Show) -> Diagnosti
         if status.state is RunState.COMPLETED:
             return ok(f"the model made one token; its run took {time.monotonic() - began:.0f} s")
         if status.exit_code == ExitCode.READINESS:
-            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {job_file}")
+            return unknown("the model was not ready within 8 minutes", f"trtllm-hpc submit {source.job_file}")
         hint = "the same command with --keep, then trtllm-hpc explain"
         return fail(f"the model made no token: {status.sentence}", hint)
     finally:
         with suppress(SubmissionError):
             cancel_run(paths)
         if not keep:
-            _remove(paths.folder)
+            remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file

@@ -15,14 +15,15 @@ from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
-from trtllm_hpc.paths import RunPaths, call_name, read_plan
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.plan.model import Stage, read_stages
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runs.submit import Progress, require_scheduler, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,11 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
     Raises SubmissionError if a job of the run has not ended, nothing is left to do, or Slurm refused a
     script; ConfigError if another version of this package wrote the run.
     """
-    status = run_status(paths)
+    run = RunSnapshot(paths)
+    status = run_status(run)
     _refuse_live(paths, status)
     job = read_spec(paths.spec)
-    planned = read_stages(read_plan(paths))
+    planned = read_stages(run.plan)
     names = _stages_again(status, job)
     rest = _Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
     if not rest.stages:
@@ -56,8 +58,8 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
             hint=f"trtllm-hpc submit {shlex.join(words)} makes a new run of the same job",
         )
     require_scheduler(rest)
-    record = read_submission(paths)
-    completed = {stage: job for stage, job in (record.stages if record else {}).items() if stage not in names}
+    submitted = run.submission.stages if run.submission else {}
+    completed = {stage: job for stage, job in submitted.items() if stage not in names}
     if not any(stage.name == "companion" for stage in planned):
         names = names | {"companion"}  # it runs in the allocation of the server, without a job of its own
     server = next((stage for stage in status.stages if stage.stage in names and stage.stage == "serve"), None)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import last_mark
-from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
-from trtllm_hpc.runtime.records import Event, read_events
-from trtllm_hpc.runtime.renewal import Renewal
+from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes
 from trtllm_hpc.scheduler.job_origin import RunJob
@@ -30,11 +29,11 @@ from trtllm_hpc.scheduler.states import (
     UNANSWERED,
     JobState,
 )
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.scheduler.waiting import Waiting
+from trtllm_hpc.scheduler.watcher import JobWatcher
 
 if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.executor import JobWatcher
+    from trtllm_hpc.logs.diagnose import RankFailure
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
@@ -82,17 +81,26 @@ class StageStatus:
     """In joules; ``None`` where Slurm does not measure it, and before its end."""
 
 
-def watcher_of(paths: RunPaths) -> JobWatcher:
-    """Return a watcher for the cluster that a run was, or would be, submitted to."""
-    from trtllm_hpc.scheduler.executor import JobWatcher  # submitit takes 0.1 s to import
+@dataclass(frozen=True)
+class StageFailure:
+    """The failed stage that decides a run's state, and what the run's own files show of it."""
 
-    record = read_submission(paths)
-    return JobWatcher(Slurm(record.slurm_conf if record else planned(paths, "slurm_conf")))
+    status: StageStatus
+    stage: str
+    """The stage whose logs explain it: ``companion`` if that failed within the job of the server."""
+    first: RankFailure | None
+    """The rank that died first, if a rank is the cause."""
+    reported: str | None
+    """The reason that the stage's job has recorded itself."""
+
+
+def watcher_of(run: RunSnapshot) -> JobWatcher:
+    """Return a watcher for the cluster that a run was, or would be, submitted to."""
+    return JobWatcher(Slurm(run.slurm_conf))
 
 
 def stages_of(
-    paths: RunPaths,
-    record: SubmissionRecord | None,
+    run: RunSnapshot,
     watcher: JobWatcher | None = None,
     *,
     mode: str = "force",
@@ -102,114 +110,98 @@ def stages_of(
     """Return the status of each stage, in the order of their dependencies.
 
     Args:
-        queued: the jobs in the queue by their script, if Slurm has already told them.
+        queued: the jobs in the queue by their script, if Slurm was already asked for them.
         places: as for :func:`run_status`.
 
     Raises:
         SubmissionError: Slurm does not answer.
     """
-    events = read_events(paths)
-    jobs = _job_ids(paths, record, events)
-    interrupted = _was_interrupted(paths, record, events)
+    jobs = _job_ids(run)
     waiting: dict[str, Waiting] = {}
-    if record is not None and record.scheduler == "local":
-        stages = [_local_stage(name, record, events) for name in jobs]
-    elif record is None and planned(paths, "scheduler") == "local":
-        stages = [_stage_run_by_hand(name, events) for name in jobs]
+    if run.is_local:
+        stages = [_local_stage(run, name) for name in jobs]
     else:
-        watched = watched_jobs(paths, record, queued)
-        watcher = watcher or watcher_of(paths)
+        watched = watched_jobs(run, queued)
+        watcher = watcher or watcher_of(run)
         known = watcher.job_infos(watched.values(), mode) if watched else {}
         infos = {name: known.get(job) for name, job in watched.items()}
         waiting = watcher.waiting() if places and watched else {}
-        stages = [_slurm_stage(it, watched.get(it), infos.get(it), events, interrupted) for it in jobs]
-        if (following := Renewal.read(paths.renewal)) is not None:
-            stages = [_renewed(it, following, watched.get(_NEXT), infos.get(_NEXT), events) for it in stages]
-    gpus = planned_gpus(paths)
+        stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in jobs]
+        stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]
+    gpus = planned_gpus(run)
     stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
-    return [_timed(stage, record, events, gpus.get(stage.stage)) for stage in stages]
+    return [_timed(run, stage, gpus.get(stage.stage)) for stage in stages]
 
 
-def watched_jobs(
-    paths: RunPaths, record: SubmissionRecord | None, queued: Mapping[Path, str] | None
-) -> dict[str, RunJob]:
+def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:
     """Return the jobs that decide a run's status by stage, and under ``_NEXT`` the job that waits to serve.
 
     Args:
         queued: as for :func:`stages_of`.
     """
-    jobs = _job_ids(paths, record, read_events(paths))
-    if record is None:
-        jobs |= _queued_by_hand(paths, jobs, queued)
-    following = Renewal.read(paths.renewal)
+    jobs = _job_ids(run)
+    if run.submission is None:
+        jobs |= _queued_by_hand(run, jobs, queued)
+    following = run.renewal
     if following is None:
-        return RunJob.of(paths, jobs)
+        return RunJob.of(run.paths, run.plan, jobs)
     if int(following.job_id) > int(jobs.get("serve") or 0):
-        jobs["serve"] = following.job_id  # it has begun, and not said so yet
-    waiting = RunJob.of(paths, {"serve": following.next_job_id})
-    return RunJob.of(paths, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
+        jobs["serve"] = following.job_id  # it has begun, and its script has not recorded that yet
+    waiting = RunJob.of(run.paths, run.plan, {"serve": following.next_job_id})
+    return RunJob.of(run.paths, run.plan, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
 
 
-def unanswered_stages(paths: RunPaths, record: SubmissionRecord | None) -> list[StageStatus]:
+def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     """Return what is known of the stages of a submitted run before Slurm has answered for the first time."""
-    jobs = _job_ids(paths, record, read_events(paths))
-    return [_in_state(name, UNANSWERED, job) for name, job in jobs.items()]
+    return [_in_state(name, UNANSWERED, job) for name, job in _job_ids(run).items()]
 
 
-def _was_interrupted(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> bool:
+def _was_interrupted(run: RunSnapshot) -> bool:
     """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
-    if record is None or record.complete:
+    if run.submission is None or run.submission.complete:
         return False
-    if any(event.name == "submission_interrupted" for event in events):
+    if any(event.name == "submission_interrupted" for event in run.all_events):
         return True
     try:
-        return time.time() - paths.jobs.stat().st_mtime > SUBMISSION_TIMEOUT_S
+        return time.time() - run.paths.jobs.stat().st_mtime > SUBMISSION_TIMEOUT_S
     except FileNotFoundError:
         return False
 
 
 def _queued_by_hand(
-    paths: RunPaths, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
+    run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
     """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs."""
-    scripts = {paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
+    scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
         if queued is None:
-            queued = Slurm(planned(paths, "slurm_conf")).find_scripts(scripts)
+            queued = Slurm(run.slurm_conf).find_scripts(scripts)
     except SubmissionError as error:
         error.message = (
-            f"Run {paths.run_id} is rendered. Whether its scripts were then submitted by hand is unknown: "
-            + error.message
+            f"Run {run.paths.run_id} is rendered. "
+            f"Whether its scripts were then submitted by hand is unknown: {error.message}"
         )
         raise
     return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
-def planned(paths: RunPaths, key: str) -> str | None:
-    """Return a value of the plan, for a run whose scripts were submitted by hand."""
-    value: str | None = read_plan(paths).get(key)
-    return value
-
-
-def _job_ids(paths: RunPaths, record: SubmissionRecord | None, events: list[Event]) -> dict[str, str | None]:
+def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
     """Return the job id of each stage, from the record or, for scripts run by hand, from their events."""
-    jobs: dict[str, str | None] = {stage["name"]: None for stage in read_plan(paths).get("stages", [])}
-    for event in events:
+    jobs: dict[str, str | None] = dict.fromkeys(run.stages)
+    for event in run.all_events:
         if event.name == "stage_begin" and event.stage in jobs:
             jobs[event.stage] = str(event.data.get("job_id") or "") or None
-    for name, job in (record.stages if record else {}).items():
+    for name, job in (run.submission.stages if run.submission else {}).items():
         # Of a stage that was run again by hand the newest id counts.
         jobs[name] = jobs.get(name) or job.job_id
     return jobs
 
 
-def _slurm_stage(
-    name: str, job: RunJob | None, info: JobInfo | None, events: list[Event], interrupted: bool
-) -> StageStatus:
+def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None) -> StageStatus:
     if job is None:
-        return _in_state(name, INTERRUPTED if interrupted else NOT_SUBMITTED)
+        return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
-    last = last_mark(events, name) or _NO_EVENT
+    last = last_mark(run, name) or _NO_EVENT
     if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event decides.
         state = LOST if info is None else info.state
@@ -225,7 +217,7 @@ def _slurm_stage(
         begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
         killer = _SIGNALS.get(code or 0) if begun else None
         note += f" (its script was killed by signal {code}, {killer})" if killer else _exit_code_note(code)
-    requeued = _was_requeued(name, job_id, info.state, events)
+    requeued = _was_requeued(run.events(name), job_id, info.state)
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
@@ -239,18 +231,15 @@ def _slurm_stage(
     )
 
 
-def _was_requeued(name: str, job_id: str, state: JobState, events: list[Event]) -> bool:
+def _was_requeued(events: Sequence[Event], job_id: str, state: JobState) -> bool:
     """Return whether a job waits though its script has begun before, or has begun twice."""
-    begun = [one for one in events if one.stage == name and one.name == "stage_begin"]
-    times = sum(one.data.get("job_id") == job_id for one in begun)
+    times = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in events)
     return times > 1 or (times == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
 
 
-def _timed(
-    stage: StageStatus, record: SubmissionRecord | None, events: list[Event], planned: int | None
-) -> StageStatus:
+def _timed(run: RunSnapshot, stage: StageStatus, planned: int | None) -> StageStatus:
     """Return a stage with its times and what they amount to; ``planned``: the GPUs it asks for."""
-    times = with_own_times(stage.times, stage.stage, stage.job_id, record, events, final=stage.final)
+    times = with_own_times(run, stage.times, stage.stage, stage.job_id, final=stage.final)
     gpus = planned if stage.gpus is None else stage.gpus
     begun, ended = times.started_at, times.ended_at if stage.final else time.time()
     waited_s = None if begun is None or times.submitted_at is None else begun - times.submitted_at
@@ -260,13 +249,14 @@ def _timed(
 
 
 def _renewed(
-    stage: StageStatus, renewal: Renewal, following: RunJob | None, info: JobInfo | None, events: list[Event]
+    run: RunSnapshot, stage: StageStatus, following: RunJob | None, info: JobInfo | None
 ) -> StageStatus:
     """Return the status of a serve stage that another job follows: that job's, once this one has ended."""
-    if stage.stage != "serve" or following is None or stage.job_id != renewal.job_id:
+    renewal = run.renewal
+    if stage.stage != "serve" or following is None or renewal is None or stage.job_id != renewal.job_id:
         return stage
     if stage.final and info is not None and not info.state.final:
-        stage = _slurm_stage("serve", following, info, events, interrupted=False)
+        stage = _slurm_stage(run, "serve", following, info)
         return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
     if stage.final:
         return stage
@@ -299,28 +289,24 @@ def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
     return _in_state(name, state, job_id, _exit_code_note(code), exit_code=code)
 
 
-def _stage_run_by_hand(name: str, events: list[Event]) -> StageStatus:
-    """Return the status of a stage of the local profile that the user runs with bash."""
-    last = last_mark(events, name) or _NO_EVENT
-    if last is _NO_EVENT:
+def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
+    """Return the status of a stage of the local profile, which ``submit`` or the user with bash has begun."""
+    record = run.submission
+    job = None if record is None else record.stages.get(name)
+    last = last_mark(run, name) or _NO_EVENT
+    begun = last.name == "stage_begin"
+    if record is None and last is _NO_EVENT:
         return _in_state(name, NOT_SUBMITTED)
-    job_id = str(last.data.get("job_id", ""))
+    if record is not None and job is None:
+        return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
+    job_id = str(last.data.get("job_id", "")) if job is None else job.job_id
+    if job is not None and any(event.name == "stage_cancelled" for event in run.events(name)):
+        return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that
     if last.name == "stage_end":
         return _ended(name, job_id, last)
-    return _in_state(name, STATES["RUNNING"], job_id)
-
-
-def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> StageStatus:
-    job = record.stages.get(name)
-    if job is None:
-        return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
-    last = last_mark(events, name) or _NO_EVENT
-    begun = last.name == "stage_begin"
     note = ""
-    if any(event.stage == name and event.name == "stage_cancelled" for event in events):
-        state = "CANCELLED"  # its script may have recorded its end after that
-    elif last.name == "stage_end":
-        return _ended(name, job.job_id, last)
+    if job is None:
+        state = "RUNNING"  # without its process id nothing else is known
     elif begun and is_same_process(int(last.data.get("group", 0)), last.data.get("group_started")):
         state = "RUNNING"  # the script, with or without its controller
     elif is_same_process(int(job.job_id), job.process_started):
@@ -329,7 +315,7 @@ def _local_stage(name: str, record: SubmissionRecord, events: list[Event]) -> St
         state, note = "FAILED", " (its script was killed)"
     else:
         state = "CANCELLED"  # its controller ended first: a stage that it depends on failed
-    return _in_state(name, STATES[state], job.job_id, note)
+    return _in_state(name, STATES[state], job_id, note)
 
 
 def _in_state(

@@ -1,30 +1,27 @@
-"""The status of a run, from that of its stages and what the jobs wrote."""
+"""The status of a run, worked out from its stages and from the files that its jobs write."""
 
 from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
-from trtllm_hpc.logs.diagnose import RankFailure, begin_reading_stage, first_failure, stage_error
+from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import LogFile, list_logs
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.logs.state import last_mark
-from trtllm_hpc.paths import RunPaths, read_json, read_plan
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
-from trtllm_hpc.runs.stages import StageStatus, stages_of, unanswered_stages
-from trtllm_hpc.runtime.bad_nodes import BadNode, bad_nodes
+from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
+from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.checks import disk_space
-from trtllm_hpc.runtime.records import Endpoint, known_fields, rank_records, read_events
+from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
-
-if TYPE_CHECKING:
-    from trtllm_hpc.scheduler.executor import JobWatcher
+from trtllm_hpc.scheduler.watcher import JobWatcher
 
 _CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING")
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
@@ -64,7 +61,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class InstanceStatus:
-    """One instance of the server, as its supervisor told last."""
+    """One server instance, as last recorded by the supervisor."""
 
     instance: int
     state: str
@@ -109,70 +106,73 @@ class RunStatus:
 
 
 def run_status(
-    paths: RunPaths, watcher: JobWatcher | None = None, *, mode: str = "force", places: bool = False
+    run: RunPaths | RunSnapshot,
+    watcher: JobWatcher | None = None,
+    *,
+    mode: str = "force",
+    places: bool = False,
 ) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
     Args:
+        run: a snapshot, if the caller needs more of the run folder than its status.
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
-        mode: see :meth:`~trtllm_hpc.scheduler.executor.JobWatcher.job_infos`.
+        mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
         places: ask where pending jobs stand in the queue, too.
 
     Raises:
         SubmissionError: Slurm does not answer.
     """
-    record = read_submission(paths)
-    return _whole(paths, stages_of(paths, record, watcher, mode=mode, places=places), record)
+    run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
+    return _whole(run, stages_of(run, watcher, mode=mode, places=places))
 
 
-def unanswered_status(paths: RunPaths) -> RunStatus:
+def unanswered_status(run: RunSnapshot) -> RunStatus:
     """Return what is known of a submitted run before Slurm has answered for the first time."""
-    record = read_submission(paths)
-    return _whole(paths, unanswered_stages(paths, record), record)
+    return _whole(run, unanswered_stages(run))
 
 
-def _whole(paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None) -> RunStatus:
-    state, endpoint = state_of(paths, stages, record)
+def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
+    state, endpoint = state_of(run, stages)
     # A server that is kept running outlives a companion that has failed.
     failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
     if state is RunState.FAILED:
-        failed = _lost_server(paths, stages) or failed
-    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
-        begin_reading_stage(paths, failed.stage)
-    servers = list_logs(paths, "serve")
-    first = None if failed is None else _rank_failure(paths, failed)
-    sentence = _sentence(paths, state, stages, failed, first)
-    code = _exit_code(state, failed, paths)
+        failed = _lost_server(run, stages) or failed
+    has_causes = failed is not None and state in (RunState.FAILED, RunState.SERVING)
+    if failed is not None and has_causes:
+        begin_reading_stage(run, failed.stage)
+    servers = list_logs(run, "serve")
+    failure = None if failed is None else _failure(run, failed)
     causes: tuple[Finding, ...] = ()
-    if failed is not None and state in (RunState.FAILED, RunState.SERVING):
-        causes = _causes(paths, failed, first, servers)
-    folder = str(paths.folder)
+    if failure is not None and has_causes:
+        from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
+
+        causes = causes_of(run, failure, servers)
     return RunStatus(
-        paths.run_id,
-        folder,
+        run.paths.run_id,
+        str(run.paths.folder),
         state,
-        sentence,
+        _sentence(run, state, stages, failure),
         tuple(stages),
         _ranks(servers),
-        _instances(paths, stages),
+        _instances(run, stages),
         endpoint,
-        code,
+        _exit_code(state, failure),
         causes,
-        run_use(paths, stages),
-        bad_nodes(paths),
-        _gateway_failure(paths) if endpoint is not None else None,
+        run_use(run, stages),
+        run.bad_nodes,
+        _gateway_failure(run) if endpoint is not None else None,
     )
 
 
-def run_use(paths: RunPaths, stages: Iterable[StageStatus]) -> RunUse:
+def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     """Return what the stages of a run, and the jobs that ran them before, have used together."""
-    known = list(stages)
-    submitted = [it.times.submitted_at for it in known if it.times.submitted_at is not None]
-    starts = [it.times.started_at for it in known if it.times.started_at is not None]
-    energies = [it.energy_j for it in known if it.energy_j is not None]
-    hours = [it.gpu_hours for it in known if it.gpu_hours is not None]
-    earlier = earlier_gpu_hours(paths, {it.stage: it.times.started_at for it in known})
+    submitted = [it.times.submitted_at for it in stages if it.times.submitted_at is not None]
+    starts = [it.times.started_at for it in stages if it.times.started_at is not None]
+    energies = [it.energy_j for it in stages if it.energy_j is not None]
+    hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
+    earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
     return RunUse(
         waited_s=min(starts) - min(submitted) if starts and submitted else None,
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
@@ -180,15 +180,10 @@ def run_use(paths: RunPaths, stages: Iterable[StageStatus]) -> RunUse:
     )
 
 
-def state_of(
-    paths: RunPaths, stages: list[StageStatus], record: SubmissionRecord | None
-) -> tuple[RunState, Endpoint | None]:
+def state_of(run: RunSnapshot, stages: list[StageStatus]) -> tuple[RunState, Endpoint | None]:
     """Return the state of a run with these stages, and where its server answers."""
-    endpoint = Endpoint.read(paths.endpoint)
-    keeps_serving = read_plan(paths).get("stops_server") is False
-    is_lost = _lost_server(paths, stages) is not None
-    state = _run_state(stages, record, endpoint, keeps_serving=keeps_serving, lost_server=is_lost)
-    return state, None if state.final else endpoint  # a killed leader leaves its file behind
+    state = _run_state(run, stages)
+    return state, None if state.final else run.endpoint  # a killed leader leaves its file behind
 
 
 def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
@@ -199,7 +194,7 @@ def is_settled(state: RunState, stages: Iterable[StageStatus]) -> bool:
     return state.final and state is not RunState.LOST and all(stage.final for stage in stages)
 
 
-def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | None:
+def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | None:
     """Return the serve stage if its server is lost, or has failed, and Slurm's state of the job hides it.
 
     For minutes Slurm waits for a node that does not answer, and shows the job as running or completing; a job
@@ -212,8 +207,7 @@ def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | No
         return replace(serve, sentence="was put back into the queue by Slurm, which ended its server")
     if serve.state not in ("RUNNING", "COMPLETING"):
         return None
-    events = read_events(paths, "serve")
-    last = last_mark(events, "serve")
+    last = last_mark(run, "serve")
     if last is not None and last.name == "stage_end" and last.data.get("job_id") == serve.job_id:
         code = int(last.data.get("exit_code", 1))
         if code in (0, 143):
@@ -221,52 +215,33 @@ def _lost_server(paths: RunPaths, stages: list[StageStatus]) -> StageStatus | No
         sentence = f"has failed (exit code {code}), and Slurm has not ended its job yet"
         return replace(serve, sentence=sentence, exit_code=code)
     begun_at = 0.0 if last is None else last.time
-    given_up = any(event.name == "failed" and event.time >= begun_at for event in events)
+    given_up = any(event.name == "failed" and event.time >= begun_at for event in run.events("serve"))
     # Behind a door the supervisor decides: it may start an instance again.
-    if not given_up and (paths.instances.exists() or verdict(rank_records(paths, "serve")) is None):
+    if not given_up and (run.instances is not None or verdict(run.ranks("serve")) is None):
         return None
     return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
 
 
-def _causes(
-    paths: RunPaths, failed: StageStatus, first: RankFailure | None, servers: list[LogFile]
-) -> tuple[Finding, ...]:
-    from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
-
-    by_companion = failed.stage == "serve" and _companion_failed_in(paths, failed)
+def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
+    """Return what the run's own files show of the failure of a stage."""
+    by_companion = failed.stage == "serve" and _companion_failed_in(run, failed)
     stage = "companion" if by_companion else failed.stage
-    first = None if by_companion else first
-    return causes_of(
-        paths,
-        stage,
-        state=failed.state,
-        exit_signal=failed.exit_signal,
-        first=first,
-        reported=_reported(paths, stage) or (None if first is None else first.told or first.record.reason),
-        servers=servers,
+    by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
+    reasons = [event.data["reason"] for event in run.events(stage) if "reason" in event.data]
+    return StageFailure(
+        failed, stage, first_failure(run) if by_a_rank else None, str(reasons[-1]) if reasons else None
     )
 
 
-def _gateway_failure(paths: RunPaths) -> str | None:
+def _gateway_failure(run: RunSnapshot) -> str | None:
     """Return why the present server's gateway is no longer started."""
     why = None
-    for event in read_events(paths, "serve"):
+    for event in run.events("serve"):
         if event.name == "gateway_failed":
             why = str(event.data.get("why", "it has ended"))
         elif event.name == "stage_begin":
             why = None
     return why
-
-
-def _rank_failure(paths: RunPaths, failed: StageStatus) -> RankFailure | None:
-    by_a_rank = failed.stage == "serve" and failed.state in _CAUSED_BY_A_RANK
-    return first_failure(paths, over=True) if by_a_rank else None
-
-
-def _reported(paths: RunPaths, stage: str) -> str | None:
-    """Return the reason that a stage's job has given itself."""
-    reasons = [event for event in read_events(paths, stage) if "reason" in event.data]
-    return str(reasons[-1].data["reason"]) if reasons else None
 
 
 def _ranks(logs: list[LogFile]) -> tuple[RankStatus, ...]:
@@ -275,38 +250,27 @@ def _ranks(logs: list[LogFile]) -> tuple[RankStatus, ...]:
     )
 
 
-def _instances(paths: RunPaths, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
-    """Return what the supervisor told last; after the stage's end none can still serve."""
-    try:
-        told = read_json(paths.instances) or []
-    except (ValueError, OSError):
-        return ()
-    instances = (InstanceStatus(**known_fields(InstanceStatus, one)) for one in told)
+def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
+    """Return the instances as last recorded; after the end of the stage none can still serve."""
+    instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
     if any(stage.stage == "serve" and stage.final for stage in stages):
-        instances = (one if one.state == "failed" else replace(one, state="ended") for one in instances)
+        instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
     return tuple(instances)
 
 
-def _run_state(
-    stages: list[StageStatus],
-    record: SubmissionRecord | None,
-    endpoint: Endpoint | None,
-    *,
-    keeps_serving: bool,
-    lost_server: bool,
-) -> RunState:
+def _run_state(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
     names = {stage.state for stage in stages}
-    if record is None and names == {NOT_SUBMITTED.name}:
+    if run.submission is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
-    serves = endpoint is not None and any(it.stage == "serve" and it.state == "RUNNING" for it in stages)
-    if serves and keeps_serving:
+    serves = any(it.stage == "serve" and it.state == "RUNNING" for it in stages) and run.endpoint is not None
+    if serves and run.plan.get("stops_server") is False:
         return RunState.SERVING
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
         return RunState.LOST
     if any(stage.state != "CANCELLED" for stage in _failures(stages)):
         return RunState.FAILED
-    if lost_server:
+    if _lost_server(run, stages) is not None:
         return RunState.FAILED
     if "CANCELLED" in names:
         return RunState.CANCELLED
@@ -335,79 +299,72 @@ def _first_failed(stages: Iterable[StageStatus]) -> StageStatus | None:
 
 
 def _sentence(
-    paths: RunPaths,
-    state: RunState,
-    stages: list[StageStatus],
-    failed: StageStatus | None,
-    first: RankFailure | None,
+    run: RunSnapshot, state: RunState, stages: list[StageStatus], failure: StageFailure | None
 ) -> str:
     if not stages:
-        return f"nothing is known about its jobs: {paths.plan} is gone or damaged"
-    if failed is None:
-        return _progress_sentence(state, stages) + _build_progress(paths, stages) + _full_disk(paths, state)
-    parts = [f"stage {failed.stage} {failed.sentence}"]
-    if state is RunState.SERVING:
-        parts.insert(0, "the server goes on")
-    if failed.stage == "serve" and _companion_failed_in(paths, failed):
-        return "; ".join(filter(None, [*parts, stage_error(paths, "companion")]))
-    if reported := _reported(paths, failed.stage):
-        parts.append(reported)
-    elif first is not None:
-        parts.append(first.sentence)
-    elif failed.state == "FAILED" and (line := stage_error(paths, failed.stage)):
-        parts.append(line)
-    return "; ".join(parts)
+        return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
+    if failure is None:
+        return _progress_sentence(run, state, stages) + _full_disk(run, state)
+    failed = failure.status
+    parts = ["the server goes on"] if state is RunState.SERVING else []
+    parts.append(f"stage {failed.stage} {failed.sentence}")
+    if failure.stage != failed.stage:
+        parts.append(stage_error(run, failure.stage) or "")
+    elif failure.reported:
+        parts.append(failure.reported)
+    elif failure.first is not None:
+        parts.append(failure.first.sentence)
+    elif failed.state == "FAILED":
+        parts.append(stage_error(run, failed.stage) or "")
+    return "; ".join(filter(None, parts))
 
 
-def _companion_failed_in(paths: RunPaths, failed: StageStatus) -> bool:
+def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
     """Return whether the companion ran in this job's allocation, and the job ended with its exit code."""
-    companion, serve = (last_mark(read_events(paths, stage), stage) for stage in ("companion", "serve"))
+    companion, serve = (last_mark(run, stage) for stage in ("companion", "serve"))
     if companion is None or serve is None or companion.data.get("job_id") != serve.data.get("job_id"):
         return False
     return companion.data.get("exit_code") == failed.exit_code
 
 
-def _progress_sentence(state: RunState, stages: list[StageStatus]) -> str:
+def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
     if state is RunState.RENDERED:
         return "not submitted"
     if state is RunState.COMPLETED:
         return "every stage has completed"
     busy = next((stage for stage in stages if not stage.final), None)
-    return f"stage {busy.stage} {busy.sentence}" if busy else state.value
+    if busy is None:
+        return str(state.value)
+    step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
+    progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+    return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
-def _full_disk(paths: RunPaths, state: RunState) -> str:
+def _full_disk(run: RunSnapshot, state: RunState) -> str:
     """Return, to be appended to the sentence, that a living run cannot write: its jobs cannot say so."""
     if state.final or state is RunState.RENDERED:
         return ""
     try:
-        found = disk_space(os.uname().nodename, "the run folder", paths.folder)
-    except OSError:  # it is gone, which others say
+        space = disk_space(os.uname().nodename, "the run folder", run.paths.folder)
+    except OSError:  # the folder is gone, which the sentence says elsewhere
         return ""
-    return f"; {found.message}" if found.state == FAIL else ""
+    return f"; {space.message}" if space.state == FAIL else ""
 
 
-def _build_progress(paths: RunPaths, stages: list[StageStatus]) -> str:
-    """Return the latest progress of a running build, to be appended to the sentence."""
-    if not any(stage.stage == "build" and stage.state == "RUNNING" for stage in stages):
-        return ""
-    step = build_step(paths)
-    return "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
-
-
-def build_step(paths: RunPaths) -> tuple[int, int, str] | None:
+def build_step(run: RunSnapshot) -> tuple[int, int, str] | None:
     """Return the build's step, the number of steps and what is being done; ``None`` before the first."""
-    steps = [event.data for event in read_events(paths, "build") if event.name == "progress"]
+    steps = [event.data for event in run.events("build") if event.name == "progress"]
     return (int(steps[-1]["step"]), int(steps[-1]["of"]), str(steps[-1]["message"])) if steps else None
 
 
-def _exit_code(state: RunState, failed: StageStatus | None, paths: RunPaths) -> ExitCode:
+def _exit_code(state: RunState, failure: StageFailure | None) -> ExitCode:
     """Return the exit code for what failed."""
+    failed = None if failure is None else failure.status
     if state is RunState.LOST or (failed and failed.state == LOST.name):
         return ExitCode.LOST
     if state is RunState.CANCELLED or (failed and failed.state == "CANCELLED"):
         return ExitCode.CANCELLED
-    if failed is None:
+    if failure is None or failed is None:
         return ExitCode.OK
     if failed.state == INTERRUPTED.name or failed.exit_code == ExitCode.SUBMISSION:
         return ExitCode.SUBMISSION
@@ -416,7 +373,7 @@ def _exit_code(state: RunState, failed: StageStatus | None, paths: RunPaths) -> 
     if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
         inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-        if _companion_failed_in(paths, failed):
+        if failure.stage == "companion":
             inside.add(ExitCode.CONFIG)
         return next((code for code in inside if code == failed.exit_code), ExitCode.START)
     known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}

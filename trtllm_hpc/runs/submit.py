@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.plan.model import Plan, Stage
-from trtllm_hpc.runs.create import CreatedRun, Warn, create_run
+from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runtime.bad_nodes import exclude_option
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
@@ -48,14 +47,7 @@ class Chain(Protocol):
 
 
 def create_for_submission(
-    job_file: Path,
-    cluster: str,
-    settings: Sequence[str] = (),
-    runs: Path | None = None,
-    *,
-    ignored_checks: Collection[str] = (),
-    notify: str | None = None,
-    warn: Warn,
+    source: JobSource, *, ignored_checks: Collection[str] = (), notify: str | None = None, warn: Warn
 ) -> CreatedRun:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
@@ -68,7 +60,7 @@ def create_for_submission(
     Raises:
         ConfigError: the job file or the profile is wrong, or a check fails.
         RenderError: a path cannot be written into a script.
-        SubmissionError: this machine cannot submit to that cluster, or ``notify`` is no URL.
+        SubmissionError: this machine cannot submit to that cluster, or ``notify`` is not a URL.
     """
 
     def check(plan: Plan) -> list[str]:
@@ -76,8 +68,8 @@ def create_for_submission(
         return check_submission(plan, ignored_checks)
 
     if notify is not None and not notify.startswith(("http://", "https://")):
-        raise SubmissionError("The webhook to be notified is no URL.", hint="--notify https://HOST/PATH")
-    created = create_run(job_file, cluster, settings, runs, check=check, warn=warn, command="submit")
+        raise SubmissionError("The webhook to be notified is not a URL.", hint="--notify https://HOST/PATH")
+    created = create_run(source, check=check, warn=warn, command="submit")
     if notify is not None:
         write_text(created.paths.notify, f"{notify}\n", mode=0o600)
     return created

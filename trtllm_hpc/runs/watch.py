@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -11,12 +10,13 @@ from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.bench.server_metrics.sampling import fetch_page
 from trtllm_hpc.bench.server_metrics.series import since_start
 from trtllm_hpc.errors import RequestFailed, SubmissionError
-from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines
-from trtllm_hpc.paths import RunPaths, instance_count, read_plan, serve_steps
+from trtllm_hpc.logs.reading import last_lines
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.stages import StageStatus, joined, watcher_of
 from trtllm_hpc.runs.status import RunStatus, build_step, run_status, unanswered_status
-from trtllm_hpc.runtime.records import Endpoint, StopRequest, rank_records, read_events
+from trtllm_hpc.runtime.records import Endpoint
 
 _FILE_PAUSE_S = 0.5
 _CONTROLLER_GONE_S = 900.0
@@ -88,27 +88,28 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     files show that a stage began or ended: a watched run must not be a burden on the controller. Raises
     SubmissionError if Slurm does not answer for a long time, or refuses.
     """
-    watcher = watcher_of(paths)
+    watcher = watcher_of(RunSnapshot(paths))
     answered_at, seen_events, queries = time.monotonic(), -1, -1
     status: RunStatus | None = None
     final_since: float | None = None
     queue = ServerQueue()
     while True:
-        events = len(read_events(paths))
+        run = RunSnapshot(paths)
+        events = len(run.all_events)
         if events != seen_events:
             watcher.restart_pauses()
         try:
-            watcher.update_if_long_enough("standard")
-            if status is None or not status.stages or events != seen_events or watcher.num_calls != queries:
-                status = run_status(paths, watcher, mode="standard", places=True)
+            watcher.refresh()
+            if status is None or not status.stages or events != seen_events or watcher.queries != queries:
+                status = run_status(run, watcher, mode="standard", places=True)
                 answered_at = time.monotonic()
         except SubmissionError as error:
             if not error.transient or time.monotonic() - answered_at > _CONTROLLER_GONE_S:
                 raise
-            status = status or unanswered_status(paths)
-        seen_events, queries = events, watcher.num_calls
-        yield _with_queue(_progress(paths, status), queue)
-        if status.settled or (keeps_serving and _only_serves(paths, status)):
+            status = status or unanswered_status(run)
+        seen_events, queries = events, watcher.queries
+        yield _with_queue(_progress(run, status), queue)
+        if status.settled or (keeps_serving and _only_serves(run, status)):
             return
         if not status.state.final:
             final_since = None
@@ -129,32 +130,36 @@ def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = No
             show(progress)
 
     endpoint_of(paths, timeout_s, on_wait=None if show is None else look)
-    status = run_status(paths)
+    run = RunSnapshot(paths)
+    status = run_status(run)
     if show is not None:
-        show(_progress(paths, status))
+        show(_progress(run, status))
     return status
 
 
-def _only_serves(paths: RunPaths, status: RunStatus) -> bool:
+def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     """Return whether the server is ready and the companion, if there is one, has ended."""
     serves = any(stage.stage == "serve" and stage.state == "RUNNING" for stage in status.stages)
-    if not serves or not paths.endpoint.exists():
+    if not serves or not run.paths.endpoint.exists():
         return False
     # A companion in the server's allocation has no job of its own: its events decide.
-    companion = {event.name for event in read_events(paths, "companion")}
+    companion = {event.name for event in run.events("companion")}
     others = (stage.final for stage in status.stages if stage.stage != "serve")
     return all(others) and ("stage_begin" not in companion or "stage_end" in companion)
 
 
-def _progress(paths: RunPaths, status: RunStatus) -> Progress:
-    count = instance_count(paths)
-    world_size = sum(read_plan(paths).get("world_sizes", ()))
-    records = (record for step in serve_steps(count) for record in rank_records(paths, step))
-    up = sum(record.ended_at is None for record in records)
-    stopping = StopRequest.read(paths.stop_request) is not None
-    benchmark = read_progress(paths.benchmark_progress)
-    log = _log_lines(paths, status)
-    return Progress(status, build_step(paths), up, world_size, benchmark, stopping, time.time(), log)
+def _progress(run: RunSnapshot, status: RunStatus) -> Progress:
+    records = [record for step in run.serve_steps for record in run.ranks(step)]
+    return Progress(
+        status,
+        build=build_step(run),
+        ranks_up=sum(record.ended_at is None for record in records),
+        world_size=sum(run.plan.get("world_sizes", ())),
+        benchmark=read_progress(run.paths.benchmark_progress),
+        stopping=run.stop_request is not None,
+        at=time.time(),
+        log=_log_lines(run, status),
+    )
 
 
 def _with_queue(progress: Progress, queue: ServerQueue) -> Progress:
@@ -166,18 +171,13 @@ def _with_queue(progress: Progress, queue: ServerQueue) -> Progress:
     return replace(progress, waiting=queue.waiting(endpoint))
 
 
-def _log_lines(paths: RunPaths, status: RunStatus) -> tuple[str, ...]:
+def _log_lines(run: RunSnapshot, status: RunStatus) -> tuple[str, ...]:
     """Return the last lines of the log of rank 0 of the server, or of the build while that runs."""
     running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
-    steps = [*(["build"] if "build" in running else []), *serve_steps(instance_count(paths))[:1]]
+    steps = [*(["build"] if "build" in running else []), *run.serve_steps[:1]]
     if not running & {"build", "serve"}:
         return ()
-    try:
-        with paths.rank_log(steps[0], 0).open("rb") as log:
-            seek_last_lines(log, _LOG_LINES)
-            return tuple(deque(map(decode, lines_of(log)), maxlen=_LOG_LINES))
-    except OSError:
-        return ()
+    return tuple(last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES))
 
 
 _PAUSE_S = 2.0

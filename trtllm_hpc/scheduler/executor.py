@@ -1,16 +1,14 @@
-"""submitit's executor, job and watcher for rendered scripts.
+"""submitit's executor and job for rendered scripts.
 
 submitit's own Slurm executor writes a script and pickles a function. Here the
 scripts exist already and are what the user reviewed, so this executor submits
-them unchanged. Job states have one owner, :class:`JobWatcher`; file names have
-one owner, :class:`trtllm_hpc.paths.RunPaths`.
+them unchanged. Job states have one owner, :class:`~trtllm_hpc.scheduler.watcher.JobWatcher`;
+file names have one owner, :class:`trtllm_hpc.paths.RunPaths`.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,85 +16,12 @@ from typing import Any
 from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.scheduler.job_info import JobInfo
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.scheduler.job_origin import RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST
-from trtllm_hpc.scheduler.waiting import Queue, Waiting
-
-_LONGEST_PAUSE_S = 15
-"""Longest pause between two queries; submitit starts at 2 s and doubles."""
-
-
-class JobWatcher(core.InfoWatcher):  # type: ignore[misc]
-    """Knows the states of one cluster's jobs: one query for all of them, with submitit's back-off.
-
-    A job that has ended with a known exit code is not queried again. A job
-    that Slurm does not know is: accounting may only be late.
-    """
-
-    def __init__(self, slurm: Slurm) -> None:
-        super().__init__(delay_s=_LONGEST_PAUSE_S)
-        self.slurm = slurm
-        self._known: dict[RunJob, JobInfo] = {}
-        self._queried: set[RunJob] = set()
-        self._queue = Queue(slurm.conf)
-        self._waiting: dict[str, Waiting] = {}
-        self._looked_after = 0
-
-    def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
-        """Return what Slurm knows of these jobs; jobs unknown to it are left out.
-
-        Args:
-            mode: submitit's ``force`` (query now), ``standard`` (query new jobs now and others
-                when the pause is over) or ``cache``.
-
-        Raises:
-            SubmissionError: Slurm did not answer.
-        """
-        for job in jobs:
-            if job not in self._registered:
-                self.register_job(job)
-        if jobs:
-            self.update_if_long_enough(mode)
-        return {job: self._known[job] for job in jobs if job in self._known}
-
-    def register_job(self, job: RunJob) -> None:
-        """Query this job from now on; at once, and then at short pauses again."""
-        self._registered.add(job)
-        self._start_time, self._last_status_check = time.time(), float("-inf")
-
-    def waiting(self) -> dict[str, Waiting]:
-        """Return where the pending jobs stand in the queue, by id; asked once after each query at most."""
-        if self._looked_after != self._num_calls:
-            self._looked_after = self._num_calls
-            self._waiting = self._queue.look(self._known.values())
-        return self._waiting
-
-    def restart_pauses(self) -> None:
-        """Query at once and then at short pauses again: something has happened."""
-        for job in self._registered:
-            self.register_job(job)
-
-    def update(self) -> None:
-        """Query all jobs that have not ended. If Slurm does not answer, what was known before stays known."""
-        self._num_calls += 1
-        self._last_status_check = time.time()
-        queried = self._registered - self._finished
-        answers = self.slurm.query(queried)
-        self._queried |= queried
-        for job in queried:
-            self._known.pop(job, None)
-        self._known.update(answers)
-        self._finished |= {
-            job for job, info in answers.items() if info.state.final and info.exit_code is not None
-        }
-
-    def is_queried(self, job: RunJob) -> bool:
-        """Return whether Slurm has answered a query for this job."""
-        return job in self._queried
+from trtllm_hpc.scheduler.watcher import JobWatcher
 
 
 @lru_cache(maxsize=8)
@@ -113,7 +38,7 @@ class SingleJobWatcher:
 
     def register_job(self, job_id: str) -> None:
         """Query this job from now on."""
-        self._shared.register_job(self.job)
+        self._shared.job_infos([self.job], "cache")
 
     def get_info(self, job_id: str, mode: str = "standard") -> dict[str, str]:
         """Return the job's state as submitit reads it."""
@@ -122,7 +47,7 @@ class SingleJobWatcher:
         except SubmissionError as error:
             if not error.transient:  # else what was known stays valid until the next query
                 raise
-        if not self._shared.is_queried(self.job):
+        if not self._shared.has_answer(self.job):
             return {}
         info = self._shared.job_infos([self.job], "cache").get(self.job)
         state = info.state if info else LOST
@@ -135,7 +60,7 @@ class SingleJobWatcher:
 
     def get_state(self, job_id: str, mode: str = "standard") -> str:
         """Return Slurm's name of the state, or UNKNOWN before the first answer."""
-        return str(self.get_info(job_id, mode=mode).get("State") or "UNKNOWN")
+        return self.get_info(job_id, mode=mode).get("State") or "UNKNOWN"
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
         """Return whether the job has ended, by the table of states and not by submitit's list."""
@@ -171,7 +96,8 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
     def __init__(self, script: StageScript, job_id: str, conf: str | None) -> None:
         self._script = script
         self._conf = conf
-        self.run_job = RunJob.of(RunPaths(script.run_folder), {script.stage: job_id})[script.stage]
+        run = RunPaths(script.run_folder)
+        self.run_job = RunJob.of(run, read_plan(run), {script.stage: job_id})[script.stage]
         """What Slurm must have recorded about this job."""
         super().__init__(folder=script.run_folder, job_id=job_id)
         self._paths = ScriptPaths(script, job_id)

@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,15 @@ class RunJob:
     """Who may have submitted it."""
 
     @classmethod
-    def of(cls, paths: RunPaths, job_ids: Mapping[str, str | None]) -> dict[str, RunJob]:
-        """Return the jobs of a run by stage, without the stages that have no job."""
-        plan = read_plan(paths)
-        options = {it["name"]: it.get("directives", ()) for it in plan.get("stages", [])}
+    def of(
+        cls, paths: RunPaths, plan: Mapping[str, Any], job_ids: Mapping[str, str | None]
+    ) -> dict[str, RunJob]:
+        """Return the jobs of a run with this plan by stage, without the stages that have no job."""
         names = {
-            stage: one["value"]
-            for stage, its in options.items()
-            for one in its
-            if one["option"] == "--job-name"
+            stage["name"]: directive["value"]
+            for stage in plan.get("stages", [])
+            for directive in stage.get("directives", ())
+            if directive["option"] == "--job-name"
         }
         folders = dict.fromkeys((str(paths.folder), os.path.realpath(paths.folder)))
         planned = Path(str(plan.get("run_folder", paths.folder)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ class SubmissionRecord:
     """What ``submit`` has done so far; written again after every step."""
 
     scheduler: str
-    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    token: str = field(default_factory=lambda: os.urandom(8).hex())
     """Shared by all jobs of this submission; see ``runtime.stage``."""
     slurm_conf: str | None = None
     complete: bool = False

@@ -49,7 +49,10 @@ def settings_of(base: Benchmark, given: Mapping[str, Any], named: Named = str) -
         settings = Benchmark.model_validate(_merged(base.model_dump(), given))
     except ValidationError as error:
         raise ConfigError(
-            [_problem(named(".".join(map(str, it["loc"]))), it["msg"]) for it in error.errors()]
+            [
+                _problem(named(".".join(map(str, wrong["loc"]))), f"{wrong['msg']}, not {wrong['input']!r}")
+                for wrong in error.errors()
+            ]
         ) from None
     without_effect = list(_without_effect(settings, given, named))
     if without_effect:

@@ -83,12 +83,12 @@ def test_the_ignored_option_says_so() -> None:
 
 
 def test_sub_commands_have_options_of_their_own() -> None:
-    command = program("0.16", "benchmark_core_model.py")
-    assert list(command.subcommands) == ["dataset", "token-norm-dist", "token-from-histogram"]
-    assert "--tokenizer-dir" in command.subcommands["dataset"].options
-    assert "--tokenizer-dir" not in command.options
-    oldest = release_of_version("0.5.0")
-    assert oldest is not None and oldest.command("benchmark_core_model.py") is None
+    command = program("1.0", "trtllm-serve")
+    assert "disaggregated" in command.subcommands
+    assert "--config_file" in command.subcommands["disaggregated"].options
+    assert "--config_file" not in command.options
+    older = release_of_version("0.16.0")
+    assert older is not None and older.command("trtllm-serve") is None
 
 
 def test_one_release_is_loaded_within_fifty_milliseconds() -> None:

@@ -1,13 +1,17 @@
-"""Why a job failed: the matches of all its logs together, the likeliest cause first."""
+"""Why a job failed: the causes from all sources together, the likeliest first."""
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.logs.causes.scan import Match, Scanned
 from trtllm_hpc.logs.causes.table import Kind, causes
+
+REPORTED = "reported"
+"""Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
 
 _OF_RANK = re.compile(r"_(\d+)\.(?:out|log|err)$")
 
@@ -33,41 +37,110 @@ class Finding:
     match: str
     """The text, without stamps, cut around what matched."""
 
+    @classmethod
+    def without_log(cls, name: str, sentence: str, following: str, rank: int | None = None) -> Finding:
+        """Return a root cause that no line of a log shows."""
+        return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, rank, "")
 
-def findings(scanned: Scanned, name: str, rank: int | None = None) -> list[Finding]:
-    """Return the causes in a log, in its order."""
+    @property
+    def is_generic(self) -> bool:
+        """Whether it only names the kind of failure."""
+        cause = causes().get(self.id)
+        return cause is not None and cause.generic
+
+    @property
+    def ends_a_process(self) -> bool:
+        """Whether it is a root cause, and not of a single request."""
+        cause = causes().get(self.id)
+        return self.kind is Kind.ROOT and (cause is None or cause.fatal)
+
+
+class Certainty(enum.IntEnum):
+    """How sure a cause is to be the cause of a failure, by where it was found. The surest is first."""
+
+    JOB_STATE = 0
+    """The state of the job in Slurm stands for it."""
+    FULL_DISK = 1
+    """The disk of the run folder is full: then the jobs could write neither logs nor events."""
+    SLURM_LINE = 2
+    """Slurm explains, in a log, why it killed a rank that could not record a reason itself."""
+    RANK_KILLED = 3
+    """A rank was killed from outside, which its own log does not explain."""
+    LINE = 4
+    """A line of a log names precisely what ends a process."""
+    REPORTED = 5
+    """The job gave its reason itself, or one of our programs ended with its error."""
+    GENERIC_LINE = 6
+    """A line names only the kind of failure, e.g. an exit code or an exception of Python."""
+    REQUEST = 7
+    """A line names what fails single requests."""
+    CONSEQUENCE = 8
+    """A line shows that something else had failed before."""
+
+
+def certainty_of_line(finding: Finding) -> Certainty:
+    """Return the certainty of a cause that a line of a log shows."""
+    if finding.kind is not Kind.ROOT:
+        return Certainty.CONSEQUENCE
+    if not finding.ends_a_process:
+        return Certainty.REQUEST
+    return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A finding that may be the cause of a failure."""
+
+    finding: Finding
+    certainty: Certainty
+    log: int = 0
+    """Place of its log among the job's: the log of the rank that failed by itself is the first."""
+
+    @property
+    def order(self) -> tuple[int, bool, int, int]:
+        """The sort key of causes, the likeliest first.
+
+        Certainty decides, then precision, then the order of the logs, then that of the lines. Time decides
+        nothing: a rank that lost another rank may log that before the other one logs why it failed.
+        """
+        return (self.certainty, self.finding.is_generic, self.log, self.finding.line or 0)
+
+
+def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
+    """Return each cause once, the likeliest first."""
+    by_id: dict[str, Finding] = {}
+    for candidate in sorted(candidates, key=lambda candidate: candidate.order):
+        by_id.setdefault(candidate.finding.id, candidate.finding)
+    return tuple(by_id.values())
+
+
+def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
+    """Return the causes that the lines of several logs show; the logs are in the order of their weight."""
+    return [
+        Candidate(finding, certainty_of_line(finding), place)
+        for place, log in enumerate(logs)
+        for finding in log
+    ]
+
+
+def findings(scanned: Scanned, name: str) -> list[Finding]:
+    """Return the causes in a log of that name, in the order of its lines."""
+    return [_finding(match, name) for match in scanned.matches]
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank whose log a file is, by its name."""
     of_file = _OF_RANK.search(name)
-    rank = int(of_file[1]) if rank is None and of_file else rank
-    return [finding(match, name, rank) for match in scanned.matches]
+    return int(of_file[1]) if of_file else None
 
 
-def finding(match: Match, file: str | None, rank: int | None = None) -> Finding:
-    """Return a match in words."""
+def _finding(match: Match, file: str) -> Finding:
     cause = match.cause
-    rank = match.rank if match.rank is not None else rank
+    rank = match.rank if match.rank is not None else rank_of(file)
     sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
     return Finding(cause.id, cause.kind, sentence, following, file, match.line, rank, match.text)
 
 
-def ranked(logs: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:
-    """Return the causes of several logs, each once, the likeliest first.
-
-    Root causes come before consequences, causes that end a process before those of single
-    requests, precise ones before generic ones. Then the order of the logs decides, the one of the
-    rank that died by itself first, and within one log the order of the lines; time decides nothing,
-    since a rank that lost another may tell it first.
-    """
-    found = [(place, one) for place, log in enumerate(logs) for one in log]
-    found.sort(key=lambda it: (*_weight(it[1]), it[0], it[1].line or 0))
-    return tuple({one.id: one for _, one in reversed(found)}[name] for name in _in_order(found))
-
-
-def _in_order(found: Sequence[tuple[int, Finding]]) -> list[str]:
-    return list(dict.fromkeys(one.id for _, one in found))
-
-
-def _weight(found: Finding) -> tuple[bool, bool, bool]:
-    cause = causes().get(found.id)
-    if cause is None:
-        return (found.kind is not Kind.ROOT, False, False)
-    return (found.kind is not Kind.ROOT, not cause.fatal, cause.generic)
+def capitalised(text: str) -> str:
+    """Return a text as a sentence: with a capital letter and a full stop."""
+    return text[:1].upper() + text[1:].rstrip(".") + "."

@@ -12,10 +12,9 @@ from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
 from trtllm_hpc.logs.errors import ERROR_TEXTS, TRACEBACK, is_error
-from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, uncoloured
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
-_COUNTED_BYTES = 1 << 16
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _SHOWN = 300
@@ -111,12 +110,8 @@ def _numbered(log: BinaryIO, found: Iterable[tuple[int, Match]]) -> list[Match]:
     """
     matches, line, at = [], 1, 0
     for place, match in sorted(found, key=lambda it: it[0]):
-        while at < place:
-            block = log.read(min(_COUNTED_BYTES, place - at))
-            if not block:
-                break  # the log has been truncated meanwhile
-            at += len(block)
-            line += len(block.split(b"\n")) - 1  # faster than to count them
+        line += count_lines(log, place - at)
+        at = place
         matches.append(replace(match, line=line))
     return matches
 
@@ -198,9 +193,10 @@ def _sieve() -> Sieve[tuple[Cause, Pattern] | None]:
     It remembers what it has seen in the logs before.
     """
     entries: list[tuple[bytes, tuple[Cause, Pattern] | None]] = [
-        (pattern.anchor.encode(), (cause, pattern))
+        (anchor.encode(), (cause, pattern))
         for cause in causes().values()
         for pattern in cause.patterns
+        for anchor in pattern.anchors
     ]
     return Sieve([*entries, *((text, None) for text in (*ERROR_TEXTS, TRACEBACK))])
 

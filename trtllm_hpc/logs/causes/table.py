@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from importlib import resources
 from typing import Any
 
-from trtllm_hpc.logs.anchors import anchor_of
+from trtllm_hpc.logs.anchors import required_texts
 
 AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "disk", "process", "python")
 """The files, in the order in which causes that match the same line are tried."""
@@ -34,10 +34,10 @@ class Kind(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression, and a text that is in the first line of everything it matches."""
+    """A regular expression, and texts of which the first line of each match has one."""
 
     text: str
-    anchor: str
+    anchors: tuple[str, ...]
 
     @cached_property
     def regex(self) -> re.Pattern[str]:
@@ -105,7 +105,7 @@ def cause_of_state(state: str) -> Cause | None:
 
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
-    patterns = tuple(Pattern(text, anchor_of(text)) for text in entry.get("patterns", ()))
+    patterns = tuple(Pattern(text, required_texts(text)) for text in entry.get("patterns", ()))
     return Cause(
         name,
         area,

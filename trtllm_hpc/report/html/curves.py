@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.bench.results import Interval, LevelResult, SearchResult
 from trtllm_hpc.report.formatting import count_levels, quantity, search_sentence, with_interval
 from trtllm_hpc.report.headline import is_valid, load_of
 from trtllm_hpc.report.html.chart import (
@@ -216,11 +216,8 @@ def _load_spec(closed: bool) -> dict[str, Any]:
     return described(alt.layer(*layers), _HEIGHT)
 
 
-def search_section(data: ReportData) -> Section | None:
-    """The rates that the search tried; ``None`` if there was no search."""
-    search = data.measurement.search
-    if search is None:
-        return None
+def search_section(data: ReportData, search: SearchResult) -> Section:
+    """The rates that the search tried."""
     rows: list[Row] = [
         {
             "step": step,

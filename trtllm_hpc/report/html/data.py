@@ -12,6 +12,7 @@ from itertools import pairwise
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, Measurement, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
 from trtllm_hpc.runs.accounting import StageUse, uses_from_events
@@ -145,5 +146,5 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
         known,
         read_samples(files.samples),
         read_start_timeline(paths),
-        uses_from_events(paths, now),
+        uses_from_events(RunSnapshot(paths), now),
     )

@@ -23,17 +23,7 @@ from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as
 from trtllm_hpc.report.html.curves import curve_section, search_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.distributions import distribution_section
-from trtllm_hpc.report.html.tables import (
-    adapter_table,
-    error_table,
-    figure_tables,
-    glossary,
-    level_table,
-    provenance_table,
-    setting_tables,
-    token_table,
-    use_table,
-)
+from trtllm_hpc.report.html.tables import tables_of
 from trtllm_hpc.report.html.timelines import phase_section, server_section, timeline_section
 from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
@@ -68,17 +58,13 @@ def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
 
 def sections_of(data: ReportData) -> Iterator[Section]:
     """Yield the sections of the page in order; each is made when it is needed."""
-    for section_of in (
-        search_section,
-        curve_section,
-        distribution_section,
-        timeline_section,
-        server_section,
-        phase_section,
-    ):
-        section = section_of(data)
-        if section is not None:
-            yield section
+    if data.measurement.search is not None:
+        yield search_section(data, data.measurement.search)
+    yield curve_section(data)
+    yield distribution_section(data)
+    yield timeline_section(data)
+    yield server_section(data)
+    yield phase_section(data)
 
 
 def report_page(data: ReportData) -> str:
@@ -102,15 +88,7 @@ def report_page(data: ReportData) -> str:
         verdict=verdict(data),
         headline=headline_words(data),
         cards=cards(data),
-        levels=level_table(data),
-        figures=figure_tables(data),
-        settings=setting_tables(data),
-        provenance=provenance_table(data),
-        adapters=adapter_table(data),
-        tokens=token_table(data),
-        used=use_table(data),
-        errors=error_table(data),
-        glossary=glossary(data),
+        **tables_of(data),
         version=__version__,
     )
 

@@ -33,6 +33,21 @@ class Table:
     numeric: bool = True
 
 
+def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
+    """Return every table of the page, by its name in the page's template."""
+    return {
+        "levels": level_table(data),
+        "figures": [_figures(label, result) for label, result in data.ascending],
+        "settings": _setting_tables(data),
+        "provenance": _flat_table("Provenance", data.measurement.provenance),
+        "adapters": _adapter_table(data),
+        "tokens": _flat_table("Tokens of measured requests", data.measurement.tokens, words=True),
+        "used": use_table(data),
+        "errors": _error_table(data),
+        "glossary": _glossary(data),
+    }
+
+
 def level_table(data: ReportData) -> Table:
     """One row for each level, with its most important figures."""
     table = Table("Figures of each level", ["level", *_LEVEL_COLUMNS])
@@ -61,16 +76,11 @@ def cell(figure: object) -> str:
     return f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
 
 
-def adapter_table(data: ReportData) -> Table:
+def _adapter_table(data: ReportData) -> Table:
     """The requests of the headline level by LoRA adapter; without rows if there were no adapters."""
     level = data.headline
     rows = [] if level is None else adapter_rows(data.measurement, data.records, level)
     return Table(f"{TITLE} (ms)", list(HEADER), rows)
-
-
-def figure_tables(data: ReportData) -> list[Table]:
-    """Every figure of each level, with all statistics."""
-    return [_figures(label, result) for label, result in data.ascending]
 
 
 def _figures(label: str, result: LevelResult) -> Table:
@@ -89,7 +99,7 @@ def figure_name(key: str) -> str:
     return key if metric is None else f"{metric.label} ({metric.unit})"
 
 
-def glossary(data: ReportData) -> Table:
+def _glossary(data: ReportData) -> Table:
     """The meaning and formula of each figure on the page."""
     shown = {key for result in data.measurement.levels for key in result.metrics}
     rows = [
@@ -100,7 +110,7 @@ def glossary(data: ReportData) -> Table:
     return Table("How each figure is computed", ["figure", "unit", "formula", "meaning"], rows, numeric=False)
 
 
-def setting_tables(data: ReportData) -> list[Table]:
+def _setting_tables(data: ReportData) -> list[Table]:
     """Settings that differ from their defaults, then the rest."""
     defaults = dict(flat(Benchmark().model_dump(mode="json")))
     chosen = Table("Set", ["setting", "value"], numeric=False)
@@ -109,12 +119,6 @@ def setting_tables(data: ReportData) -> list[Table]:
         table = others if key in defaults and defaults[key] == value else chosen
         table.rows.append([key, value])
     return [table for table in (chosen, others) if table.rows]
-
-
-def provenance_table(data: ReportData) -> Table:
-    """The provenance of the measurement, one row for each value."""
-    rows = [[key, value] for key, value in flat(data.measurement.provenance)]
-    return Table("Provenance", ["what", "value"], rows, numeric=False)
 
 
 def use_table(data: ReportData) -> Table:
@@ -129,13 +133,13 @@ def use_table(data: ReportData) -> Table:
     return Table("Used when this page was written", header, rows)
 
 
-def token_table(data: ReportData) -> Table:
-    """Token counts, and who counted."""
-    rows = [[key.replace("_", " "), value] for key, value in flat(data.measurement.tokens)]
-    return Table("Tokens of measured requests", ["what", "value"], rows, numeric=False)
+def _flat_table(title: str, plain: Mapping[str, Any], *, words: bool = False) -> Table:
+    """Return a row for each value of a mapping; with ``words`` its keys are shown as words."""
+    rows = [[key.replace("_", " ") if words else key, value] for key, value in flat(plain)]
+    return Table(title, ["what", "value"], rows, numeric=False)
 
 
-def error_table(data: ReportData) -> Table:
+def _error_table(data: ReportData) -> Table:
     """Each kind of error and how often it occurred."""
     errors = sorted(data.measurement.errors.items(), key=lambda item: -item[1])
     rows = [[cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from trtllm_hpc.bench.records import RequestRecord
@@ -23,7 +25,6 @@ from trtllm_hpc.report.html.chart import (
     scale,
 )
 from trtllm_hpc.report.html.data import WAITS, ReportData
-from trtllm_hpc.report.perfetto import most_in_flight
 
 MOST_DOTS = 1500
 """Requests in the latency chart: failed and slowest ones first, then evenly chosen ones."""
@@ -264,12 +265,21 @@ def thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _in_flight(data: ReportData) -> list[dict[str, Any]]:
     client = [
-        {"time": time_s, "value": float(count), "line": _CLIENT}
-        for time_s, count in most_in_flight(data.records, MOST_SAMPLES)
+        {"time": time_s, "value": float(count), "line": _CLIENT} for time_s, count in in_flight(data.records)
     ]
     server = lines(data.samples, "requests_active", "server: active")
     server += lines(data.samples, "requests_waiting", "server: waiting")
     return client + server
+
+
+def in_flight(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
+    """Each moment at which the number of requests in flight changes, with the number from then on."""
+    changes: Counter[float] = Counter()
+    for record in records:
+        changes[record.sent_s] += 1
+        changes[record.ended_s] -= 1
+    moments = sorted(changes)
+    return list(zip(moments, accumulate(changes[moment] for moment in moments), strict=True))
 
 
 def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[str, Any]]) -> Chart | NoChart:

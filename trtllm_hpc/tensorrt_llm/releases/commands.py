@@ -35,11 +35,6 @@ COMMANDS: Mapping[str, str] = {
     "trtllm-build": "trtllm_build",
     "quantize.py": "quantize",
     "hf_lora_convert.py": "hf_lora_convert",
-    "launch_triton_server.py": "launch_triton_server",
-    "benchmark_core_model.py": "benchmark_core_model",
-    "end_to_end_test.py": "end_to_end_test",
-    "inflight_batcher_llm_client.py": "inflight_batcher_llm_client",
-    "end_to_end_grpc_client.py": "end_to_end_grpc_client",
     "trtllm-serve": "trtllm_serve",
 }
 """Upstream's tools and the data file of each, in the order of use."""
@@ -97,7 +92,9 @@ class OptionHistory:
 
 @dataclass(frozen=True)
 class Command:
-    """One of upstream's tools, as one release has it."""
+    """One of upstream's programs, as one release has it."""
+
+    PRINTED = ("not_in_this_release",)
 
     name: str
     family: str | None
@@ -112,18 +109,22 @@ class Command:
     """The program: below ``examples`` for what converts and builds, else below the checkout or ``/app``."""
     subcommands: Mapping[str, Command] = field(default_factory=dict)
     """By name. Options before the name belong to this command, those after it to the sub-command."""
-    word: str | None = None
-    """What the one plain word means that it takes, ``MODEL``; ``None``: it takes none."""
     default_subcommand: str | None = None
-    """The sub-command that may be left out: its options and its word are the command's own."""
-    exact: bool = False
-    """Whether options must be spelled in full; else an unambiguous beginning is taken."""
+    """The sub-command that may be left out: its options are the command's own."""
 
     def find(self, name: str) -> Option | None:
         """The option with this name or alias."""
         if name in self.options:
             return self.options[name]
         return next((option for option in self.options.values() if name in option.aliases), None)
+
+    @property
+    def not_in_this_release(self) -> tuple[OptionHistory, ...]:
+        """Options that only other releases have."""
+        histories = self.histories.items()
+        return tuple(
+            history for name, history in histories if name == history.name and name not in self.options
+        )
 
     @property
     def histories(self) -> Mapping[str, OptionHistory]:
@@ -162,12 +163,11 @@ def _learned_command(version: str) -> Command:
             options={it["name"]: Option(**with_tuples(it), **about) for it in options},
             status=status,
             source=LEARNED,
-            exact=True,
         )
         for word, options in learned()[version]["serve_options"].items()
     }
     serve = commands.pop("serve")
-    return replace(serve, word="MODEL", default_subcommand="serve", subcommands=commands)
+    return replace(serve, default_subcommand="serve", subcommands=commands)
 
 
 @cache
@@ -272,9 +272,7 @@ def _command(
         source=read["source"],
         file=_file(name, family, version, table),
         subcommands=subcommands,
-        word=table.get("word"),
         default_subcommand=default["word"] if default and _span_at([default], version) else None,
-        exact=table.get("exact", False),
     )
 
 

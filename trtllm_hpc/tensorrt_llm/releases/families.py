@@ -111,14 +111,3 @@ def family_folder(version: str, family: str) -> str | None:
     """The family's folder below TensorRT-LLM's ``examples``, ``llama`` or ``models/core/llama``."""
     name = example_family(family)
     return None if name is None else value_at(example_families()[name]["folder"], version)
-
-
-def family_name(name: str) -> str | None:
-    """The family called ``name``, be it its own name, a related family's, or that of its folder."""
-    found = example_family(name)
-    if found is not None:
-        return found
-    for family, entry in example_families().items():
-        if any(folder.rpartition("/")[2] == name for folder in entry["folder"].values()):
-            return family
-    return None

@@ -10,12 +10,11 @@ from trtllm_hpc.tensorrt_llm.releases.commands import (
     BY_FAMILY,
     Command,
     Option,
-    OptionHistory,
     families_with,
     load_command,
     releases_with,
 )
-from trtllm_hpc.tensorrt_llm.releases.data_files import beginning, parsed
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 _BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
@@ -42,44 +41,6 @@ def meant_family(release: Release, name: str, family: str) -> str:
     near = nearest(family, there)
     guess = f"did you mean {near}? " if near else ""
     return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
-
-
-def no_option(release: Release, command: Command, name: str, top: Command) -> tuple[str, str | None]:
-    """Why a program, with its sub-command, does not have an option: a sentence and a hint."""
-    found = other_form(name, command)
-    if found is not None:
-        return f"{command.name} spells it {found}", f"write {found}"
-    found = other_form(name, top) if command is not top else None
-    if found is not None:
-        place = command.name.rpartition(" ")[2]
-        sentence = f"{top.name} itself takes {found}, and only before the sub-command"
-        return sentence, f"write {found} before {place}"
-    history = command.histories.get(name) or top.histories.get(name)
-    if history is not None and history.name in command.options:
-        return f"TensorRT-LLM {release.version} spells it {history.name}", f"write {history.name}"
-    if history is not None:
-        return _by_history(release, history)
-    near = nearest(name, (*command.options, *top.options), cutoff=0.7)
-    sentence = f"{command.name} has no such option in any release known here"
-    return sentence, f"did you mean {near}?" if near else None
-
-
-def other_form(name: str, command: Command) -> str | None:
-    """The option's name in ``command``, where it differs from ``name`` by ``-`` and ``_`` at most."""
-    bare = name[2:]
-    forms = (name, f"--{bare.replace('_', '-')}", f"--{bare.replace('-', '_')}")
-    return next((found.name for form in forms if (found := command.find(form)) is not None), None)
-
-
-def _by_history(release: Release, history: OptionHistory) -> tuple[str, str | None]:
-    lacks = f"TensorRT-LLM {release.version} lacks it"
-    note = f". {history.note}" if history.note else ""
-    if parsed(release.version) < parsed(history.first):
-        return f"{lacks}: it {beginning(history.first)}{note}", None
-    hint = f"instead: {history.replaced_by}" if history.replaced_by else None
-    if history.gone is not None and parsed(release.version) >= parsed(history.gone):
-        return f"{lacks}: {history.gone} dropped it, the last with it is {history.last}{note}", hint
-    return f"{lacks}{note}", hint
 
 
 @dataclass(frozen=True)

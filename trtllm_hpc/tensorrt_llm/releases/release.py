@@ -42,19 +42,13 @@ class ContainerPaths:
     """Folder of TensorRT-LLM's ``examples``."""
     all_models: str | None = None
     """Folder of the templates of model repositories."""
-    scripts: str | None = None
-    """Folder of ``launch_triton_server.py``."""
-    client: str | None = None
-    """Folder of the two gRPC clients."""
-    tools: str | None = None
-    """Folder of ``fill_template.py``, and below it of the benchmarks."""
-    tritonserver: str = "/opt/tritonserver/bin/tritonserver"
-    """The server's program."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """One release of TensorRT-LLM and the Triton containers that carry it."""
+
+    PRINTED = ("builds_with",)
 
     version: str
     """As ``packaging`` writes it: ``0.16.0``, ``0.17.0.post1``."""
@@ -76,6 +70,14 @@ class Release:
     def command(self, name: str, family: str = "llama") -> Command | None:
         """The tool ``name`` for models of ``family``; ``None``: this release does not have it."""
         return load_command(self.version, name, family)
+
+    @property
+    def builds_with(self) -> tuple[str, ...]:
+        """The programs that make an engine of a checkpoint, in their order; empty: none."""
+        names = ("build.py", "convert_checkpoint.py", "trtllm-build")
+        there = [name for name in names if self.command(name) is not None]
+        # In 0.7 trtllm-build was there for a few other models, and nothing converted for it.
+        return ("build.py",) if "build.py" in there else tuple(there)
 
     def build_default(self, option: str) -> int | None:
         """What the build takes for an option that is left out; ``None`` if no number is known."""

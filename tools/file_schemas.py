@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.schemas.generator import schema_of
+from tools.type_schemas import schema_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import RELATIVE_PATHS

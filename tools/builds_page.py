@@ -1,7 +1,4 @@
-"""``docs/builds.md``: which release builds which family in which way, as the rules judge it.
-
-``python -m tests.tensorrt_llm.builds`` writes it.
-"""
+"""``docs/builds.md``: which release builds which family in which way, as the rules judge it."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases import Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
 
-PAGE = Path(__file__).parents[2] / "docs" / "builds.md"
+PAGE = Path(__file__).parents[1] / "docs" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
 RULES = tuple(rule for rule in rules.RULES if rule.__module__ != toolchain_rules.__name__)
 WEIGHTS = "/models/quantized"
@@ -162,10 +159,6 @@ they take the family ([how reliable the lists are](releases.md#how-reliable-the-
 each engine was built. The heads of `medusa`, `eagle` and `redrafter` in upstream's examples are of
 LLaMA and its relatives, and of Qwen in some releases; for other families nothing is known of them.
 
-The page is made of the data of the releases and the rules (`python -m tests.tensorrt_llm.builds`).
+The page is made of the data of the releases and the rules (`make golden`).
 
 """
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

@@ -1,59 +1,70 @@
-"""``docs/json.md``: each command's output as an example and a table of its fields, from the schemas."""
+"""``docs/json.md``: each command's output as an example and a table of its fields, from the schemas.
+
+The page itself keeps the examples: they are edited there, and a test holds them against the schemas.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from tests.schemas.generator import schema_of
-from tests.schemas.outputs import OUTPUTS, Output
-from trtllm_hpc.cli.options import json_text
+from tools.outputs import OUTPUTS
+from tools.type_schemas import schema_of
 
-_WIDTH = 110
+PAGE = Path(__file__).parents[1] / "docs" / "json.md"
+_EXAMPLE = re.compile(r"```json\n(.*?)\n```", re.DOTALL)
 _OF_A_MAP = "The finished `config.pbtxt` of each model, by its name."
 """``templates show`` prints a map, which has no docstring of its own."""
 _HEAD = """\
 # JSON output
 
 Commands that print a table print JSON with `--json`. Each has a JSON Schema (draft 2020-12): `trtllm-hpc
-schema` lists them, and `trtllm-hpc schema bench compare` prints one. The schemas, and the examples and tables
-below, are made of the types that the commands print (`make golden`).
+schema` lists them, and `trtllm-hpc schema bench compare` prints one. The schemas and the tables below are
+made of the types that the commands print (`make golden`).
 
 Every field is always there; without a value it is `null`. In the tables `[]` is an item of a list, and `.*` a
-value of a map. A later version may add fields; one that goes away, or changes its meaning, is told in the
-[changelog](../CHANGELOG.md). Errors are text on standard error, with `--json` too; the [exit
+value of a map. A later version may add fields; the [changelog](../CHANGELOG.md) names each field that goes
+away or changes its meaning. Errors are text on standard error, with `--json` too; the [exit
 code](../README.md#from-your-own-job-file) says what failed.
 """
 
 
 def page() -> str:
-    """The whole document."""
-    seen: dict[str, str] = {}
-    return _HEAD + "".join(_section(command, seen) for command in OUTPUTS)
+    """Return the whole document."""
+    kept, described = examples(), dict[str, str]()
+    return _HEAD + "".join(_section(command, kept.get(command, []), described) for command in OUTPUTS)
 
 
-def _section(command: str, seen: dict[str, str]) -> str:
+def examples() -> dict[str, list[str]]:
+    """Return the examples on the page by command: JSON, in the order of the command's forms."""
+    sections = PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    return {section.partition("\n")[0]: _EXAMPLE.findall(section) for section in sections}
+
+
+def _section(command: str, kept: list[str], described: dict[str, str]) -> str:
+    """Return a command's section; ``described`` has the command under which each type was described."""
     text = f"\n## {command}\n"
-    for output in OUTPUTS[command]:
-        form = f"{output.form[0].upper()}{output.form[1:]}: " if output.form else ""
-        known = seen.get(repr(output.kind))
-        if known is not None:
-            text += f"\n{form}{'the' if form else 'The'} same as [`{known}`](#{known.replace(' ', '-')}).\n"
-            continue
-        seen[repr(output.kind)] = command
-        text += f"\n{_described(output, form)}"
+    blocks = iter(kept)
+    for form, kind in OUTPUTS[command].items():
+        label = f"{form[0].upper()}{form[1:]}: " if form else ""
+        other = described.setdefault(repr(kind), command)
+        if other != command:
+            text += f"\n{label}{'the' if form else 'The'} same as [`{other}`](#{other.replace(' ', '-')}).\n"
+        else:
+            text += f"\n{_described(kind, label, next(blocks, 'null'))}"
     return text
 
 
-def _described(output: Output, form: str) -> str:
-    schema = schema_of(output.kind, "serialization", "")
+def _described(kind: Any, label: str, example: str) -> str:
+    schema = schema_of(kind, "serialization", "")
     root = schema["items"] if schema.get("type") == "array" else schema
     what = _resolved(root, schema).get("description", _OF_A_MAP)
     if root is not schema:
         what = f"A list, each item of it: {_lower(what)}"
-    text = f"{form}{_lower(what) if form else what}\n"
-    text += f"\n```json\n{compact(json.loads(json_text(output.example)))}\n```\n"
+    text = f"{label}{_lower(what) if label else what}\n\n```json\n{example}\n```\n"
     rows = list(_rows(root, schema, "[]" if root is not schema else "", (root.get("$ref", ""),)))
     return text + ("\n| field | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else "")
 
@@ -114,17 +125,3 @@ def _resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
         return node
     target: Mapping[str, Any] = root["$defs"][node["$ref"].rpartition("/")[2]]
     return target
-
-
-def compact(value: Any, indent: int = 0) -> str:
-    """JSON with each value on one line that fits there."""
-    line = json.dumps(value, ensure_ascii=False)
-    if indent + len(line) <= _WIDTH or not isinstance(value, (dict, list)):
-        return line
-    inner = " " * (indent + 2)
-    if isinstance(value, list):
-        items = [compact(item, indent + 2) for item in value]
-    else:
-        items = [f"{json.dumps(name)}: {compact(item, indent + 2)}" for name, item in value.items()]
-    opening, closing = "[]" if isinstance(value, list) else "{}"
-    return f"{opening}\n" + ",\n".join(f"{inner}{item}" for item in items) + f"\n{' ' * indent}{closing}"

@@ -1,0 +1,78 @@
+"""The type that each command prints with ``--json``; the JSON Schemas and ``docs/json.md`` are made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from tools.type_schemas import schema_of
+from trtllm_hpc.bench.analysis.compare import Comparison
+from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.cli.bench_list import MeasurementRow
+from trtllm_hpc.cli.client_run import PromptRecord
+from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
+from trtllm_hpc.cli.metrics import MetricsSample
+from trtllm_hpc.cli.render import RenderedRun
+from trtllm_hpc.cli.submitted import SubmittedRun
+from trtllm_hpc.cli.templates import TemplatesRow
+from trtllm_hpc.client.functional_check import CheckedAnswer
+from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
+from trtllm_hpc.engines.migration import Migrated
+from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.report.endpoint import EndpointAccess
+from trtllm_hpc.report.log_table import LogRow
+from trtllm_hpc.report.versions import ReleaseDetails
+from trtllm_hpc.runs.listing import ListedRun
+from trtllm_hpc.runs.prune import PrunedRuns
+from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
+from trtllm_hpc.runs.status import RunStatus
+from trtllm_hpc.sandbox.cluster import Status
+from trtllm_hpc.tensorrt_llm.releases import Command, Release
+from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
+from trtllm_hpc.validation.checks import DoctorReport
+
+OUTPUTS: Mapping[str, Mapping[str, Any]] = {
+    "jobs list": {"": list[ShippedJob]},
+    "jobs show": {"": ShippedText},
+    "migrate": {"": Migrated},
+    "render": {"": RenderedRun},
+    "doctor": {"": DoctorReport},
+    "runs": {"": list[ListedRun]},
+    "runs prune": {"": PrunedRuns},
+    "status": {"": RunStatus},
+    "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
+    "watch": {"": RunStatus},
+    "cancel": {"": RunStatus},
+    "resume": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
+    "logs": {"": list[LogRow]},
+    "explain": {"": list[Finding]},
+    "client": {"": PromptRecord, "with `--check`": CheckedAnswer},
+    "bench show": {"": Measurement},
+    "bench run": {"": Measurement},
+    "bench list": {"": list[MeasurementRow]},
+    "bench compare": {"": Comparison},
+    "endpoint": {"": EndpointAccess},
+    "metrics": {"": MetricsSample},
+    "engines list": {"": list[EngineRow]},
+    "engines show": {"": EngineDetails},
+    "engines verify": {"": VerifiedEngines},
+    "engines prune": {"": PrunedEngines},
+    "templates list": {"": list[TemplatesRow]},
+    "templates fetch": {"": TemplatesRow},
+    "templates show": {"": dict[str, str]},
+    "versions": {"": list[Release]},
+    "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
+    "versions learn": {"": LearnedRelease},
+    "sandbox status": {"": Status},
+    "sandbox up": {"": Status},
+    "sandbox down": {"": Status},
+}
+"""By the command's words, in the order of ``docs/json.md``, and by the form, where a command has several."""
+
+
+def output_schema(command: str) -> dict[str, Any]:
+    """Return the schema of everything that a command prints with ``--json``."""
+    either = reduce(or_, OUTPUTS[command].values())
+    return schema_of(either, "serialization", f"trtllm-hpc {command} --json")

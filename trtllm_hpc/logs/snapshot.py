@@ -1,0 +1,152 @@
+"""One look at a run folder, in which each file is read once."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.paths import RunPaths, preflight_step, read_json, read_plan, serve_steps
+from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.bad_nodes import BadNode
+    from trtllm_hpc.runtime.renewal import Renewal
+
+_RANK_LOG = re.compile(r"([a-z]+(?:\.\d+)?)_(\d+)\.out")
+
+
+class RunSnapshot:
+    """The files of a run folder as they were when they were first needed; a new look takes a new snapshot.
+
+    Logs are not kept here: :mod:`trtllm_hpc.logs.facts` remembers what each one shows until it changes.
+    """
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+        self._events: dict[str, list[Event]] = {}
+        self._ranks: dict[str, list[RankRecord]] = {}
+
+    # The plan and the submission ----------------------------------------------------------------
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """The plan; empty if it cannot be read."""
+        return plan_of(self.paths)
+
+    @cached_property
+    def submission(self) -> SubmissionRecord | None:
+        """The submission record; ``None`` for a run that was rendered only."""
+        return read_submission(self.paths)
+
+    @property
+    def stages(self) -> list[str]:
+        """The planned stages, in the order of their dependencies."""
+        return [stage["name"] for stage in self.plan.get("stages", [])]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the jobs are processes of the local profile."""
+        scheduler = self.submission.scheduler if self.submission else self.plan.get("scheduler")
+        return scheduler == "local"
+
+    @property
+    def slurm_conf(self) -> str | None:
+        """``SLURM_CONF`` of the cluster that the run was, or would be, submitted to."""
+        conf: str | None = self.submission.slurm_conf if self.submission else self.plan.get("slurm_conf")
+        return conf
+
+    @property
+    def serve_steps(self) -> list[str]:
+        """The job steps of the server, one for each instance."""
+        return serve_steps(int(self.plan.get("instances", 1)))
+
+    @property
+    def preflight_steps(self) -> list[str]:
+        """The job steps of the preflight, one for each component of the serve job."""
+        tasks = self.plan.get("tasks")
+        return [preflight_step(number) for number in range(len(tasks) if isinstance(tasks, list) else 1)]
+
+    # What the jobs wrote ------------------------------------------------------------------------
+
+    def events(self, stage: str) -> list[Event]:
+        """Return the events of a stage in the order of their times."""
+        if stage not in self._events:
+            self._events[stage] = read_events(self.paths, stage)
+        return self._events[stage]
+
+    @cached_property
+    def all_events(self) -> list[Event]:
+        """The events of all stages in the order of their times."""
+        stages = sorted(file.stem for file in self.paths.events.glob("*.jsonl"))
+        return sorted((event for stage in stages for event in self.events(stage)), key=lambda it: it.time)
+
+    def ranks(self, step: str) -> list[RankRecord]:
+        """Return the records of the ranks of a step, in their order."""
+        if step not in self._ranks:
+            self._ranks[step] = rank_records(self.paths, step)
+        return self._ranks[step]
+
+    @cached_property
+    def ranks_with_logs(self) -> dict[str, set[int]]:
+        """The ranks of each step that have a log."""
+        try:
+            names = os.listdir(self.paths.logs)  # noqa: PTH208 - without a Path for each of thousands
+        except OSError:
+            return {}
+        ranks: dict[str, set[int]] = {}
+        for log in filter(None, map(_RANK_LOG.fullmatch, names)):
+            ranks.setdefault(log[1], set()).add(int(log[2]))
+        return ranks
+
+    @cached_property
+    def endpoint(self) -> Endpoint | None:
+        """Where the server answers, or has answered: a leader that was killed leaves the file behind."""
+        return Endpoint.read(self.paths.endpoint)
+
+    @cached_property
+    def stop_request(self) -> StopRequest | None:
+        """The request to stop the server."""
+        return StopRequest.read(self.paths.stop_request)
+
+    @cached_property
+    def renewal(self) -> Renewal | None:
+        """The job that serves and the next one (``serve.renew``)."""
+        from trtllm_hpc.runtime.renewal import Renewal  # finding a run does not need it
+
+        return Renewal.read(self.paths.renewal)
+
+    @cached_property
+    def bad_nodes(self) -> tuple[BadNode, ...]:
+        """The nodes because of which servers of the run have ended."""
+        from trtllm_hpc.runtime.bad_nodes import bad_nodes
+
+        return bad_nodes(self.paths)
+
+    @cached_property
+    def instances(self) -> list[dict[str, Any]] | None:
+        """The instances as the supervisor recorded them last; ``None`` for a run without a door.
+
+        Empty if the file is damaged.
+        """
+        try:
+            return read_json(self.paths.instances)
+        except (ValueError, OSError):
+            return []
+
+
+def plan_of(paths: RunPaths) -> dict[str, Any]:
+    """Return a run's plan, empty if it cannot be read; a plan that has not changed is read once."""
+    try:
+        stat = paths.plan.stat()
+    except OSError:
+        return {}
+    return _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _plan(folder: str, inode: int, size: int, changed_at_ns: int) -> dict[str, Any]:
+    """Return the plan in a file that is replaced as a whole when it changes."""
+    return read_plan(RunPaths(folder))
