@@ -191,7 +191,7 @@ class RunPaths:
 
     @property
     def instances(self) -> Path:
-        """What the supervisor knows of each instance; exists only in runs with a door."""
+        """What the supervisor knows of each instance, once it has begun."""
         return self.folder / "instances.json"
 
     @property

@@ -35,8 +35,8 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     # case, instance, rank -> shared memory, options after those that all have, GPUs
     ("sandbox-two-ranks", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("sandbox-two-ranks", 0, 1, "trt7_0_1_", WORKER, "4,5,6,7"),
-    ("local", 0, 0, "trt7_0_", [*NO_GPUS, *LEADER, *LOOPBACK], "4,5,6,7"),
-    ("local", 0, 1, "trt7_1_", [*NO_GPUS, *WORKER], "4,5,6,7"),
+    ("local", 0, 0, "trt7_0_0_", [*NO_GPUS, *LEADER, *LOOPBACK], "4,5,6,7"),
+    ("local", 0, 1, "trt7_0_1_", [*NO_GPUS, *WORKER], "4,5,6,7"),
     ("local-door", 0, 0, "trt7_0_0_", [*NO_GPUS, *SOCKETS], "4,5,6,7"),
     ("sandbox-instances", 0, 0, "trt7_0_0_", SOCKETS, "4,5"),
     ("sandbox-instances", 1, 0, "trt7_1_0_", SOCKETS, "6,7"),
@@ -46,7 +46,7 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
     ("pyxis-large-instances", 1, 7, "trt7_1_7_", WORKER, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("tensorrt-llm-two-nodes", 0, 7, "trt7_0_7_", WORKER, "4,5,6,7"),
-    ("pytorch-triton-two-nodes", 0, 0, "trt7_0_", LEADER, "4,5,6,7"),
+    ("pytorch-triton-two-nodes", 0, 0, "trt7_0_0_", LEADER, "4,5,6,7"),
     ("orchestrator", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     ("disaggregated", 0, 0, "trt7_0_0_", SOCKETS, "4,5,6,7"),
     (
@@ -78,7 +78,7 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
         "TRTLLM_HPC_HTTP_PORT": 1,
         "TRTLLM_HPC_GRPC_PORT": 2,
         "TRTLLM_HPC_METRICS_PORT": 3,
-        "TRTLLM_HPC_SOCKETS": folder / "sockets",
+        **({"TRTLLM_HPC_SOCKETS": folder / "sockets"} if plan.has_door else {}),
         "CUDA_VISIBLE_DEVICES": "4,5,6,7",
         "PATH": os.environ["PATH"],
     }
@@ -96,10 +96,7 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
             ranks_per_node=int(given["ranks-per-node"]),
             prefix=given["prefix"],
             ready_timeout_seconds=1,
-            companion_start_seconds=None,
-            companion_silence_seconds=None,
             spec=read_spec(Path(given["spec"])),
-            instance=int(given["instance"]) if "instance" in given else None,
         )
         scratch = folder / "scratch"
         scratch.mkdir()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.compiled import with_compiled
+from tests.runtime.ranks import Ranks
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import runtime_zipapp
+from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import descendants
 
 
@@ -73,3 +76,12 @@ def runtime(tmp_path: Path, zipapp: bytes) -> Iterator[Runtime]:
             os.kill(pid, 9)
         process.communicate()
     assert left == []
+
+
+@pytest.fixture
+def ranks(runtime: Runtime, tmp_path: Path) -> Ranks:
+    program = tmp_path / "triton server"
+    script = Path(__file__).with_name("fake_server.py")
+    program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-I", "-S", str(script)])} "$@"\n')
+    program.chmod(0o755)
+    return Ranks(runtime, program, free_ports(4))

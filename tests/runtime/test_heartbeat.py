@@ -33,7 +33,7 @@ def looks(watch: SilenceWatch, clock: Clock, seconds: int, *beats: Heartbeat) ->
         clock.now += 1
         for beat in beats:
             beat.beat()
-        found = watch.silent()
+        found = dict(watch.look().silent)
     return found
 
 
@@ -44,7 +44,7 @@ def test_only_a_rank_that_beat_and_then_fell_silent_is_silent(clock: Clock, tmp_
     watch = SilenceWatch(files, 20.0, files[0])
     assert looks(watch, clock, 60, *beats) == {}
     assert looks(watch, clock, 15, beats[0]) == {}
-    assert list(watch.suspects()) == [1]
+    assert list(watch.look().suspects) == [1]
     silent = looks(watch, clock, 15, beats[0])
     assert list(silent) == [1] and "no sign of life for" in silent[1]
     # It counts no time of files: an hour more or less on a node's clock changes nothing.
@@ -58,7 +58,7 @@ def test_a_reader_that_was_suspended_blames_nobody(clock: Clock, tmp_path: Path)
     watch = SilenceWatch({0: tmp_path / "0"}, 20.0, tmp_path / "0")
     looks(watch, clock, 12, beat)
     clock.now += 3600  # the job was suspended, or the file server was away
-    assert watch.silent() == {}
+    assert watch.look().silent == {}
     assert looks(watch, clock, 3, beat) == {}
 
 
@@ -67,7 +67,7 @@ def test_nobody_is_silent_while_the_reader_itself_cannot_write(clock: Clock, tmp
     beats = [Heartbeat(tmp_path / str(rank)) for rank in (0, 1)]
     watch = SilenceWatch({rank: tmp_path / str(rank) for rank in (0, 1)}, 20.0, tmp_path / "0")
     assert looks(watch, clock, 30, *beats) == {}
-    assert looks(watch, clock, 60) == {} == watch.suspects()
+    assert looks(watch, clock, 60) == {} == watch.look().suspects
     assert looks(watch, clock, 30, *beats) == {}
     assert list(looks(watch, clock, 30, beats[0])) == [1]
 
@@ -80,9 +80,9 @@ def test_a_process_that_stays_stopped_is_told(clock: Clock, tmp_path: Path) -> N
         stat = Path(f"/proc/{child.pid}/stat")
         assert eventually(lambda: stat.read_text().split()[2] == "T")
         looks(watch, clock, int(BEAT_S), beat)
-        assert watch.suspects() == {}
+        assert watch.look().suspects == {}
         looks(watch, clock, int(BEAT_S) + 1, beat)
-        assert watch.suspects() == {0: f"its process sleep ({child.pid}) is stopped (SIGSTOP)"}
+        assert watch.look().suspects == {0: f"its process sleep ({child.pid}) is stopped (SIGSTOP)"}
     finally:
         child.kill()
         child.wait()

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.test_rank import Ranks, end
-from tests.runtime.test_rank import ranks as ranks
+from tests.runtime.ranks import Ranks, end
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.probe import Probe
-from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "llama"}]})
@@ -243,9 +241,8 @@ def test_a_token_that_hangs_ends_the_server_at_the_limit(
     code, output = end(ranks.start(behaviour="mute", environment=environment, **options))
     assert code == ExitCode.READINESS
     assert f"not ready within 1 s (/health answers, but {told}" in output
-    [event] = [event for event in read_events(ranks.runtime.paths) if event.name == "ready_timeout"]
-    assert told.rstrip(")") in event.data["reason"]
-    assert not ranks.runtime.paths.endpoint.exists() and ranks.left() == []
+    assert told.rstrip(")") in str(ranks.record().reason)
+    assert not ranks.runtime.paths.ready_record("serve").exists() and ranks.left() == []
 
 
 def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 
+import pytest
+
+from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
-from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event
+from trtllm_hpc.runtime import stop
+from trtllm_hpc.runtime.records import StopRequest, add_event
 from trtllm_hpc.runtime.stop import server_has_ended
-
-
-def ended(rank: int) -> RankRecord:
-    return RankRecord("serve", rank, 2, "7", "n1", 1, 1.0, ended_at=2.0, exit_code=0)
 
 
 def test_the_first_stop_request_stays_on_record(runtime: Runtime) -> None:
@@ -22,18 +23,15 @@ def test_the_first_stop_request_stays_on_record(runtime: Runtime) -> None:
     assert request is not None and (request.by, request.reason) == ("companion", "it is done")
 
 
-def test_the_server_has_ended_when_rank_0_or_the_stage_has(runtime: Runtime) -> None:
+def test_the_server_has_ended_when_the_stage_has(runtime: Runtime) -> None:
     paths = runtime.paths
     assert not server_has_ended(paths)
-    ended(1).write(paths.rank_record("serve", 1))
     add_event(paths, "serve", "stage_begin")
-    assert not server_has_ended(paths), "a worker's end is not the server's"
+    assert not server_has_ended(paths)
     add_event(paths, "serve", "stage_end", exit_code=1)
     assert server_has_ended(paths)
     add_event(paths, "serve", "stage_begin")
     assert not server_has_ended(paths), "it is served again"
-    ended(0).write(paths.rank_record("serve", 0))
-    assert server_has_ended(paths)
 
 
 def companion(runtime: Runtime, work: str = "sleep 3600") -> subprocess.Popen[str]:
@@ -59,7 +57,7 @@ def test_the_heartbeat_lasts_as_long_as_the_companion(runtime: Runtime) -> None:
 def test_a_companion_whose_server_has_ended_is_ended(runtime: Runtime) -> None:
     process = companion(runtime)
     assert eventually(runtime.paths.heartbeat.exists)
-    ended(0).write(runtime.paths.rank_record("serve", 0))
+    add_event(runtime.paths, "serve", "stage_end", exit_code=1)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 143 and "work ended with 143" in output
     assert "the server has ended before the companion was done" in errors
@@ -68,7 +66,26 @@ def test_a_companion_whose_server_has_ended_is_ended(runtime: Runtime) -> None:
 def test_a_requested_stop_does_not_end_the_companion(runtime: Runtime) -> None:
     """The companion itself asks; its last lines must still be written."""
     runtime("stop", "--by=companion", "--reason=it is done")
-    ended(0).write(runtime.paths.rank_record("serve", 0))
+    add_event(runtime.paths, "serve", "stage_end", exit_code=1)
     process = companion(runtime, "sleep 1.5")  # longer than the heartbeat waits between two looks
     output, _ = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "work ended with 0\n")
+
+
+def test_only_a_companion_that_began_and_then_fell_silent_is_missing(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, heartbeat = Clock(), runtime.paths.heartbeat
+    monkeypatch.setattr(stop, "time", clock)
+    watch = stop.CompanionWatch(runtime.paths, None, 15.0)
+    watch.begin()
+    clock.sleep(3600)
+    assert watch.missing() is None, "a companion that never began is not one that fell silent"
+    for beat in range(1, 20):
+        heartbeat.touch()
+        os.utime(heartbeat, (beat, beat))
+        assert watch.missing() is None
+        clock.sleep(14)
+    assert watch.missing() is None
+    clock.sleep(2)
+    assert watch.missing() == "the companion gave no sign of life for 15 s"

@@ -86,12 +86,6 @@ def front(router: str, urls: int = 1) -> dict[str, object]:
     }
 
 
-def test_the_file_of_the_front_is_read_by_upstream(tmp_path: Path) -> None:
-    assert len(upstream.front_configuration(write(tmp_path, front("round_robin"))).server_configs) == 2
-    with pytest.raises(Refused, match="number of urls"):
-        upstream.front_configuration(write(tmp_path, front("round_robin", urls=2)))
-
-
 def test_the_command_line_of_the_front_is_read_by_upstream(tmp_path: Path) -> None:
     words = [
         "disaggregated",
@@ -101,6 +95,9 @@ def test_the_command_line_of_the_front_is_read_by_upstream(tmp_path: Path) -> No
     assert upstream.front_arguments(words).gen_router_config.type == "load_balancing"
     with pytest.raises(Refused, match=r"NoSuchOption: .*--requests"):
         upstream.front_arguments([*words, "--requests=9"])
+    write(tmp_path, front("round_robin", urls=2))
+    with pytest.raises(Refused, match="number of urls"):
+        upstream.front_arguments(words)
     write(tmp_path, front("by_hand"))
     with pytest.raises(Refused, match="Unsupported router type: by_hand"):
         upstream.front_arguments(words)
@@ -136,9 +133,9 @@ def test_the_keys_of_every_section() -> None:
     ], "of all variants, with other names"
 
 
-def test_without_upstream_there_is_an_import_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_upstream_there_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [part for part in sys.path if part != str(TINY)])
     with pytest.raises(ImportError):
         upstream.server_arguments(["/models/a"])
     with pytest.raises(ImportError):
-        upstream.front_configuration(str(tmp_path / "file.yaml"))
+        upstream.front_arguments(["disaggregated"])

@@ -177,8 +177,8 @@ class Plan:
     @property
     def restarts(self) -> int:
         """How often an instance is started again."""
-        if self.instances.groups:
-            return 0  # the front knows the servers by the addresses that they began with
+        if self.instances.groups or not self.has_door:
+            return 0  # the front, or the client, knows the servers by the addresses that they began with
         if self.job.serve.restarts is not None:
             return self.job.serve.restarts
         return 3 if self.instances.count > 1 else 0

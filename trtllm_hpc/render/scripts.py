@@ -86,9 +86,9 @@ def render_scripts(plan: Plan, build: Build | None = None) -> dict[str, str]:
         scripts[plan.rank_script] = _script(plan, "rank.sh.j2")
     if plan.cluster.scheduler == "slurm" and plan.backend.uses_mpi:
         scripts["mpirun.sh"] = _script(plan, "mpirun.sh.j2")
+    name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
+    scripts["instance.sh"] = _script(plan, name, "serve")
     if plan.has_door:
-        name = "servers.sh.j2" if plan.phases else "instance.sh.j2"
-        scripts["instance.sh"] = _script(plan, name, "serve")
         if plan.phases:
             scripts["front.sh"] = _script(plan, "front.sh.j2", "serve")
         for node in plan.instances.leaders:

@@ -161,12 +161,9 @@ def _add_server_commands(commands: _Commands) -> None:
     rank.add_argument("--ranks-per-node", type=int, required=True)
     rank.add_argument("--prefix", required=True)
     rank.add_argument("--ready-timeout-seconds", type=float, required=True)
-    rank.add_argument("--companion-start-seconds", type=float)
-    rank.add_argument("--companion-silence-seconds", type=float)
     rank.add_argument("--hang-seconds", type=float)
     rank.add_argument("--spec", type=Path, required=True, help="how the server is started: server.json")
     rank.add_argument("--launcher", help="in place of the specification's")
-    rank.add_argument("--instance", type=int, help="number of the instance, behind a door")
     rank.add_argument("--step", default="serve", help="name of its logs and records")
 
     instances = commands.add_parser("instances", help="open the door, run all instances and watch them")
@@ -209,8 +206,8 @@ def _add_server_commands(commands: _Commands) -> None:
 
 
 def _add_door_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--program", required=True, help="HAProxy")
-    command.add_argument("--kinds", required=True, help="what the door listens for, separated by commas")
+    command.add_argument("--program", help="HAProxy; without it there is no door")
+    command.add_argument("--kinds", default="", help="what the door listens for, separated by commas")
     command.add_argument("--interface")
     command.add_argument("--loopback", action="store_true")
 
@@ -273,9 +270,9 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
             wait_until_unattended(paths)
         case "spawns":
-            from trtllm_hpc.runtime.spawns import try_spawn
+            from trtllm_hpc.runtime.mpi_spawn import check_spawn
 
-            return try_spawn(paths, options.launcher, is_last=options.last)
+            return check_spawn(paths, options.launcher, is_last=options.last)
         case "repository":
             from trtllm_hpc.runtime.model_repository.repository import make_repository
 
@@ -336,19 +333,17 @@ def _door_options(options: argparse.Namespace) -> DoorOptions:
 def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
     match options.command:
         case "rank":
-            from trtllm_hpc.runtime.rank import Supervisor
+            from trtllm_hpc.runtime.rank import RankSupervisor
             from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 
             options.spec = read_spec(options.spec)
-            return Supervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
+            return RankSupervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "instances":
-            from trtllm_hpc.runtime.instances import Supervisor as InstanceSupervisor
-            from trtllm_hpc.runtime.instances import SupervisorOptions
+            from trtllm_hpc.runtime.instances.instance import SupervisorOptions
+            from trtllm_hpc.runtime.instances.supervisor import RunSupervisor
 
-            options.door = _door_options(options)
-            return InstanceSupervisor(
-                paths, SupervisorOptions(**_values_of(SupervisorOptions, options))
-            ).run()
+            options.door = None if options.program is None else _door_options(options)
+            return RunSupervisor(paths, SupervisorOptions(**_values_of(SupervisorOptions, options))).run()
         case "door":
             from trtllm_hpc.runtime.door import run_node_door
 
@@ -367,9 +362,9 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             for name in remove_leftovers(options.prefix):
                 print(f"removed what a killed rank left: {name}")
         case "spawn":
-            from trtllm_hpc.runtime.spawn import spawn
+            from trtllm_hpc.runtime.local_tasks import run_tasks
 
-            return spawn(options.task, options.ntasks, options.output)
+            return run_tasks(options.task, options.ntasks, options.output)
         case "stop":
             from trtllm_hpc.runtime.stop import request_stop
 

@@ -19,7 +19,7 @@ from trtllm_hpc.runtime.process import stopped_descendants
 
 BEAT_S = 5.0
 SILENT = "it has given no sign of life"
-"""What is said of a rank that does not beat."""
+"""How a rank without a heartbeat is described; node names are read from such a sentence."""
 _MISSED_S = 2.5 * BEAT_S
 _OWN = -1
 """The reader's own heartbeat among those that it reads."""
@@ -67,6 +67,21 @@ class _Seen:
     stopped: str = ""
 
 
+@dataclass(frozen=True)
+class Heartbeats:
+    """What a reader sees of the ranks: what is wrong with a rank, as the end of a sentence, by rank."""
+
+    silent: Mapping[int, str] = field(default_factory=dict)
+    """Ranks without a heartbeat for the limit."""
+    stopped: Mapping[int, str] = field(default_factory=dict)
+    """Ranks with a stopped process."""
+    suspects: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that may be at fault: they missed two beats, or have a stopped process."""
+
+
+ALL_WELL = Heartbeats()
+
+
 @dataclass
 class SilenceWatch:
     """Notices that ranks fall silent for ``limit_s``; a rank that has not begun to beat is not silent.
@@ -80,28 +95,23 @@ class SilenceWatch:
     own: Path
     _seen: dict[int, _Seen] = field(default_factory=dict)
     _looked_at: float | None = None
+    _last: Heartbeats = ALL_WELL
 
-    def silent(self) -> dict[int, str]:
-        """Look, at most every second; returns a sentence's end for each rank that is silent for too long."""
-        self._look()
-        limit_s = self.limit_s
-        return {} if limit_s is None else self._silent_for(limit_s)
-
-    def suspects(self) -> dict[int, str]:
-        """Return the same for ranks that missed two beats or have a stopped process; they may be at fault."""
-        return {**self._stopped(), **self._silent_for(_MISSED_S)}
-
-    def stopped(self) -> dict[int, str]:
-        """Look, at most every second; returns the same for ranks with a stopped process."""
-        self._look()
-        return self._stopped()
-
-    def _stopped(self) -> dict[int, str]:
-        return {
-            rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
-            for rank, seen in self._seen.items()
-            if rank != _OWN and seen.stopped
-        }
+    def look(self) -> Heartbeats:
+        """Read the heartbeats, at most once a second; in between the result is the last one."""
+        now = time.monotonic()
+        if self._looked_at is None or now - self._looked_at >= 1.0:
+            passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
+            self._looked_at = now
+            self._read(passed_s)
+            stopped = {
+                rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
+                for rank, seen in self._seen.items()
+                if rank != _OWN and seen.stopped
+            }
+            silent = {} if self.limit_s is None else self._silent_for(self.limit_s)
+            self._last = Heartbeats(silent, stopped, {**stopped, **self._silent_for(_MISSED_S)})
+        return self._last
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
         if _OWN not in self._seen or self._seen[_OWN].silent_s >= _MISSED_S:
@@ -112,12 +122,7 @@ class SilenceWatch:
             if rank != _OWN and seen.changes and seen.silent_s >= limit_s
         }
 
-    def _look(self) -> None:
-        now = time.monotonic()
-        if self._looked_at is not None and now - self._looked_at < 1.0:
-            return
-        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, 2.0)
-        self._looked_at = now
+    def _read(self, passed_s: float) -> None:
         for rank, file in {_OWN: self.own, **self.files}.items():
             try:
                 content = file.read_text(encoding="utf-8", errors="replace")

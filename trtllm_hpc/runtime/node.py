@@ -9,10 +9,10 @@ import random
 import shutil
 import socket
 import struct
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 
+from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.python_environment import environment_of
 
 _SIOCGIFADDR = 0x8915
@@ -116,13 +116,7 @@ def query_gpus(*fields: str) -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     only = [f"--id={visible}"] if visible else []
     command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader", *only]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
+    return [line.strip() for line in (output_of(command, _NVIDIA_SMI_TIMEOUT_S) or "").splitlines()]
 
 
 # Shared memory and scratch folders --------------------------------------------------------

@@ -16,7 +16,7 @@ TIMEOUT_S = 10.0
 def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threading.Thread | None:
     """Send a notice (``ready``, ``failed``, ``ended``) from a thread of its own; ``None`` without a webhook.
 
-    A webhook that fails is told in the log and harms nothing; its URL, which may hold a secret, is not shown.
+    A failure of the webhook is logged and harms nothing. Its URL may hold a secret and is not shown.
     """
     try:
         url = paths.notify.read_text(encoding="utf-8").strip()

@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from trtllm_hpc.runtime.checks import (
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib, step_tasks
-from trtllm_hpc.runtime.records import RankRecord, add_event
+from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
 TIMEOUT_S = 120
@@ -375,8 +374,7 @@ def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> in
     if expected.phase is not None:
         sentence = f"phase {expected.phase}: {sentence}"
     print(f"error: preflight: {sentence}.", file=sys.stderr, flush=True)
-    with suppress(OSError):  # a full disk may be the reason
-        add_event(paths, "serve", "preflight_failed", reason=sentence)
+    try_event(paths, "serve", "preflight_failed", reason=sentence)  # a full disk may be the reason
     return ExitCode.START
 
 

@@ -21,7 +21,7 @@ FAILURES = 3
 """So many questions in a row must fail; the second and third follow at once."""
 _RETRY_S = 1.0
 BLIND_FACTOR = 10
-"""A server that does not tell its steps may be busy with others' answers: it gets so many times longer."""
+"""A server whose metrics lack its steps may be busy with other answers: it gets so many times longer."""
 
 _MOST_ASKED = 2
 """Of the usual models either the first two take text, or (with the LLM API) the last one."""
@@ -53,7 +53,7 @@ class Probe:
         self._is_proven = False
         """Whether the server has answered anybody."""
         self._is_blind = True
-        """Whether the metrics do not tell the engine's steps."""
+        """Whether the metrics lack the engine's steps."""
         self._answered: str | None = None
         self._stop = threading.Event()
 

@@ -69,6 +69,28 @@ def start_bound(
     )
 
 
+def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
+    """Return what a program prints; ``None`` if it is missing, fails or does not end in time.
+
+    Args:
+        with_errors: append what it prints to its error stream.
+    """
+    try:
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode != 0:
+        return None
+    return answer.stdout + answer.stderr * with_errors
+
+
 def run_group(command: Sequence[str], environment: Mapping[str, str], stop: Callable[[], bool]) -> int:
     """Run a command to its end in a process group of its own, and leave nothing of the group behind.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
 from pathlib import Path
@@ -282,6 +283,12 @@ def add_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
         os.write(handle, line.encode() + b"\n")
     finally:
         os.close(handle)
+
+
+def try_event(paths: RunPaths, stage: str, name: str, **data: Any) -> None:
+    """Append one event if that is possible: a full disk is no reason to end what serves, or to go on."""
+    with suppress(OSError):
+        add_event(paths, stage, name, **data)
 
 
 def read_events(paths: RunPaths, *stages: str) -> list[Event]:

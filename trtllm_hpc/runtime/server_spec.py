@@ -69,13 +69,9 @@ class RankOptions:
     prefix: str
     """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
     ready_timeout_seconds: float
-    companion_start_seconds: float | None
-    companion_silence_seconds: float | None
     spec: ServerSpec
     launcher: str | None = None
     """In place of the specification's."""
-    instance: int | None = None
-    """``None`` in a run without a door."""
     step: str = "serve"
     """``serve.1`` for instance 1 of several."""
     hang_seconds: float | None = None

@@ -12,13 +12,10 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import (
     TOKEN_VARIABLE,
     StopRequest,
-    leader_has_ended,
-    rank_records,
     read_events,
 )
 
@@ -59,14 +56,45 @@ def beat_while(paths: RunPaths, pid: int) -> None:
         time.sleep(1)
 
 
-def server_has_ended(paths: RunPaths) -> bool:
-    """Return whether rank 0, or the whole serve stage, has recorded its end.
+class CompanionWatch:
+    """Notices that the companion never starts, or that its heartbeat stops.
 
-    Behind a door an instance that has ended may be started again.
+    Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
+
+    Args:
+        start_s: how long after ``begin`` it may start; ``None``: for ever.
+        silence_s: how long it may be silent; ``None``: for ever.
     """
-    is_lost = leader_has_ended(paths) or verdict(rank_records(paths, "serve")) is not None
-    if is_lost and not paths.instances.exists():
-        return True
+
+    def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:
+        self._paths = paths
+        self._start_s, self._silence_s = start_s, silence_s
+        self._begun = 0.0
+        self._beat: tuple[int, float] | None = None
+
+    def begin(self) -> None:
+        """The server is ready from now on."""
+        self._begun = time.monotonic()
+
+    def missing(self) -> str | None:
+        """Return a sentence once the companion is missing."""
+        now = time.monotonic()
+        try:
+            changed = self._paths.heartbeat.stat().st_mtime_ns
+        except OSError:
+            changed = 0  # not there yet; or the file system failed for a moment, which proves nothing
+        if changed and (self._beat is None or self._beat[0] != changed):
+            self._beat = (changed, now)
+        if self._beat is None:
+            if self._start_s is not None and now - self._begun > self._start_s:
+                return f"no companion came within {self._start_s:.0f} s"
+        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
+            return f"the companion gave no sign of life for {self._silence_s:.0f} s"
+        return None
+
+
+def server_has_ended(paths: RunPaths) -> bool:
+    """Return whether the whole serve stage has recorded its end: a server that has ended may start again."""
     marks = [event.name for event in read_events(paths, "serve") if event.name.startswith("stage_")]
     return bool(marks) and marks[-1] == "stage_end" and not _is_followed(paths)
 
@@ -76,5 +104,5 @@ def _is_followed(paths: RunPaths) -> bool:
     try:
         renewal = read_json(paths.renewal) or {}
     except (OSError, ValueError):
-        return True  # the next look tells
+        return True  # until the next look
     return renewal.get("next_job_id") is not None

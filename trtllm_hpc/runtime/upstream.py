@@ -55,13 +55,6 @@ def llm_arguments(arguments: Mapping[str, Any]) -> Any:
         return _checked({"backend": "pytorch", **objects({}, deepcopy(dict(arguments)))})
 
 
-def front_configuration(file: str) -> Any:
-    """Return upstream's reading of the file of ``trtllm-serve disaggregated``. Raises as the others."""
-    with _refusals():
-        module = importlib.import_module("tensorrt_llm.llmapi.disagg_utils")
-        return module.parse_disagg_config_file(file)
-
-
 def front_arguments(words: Sequence[str]) -> Any:
     """Return what a command line of ``trtllm-serve disaggregated``, with its file, leads to.
 

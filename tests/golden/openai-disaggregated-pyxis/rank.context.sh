@@ -23,6 +23,5 @@ ulimit -S -l "$(ulimit -H -l)"
 
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=4 \
   --ranks-per-node=4 --prefix="$prefix" \
-  --ready-timeout-seconds=600 --hang-seconds=45 \
-  --instance="$TRTLLM_HPC_INSTANCE" --step="serve.$TRTLLM_HPC_INSTANCE" \
+  --ready-timeout-seconds=600 --hang-seconds=45 --step="serve.$TRTLLM_HPC_INSTANCE" \
   --spec="$run"/server.context.json

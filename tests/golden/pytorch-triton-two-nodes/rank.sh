@@ -6,7 +6,7 @@ run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
 # that Triton's Python backend makes carries both.
-prefix="trt${TRTLLM_HPC_JOB_ID}_${rank}_"
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
 # Containers on Slurm have no --ulimit option: take what the host allows.
 ulimit -S -l "$(ulimit -H -l)"

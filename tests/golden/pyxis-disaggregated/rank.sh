@@ -14,5 +14,4 @@ ulimit -S -l "$(ulimit -H -l)"
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=7 \
   --ranks-per-node=7 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
-  --instance="$TRTLLM_HPC_INSTANCE" \
   --spec="$run"/server.json

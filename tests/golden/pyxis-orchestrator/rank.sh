@@ -21,5 +21,4 @@ fi
 exec python3 "$run/runtime.pyz" rank --rank="$rank" --world-size=1 \
   --ranks-per-node=1 --prefix="$prefix" \
   --ready-timeout-seconds=600 --hang-seconds=45 \
-  --instance="$TRTLLM_HPC_INSTANCE" \
   --spec="$run"/server.json "$@"

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +15,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import disk_space, locked_memory, shared_memory
 from trtllm_hpc.runtime.node import SCRATCH, SHM, interface_address, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.process import output_of
 
 _HAPROXY = (2, 4)
 """The door's configuration needs it (docs/decisions/door.md)."""
@@ -38,22 +38,6 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
     return [replace(it, code=name) for name, it in checks.items() if it is not None], facts
 
 
-def _output(*command: str) -> str | None:
-    """Return what a command prints; ``None`` if it is missing, fails or does not end."""
-    try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout + answer.stderr if answer.returncode == 0 else None
-
-
 def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     if wanted.haproxy is None:
         return None
@@ -62,7 +46,7 @@ def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     program = shutil.which(wanted.haproxy)
     if program is None:
         return fail(f"there is no {wanted.haproxy} {where}", hint)
-    said = _output(program, "-v")
+    said = output_of([program, "-v"], _TIMEOUT_S, with_errors=True)
     version = re.search(r"version (\d+)\.(\d+)\S*", said or "")
     if version is None:
         return fail(f"{program} -v {where} does not print a version of HAProxy", hint)
@@ -75,8 +59,8 @@ def _haproxy(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
 def _mpi_plugin(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     if wanted.mpi is None:
         return None
-    facts["slurm"] = (_output("srun", "--version") or "").strip()
-    listed = _output("srun", "--mpi=list") or ""
+    facts["slurm"] = (output_of(["srun", "--version"], _TIMEOUT_S, with_errors=True) or "").strip()
+    listed = output_of(["srun", "--mpi=list"], _TIMEOUT_S, with_errors=True) or ""
     plugins = sorted(set(re.findall(r"\b(?:pmix\w*|pmi2|cray_shasta|none|openmpi)\b", listed)))
     facts["mpi_plugins"] = plugins
     if wanted.mpi in plugins:

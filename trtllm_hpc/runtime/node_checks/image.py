@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
+from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
     VOCABULARY_VARIABLE,
@@ -78,10 +78,8 @@ def _versions(installed: Mapping[str, str]) -> dict[str, str]:
     """Return the versions of packages and libraries, as far as the image has or names them."""
     named = {name: os.environ[variable] for name, variable in _NAMED.items() if variable in os.environ}
     for name, command in _VERSIONS.items():
-        with suppress(OSError, subprocess.TimeoutExpired):
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_S)
-            if found := re.search(r"\d+\.\d+[\w.]*", answer.stdout):
-                named[name] = found[0]
+        if found := re.search(r"\d+\.\d+[\w.]*", output_of(command, _VERSION_S) or ""):
+            named[name] = found[0]
     return {**installed, **named}
 
 

@@ -77,7 +77,7 @@ def _place(options: RankOptions) -> str:
     """Return where the server listens: it has no Unix sockets."""
     if (given := os.environ.get(OPENAI_VARIABLE)) is not None:
         return given  # a server of a phase, which the front calls
-    if options.instance is None:
+    if SOCKETS_VARIABLE not in os.environ:
         return f"{os.environ['TRTLLM_HPC_ADDRESS']}:{os.environ['TRTLLM_HPC_HTTP_PORT']}"
     if options.rank != 0:
         return "127.0.0.1:0"

@@ -38,7 +38,7 @@ class TritonDriver:
     def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         self._paths, self._options = paths, options
         self._is_leader = options.rank == 0
-        self._sockets = Path(os.environ[SOCKETS_VARIABLE]) if options.instance is not None else None
+        self._sockets = Path(os.environ[SOCKETS_VARIABLE]) if SOCKETS_VARIABLE in os.environ else None
         self._ports = (0, 0, 0)
         if self._sockets is None:
             http, grpc, metrics = (
@@ -70,7 +70,7 @@ class TritonDriver:
     def _world(self) -> dict[str, str]:
         """Return the variables that torch.distributed reads, unless a launcher joins the ranks."""
         options = self._options
-        if options.spec.launcher is not None:
+        if (options.launcher or options.spec.launcher) is not None:
             return {}
         local = options.rank % options.ranks_per_node
         return {"RANK": str(options.rank), "WORLD_SIZE": str(options.world_size), "LOCAL_RANK": str(local)}

@@ -25,8 +25,8 @@ spawned.Disconnect()
 """
 
 
-def try_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
-    """Spawn one process that does nothing, and tell whether that worked; returns 0, or START.
+def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
+    """Spawn one process that does nothing, and report whether that works; returns 0, or START.
 
     In a process of its own: an MPI that cannot may end its process, or wait for ever.
 

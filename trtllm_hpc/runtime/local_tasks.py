@@ -14,7 +14,7 @@ _GRACE_S = 10.0
 """From the first failure, or a signal, to SIGKILL for the remaining tasks."""
 
 
-def spawn(command: Sequence[str], ntasks: int, output: str) -> int:
+def run_tasks(command: Sequence[str], ntasks: int, output: str) -> int:
     """Run ``ntasks`` copies of a command; returns the first non-zero exit code.
 
     Each task gets its rank as ``TRTLLM_HPC_PROCID`` and writes to ``output``

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# One instance of the server: 8 ranks on 2 nodes. The supervisor starts this with the instance's number.
+# Rendered by trtllm-hpc 0.1.0.
+set -euo pipefail
+run='/scratch/ana/runs of june/17'
+python=/opt/trtllm-hpc/bin/python3
+export TRTLLM_HPC_INSTANCE="$1"
+step=serve
+prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
+# A signal is for the ranks; what they leave is removed below.
+trap : TERM INT HUP
+
+# Its first node within the job or the component, where its leader runs, and the leader's address.
+nodes_from() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n "$(($1 + 1)),$(($1 + $2))p" | paste -sd, -; }
+first=$((TRTLLM_HPC_INSTANCE * 2))
+leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
+  "$python" "$run/runtime.pyz" leader)
+# There is no door: the server itself listens on the network.
+read -r MASTER_ADDR TRTLLM_HPC_HTTP_PORT TRTLLM_HPC_GRPC_PORT TRTLLM_HPC_METRICS_PORT MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT TRTLLM_HPC_HTTP_PORT TRTLLM_HPC_GRPC_PORT TRTLLM_HPC_METRICS_PORT
+export TRTLLM_HPC_ADDRESS="$MASTER_ADDR"
+
+# One trtllm-llmapi-launch for each rank; the first that fails ends the others.
+status=0
+tasks=(--ntasks=8 --ntasks-per-node=4 --cpus-per-task=2)
+tasks+=(--mpi=pmix --distribution=block --output="$run/logs/${step}_%t.out")
+launcher=()
+if [ "$TRTLLM_HPC_MPI" = mpirun ]; then
+  tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=8)
+  tasks+=(--mpi=none --output="$run/logs/serve.out")
+  launcher=(bash "$run/scripts/mpirun.sh" "${step}" 4)
+fi
+env -u PYTHONPATH PYTHONNOUSERSITE=1 \
+srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 "${tasks[@]}" --kill-on-bad-exit=1 --overlap \
+  --open-mode=append \
+  --container-image='nvcr.io#nvidia/tritonserver:25.12-trtllm-python-py3' \
+  --container-name="$TRTLLM_HPC_CONTAINER:no_exec" \
+  --container-mounts="$TRTLLM_HPC_MOUNTS" \
+  --no-container-mount-home \
+  "${launcher[@]}" \
+  bash "$run/scripts/rank.sh" || status=$?
+
+# A rank that was killed could not remove its shared memory and its scratch folder.
+timeout 30 srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
+  --open-mode=append --output="$run/logs/serve.out" \
+  "$python" "$run/runtime.pyz" sweep "$prefix" || true
+exit "$status"

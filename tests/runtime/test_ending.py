@@ -1,0 +1,308 @@
+"""What ends a server: the table of rules, and how a rank ends once its server has."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.logs.diagnose import first_failure
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.ending import (
+    AFTER_LEADER_S,
+    FAULT_GRACE_S,
+    SIGNAL_GRACE_S,
+    STOP_GRACE_S,
+    Decision,
+    End,
+    Observed,
+    ServerFaults,
+    conclude,
+    decide,
+)
+from trtllm_hpc.runtime.heartbeat import Heartbeats
+from trtllm_hpc.runtime.instances.ending import how_it_ended
+from trtllm_hpc.runtime.records import RankRecord, StopRequest
+from trtllm_hpc.runtime.stop import SUPERVISOR
+
+REQUEST = StopRequest("companion", "it is done (exit code 0)", 1.0)
+RUNNING = [RankRecord("serve", rank, 3, "7", f"n{rank}", 1, 1.0) for rank in range(3)]
+"""No rank has recorded its end."""
+
+
+def ended(*ranks: int) -> list[RankRecord]:
+    return [
+        replace(record, ended_at=2.0, exit_code=0) if record.rank in ranks else record for record in RUNNING
+    ]
+
+
+def seen(rank: int = 0, **observed: Any) -> Observed:
+    ranks = Heartbeats(**{name: observed.pop(name, {}) for name in ("silent", "stopped", "suspects")})
+    return Observed("serve", rank, **{"world_size": 3, "records": RUNNING, "ranks": ranks, **observed})
+
+
+def decided(observed: Observed, current: Decision | None = None) -> Decision:
+    decision = decide(observed, current)
+    assert decision is not None
+    return decision
+
+
+@pytest.mark.parametrize(
+    ("observed", "by", "sentence", "grace_s"),
+    [
+        (seen(signal="SIGTERM"), "SIGTERM", "got SIGTERM", SIGNAL_GRACE_S),
+        (seen(request=REQUEST), "companion", "it is done (exit code 0)", STOP_GRACE_S),
+        (seen(1, leader_ended=True), "leader", "rank 0 has ended", AFTER_LEADER_S),
+    ],
+)
+def test_an_end_that_nobody_is_to_blame_for(
+    observed: Observed, by: str, sentence: str, grace_s: float
+) -> None:
+    decision = decided(observed)
+    assert (decision.by, decision.sentence, decision.grace_s) == (by, sentence, grace_s)
+    assert decision.blames is None and decision.exit_code is None
+
+
+HANG = ServerFaults(hang="model ensemble has answered nothing for 45 s")
+LATE = ServerFaults(not_ready="600 s (the server does not answer)")
+
+
+@pytest.mark.parametrize(
+    ("observed", "by", "blames", "sentence"),
+    [
+        (
+            seen(2, step_daemon_lost=True),
+            "slurmstepd",
+            2,
+            "rank 2 on n2: its slurmstepd was killed: Slurm can no longer see or end this rank",
+        ),
+        (
+            seen(1, dead_model="preprocessing"),
+            "model process",
+            1,
+            "rank 1 on n1: the Python process of model preprocessing was killed or crashed",
+        ),
+        (seen(silent={2: "is silent", 1: "is silent"}), "heartbeat", 1, "rank 1 on n1: is silent"),
+        (seen(1, silent={0: "is silent"}), "heartbeat", 0, "rank 0 on n0: is silent"),
+        (
+            seen(faults=HANG),
+            "probe",
+            0,
+            f"rank 0 on n0: {HANG.hang}, though the server says that it is ready",
+        ),
+        (
+            seen(faults=HANG, suspects={2: "its process x is stopped"}),
+            "probe",
+            2,
+            f"rank 2 on n2: its process x is stopped ({HANG.hang}, though the server says that it is ready)",
+        ),
+        (
+            seen(faults=LATE),
+            "ready timeout",
+            0,
+            "the server was not ready within 600 s (the server does not answer)",
+        ),
+        (
+            seen(faults=LATE, suspects={1: "its process x is stopped"}),
+            "ready timeout",
+            1,
+            "the server was not ready within 600 s (the server does not answer); "
+            "rank 1 on n1: its process x is stopped",
+        ),
+        (
+            seen(faults=LATE, records=RUNNING[:2]),
+            "ready timeout",
+            2,
+            "the server was not ready within 600 s (the server does not answer); "
+            "rank 2: it was never started",
+        ),
+    ],
+)
+def test_a_fault_blames_a_rank_and_ends_the_server_soon(
+    observed: Observed, by: str, blames: int, sentence: str
+) -> None:
+    decision = decided(observed)
+    assert (decision.by, decision.blames, decision.sentence) == (by, blames, sentence)
+    assert decision.grace_s == FAULT_GRACE_S
+    assert decision.exit_code == (ExitCode.READINESS if by == "ready timeout" else ExitCode.START)
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        seen(),
+        seen(silent={1: "is silent"}, records=ended(1)),
+        seen(1, dead_model="ensemble", records=ended(0)),
+        seen(stopped={1: "its process x is stopped"}, suspects={1: "its process x is stopped"}),
+    ],
+    ids=["nothing", "silent after its end", "a model after another rank's end", "a debugger"],
+)
+def test_what_ends_nothing(observed: Observed) -> None:
+    assert decide(observed) is None
+
+
+def test_an_instance_is_named_with_its_number() -> None:
+    silent = replace(seen(silent={1: "is silent"}), step="serve.3")
+    assert decided(silent).sentence == "rank 1 of instance 3 on n1: is silent"
+
+
+# One after the other --------------------------------------------------------------------
+
+STOPPING = decided(seen(request=REQUEST))
+BLAMED = decided(seen(silent={1: "is silent"}))
+
+
+def test_the_first_rule_of_the_table_decides() -> None:
+    everything = seen(signal="SIGTERM", request=REQUEST, silent={1: "is silent"}, faults=HANG)
+    assert decided(everything).by == "SIGTERM"
+    assert decided(replace(everything, signal=None)).by == "companion"
+    assert decided(replace(everything, signal=None, request=None)).by == "heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("observed", "by"),
+    [
+        (seen(request=REQUEST), "companion"),
+        (seen(signal="SIGTERM"), "SIGTERM"),
+        (seen(silent={1: "is silent"}), "heartbeat"),
+        (seen(stopped={1: "its process x is stopped"}), "heartbeat"),
+        (seen(signal="SIGTERM", stopped={1: "its process x is stopped"}), "SIGTERM"),
+        (seen(faults=HANG, dead_model="ensemble", step_daemon_lost=True), "companion"),
+    ],
+)
+def test_what_matters_while_the_server_stops(observed: Observed, by: str) -> None:
+    """A companion without answers asks for the stop, and does not know which rank hangs."""
+    assert decided(observed, STOPPING).by == by
+
+
+def test_a_rank_that_hangs_is_found_after_a_signal_too() -> None:
+    observed = seen(signal="SIGTERM", stopped={1: "its process x is stopped"})
+    signalled = decided(observed, STOPPING)
+    decision = decided(observed, signalled)
+    assert (decision.by, decision.blames, decision.grace_s) == ("heartbeat", 1, SIGNAL_GRACE_S)
+
+
+def test_a_signal_after_a_rank_was_blamed_leaves_the_reason_and_shortens_the_time() -> None:
+    """Slurm signals a rank as soon as another one has ended because of the same fault."""
+    decision = decided(seen(signal="SIGTERM"), BLAMED)
+    assert decision == replace(BLAMED, grace_s=SIGNAL_GRACE_S)
+    assert decided(seen(signal="SIGTERM"), decision) == decision
+
+
+def test_a_worker_outlives_the_leader_for_a_limited_time() -> None:
+    decision = decided(seen(1, request=REQUEST, leader_ended=True), STOPPING)
+    assert (decision.by, decision.grace_s) == ("companion", AFTER_LEADER_S)
+    silent = seen(1, leader_ended=True, silent={0: "is silent"})
+    assert decided(silent, decision).blames is None, "after its end the leader has no heartbeat"
+
+
+# The end --------------------------------------------------------------------------------
+
+SIGNALLED = decided(seen(signal="SIGTERM"))
+UNREQUESTED = "the server ended by itself, without a request to stop"
+SUSPECT = {2: "its process x is stopped"}
+
+
+@pytest.mark.parametrize(
+    ("observed", "decision", "returncode", "end"),
+    [
+        (seen(request=REQUEST), STOPPING, 1, End(0, "companion", REQUEST.reason)),
+        (seen(signal="SIGTERM"), SIGNALLED, 0, End(143, "SIGTERM", "got SIGTERM")),
+        (seen(signal="SIGTERM"), None, -15, End(143, "SIGTERM", "got SIGTERM")),
+        (seen(signal="SIGTERM", records=ended(1)), SIGNALLED, 0, End(0, "SIGTERM", "got SIGTERM")),
+        (seen(), BLAMED, -9, End(7, "heartbeat", "rank 1 on n1: is silent", 1)),
+        (seen(signal="SIGTERM", records=ended(2)), BLAMED, -9, End(7, "heartbeat", BLAMED.sentence, 1)),
+        (seen(), None, -9, End(137)),
+        (seen(), None, 3, End(3)),
+        (seen(), None, 0, End(7, reason=UNREQUESTED)),
+        (seen(1, leader_ended=True), None, 0, End(0, "leader", "the leader is ending")),
+        (seen(1, request=REQUEST), None, 0, End(0, "leader", "the leader is ending")),
+        (seen(suspects=SUSPECT), None, 1, End(7, reason=f"rank 2 on n2: {SUSPECT[2]}", blames=2)),
+        (seen(stopped=SUSPECT, records=ended(2)), None, 1, End(1)),
+        (seen(suspects={0: "its process x is stopped"}), None, -9, End(137)),
+        (seen(1, suspects={0: "is silent"}), None, 1, End(7, reason="rank 0 on n0: is silent", blames=0)),
+        (seen(1, suspects={0: "is silent"}, records=ended(2)), None, 1, End(1)),
+    ],
+)
+def test_how_a_rank_ends(observed: Observed, decision: Decision | None, returncode: int, end: End) -> None:
+    assert conclude(observed, decision, returncode, was_killed=False, is_over=True) == end
+
+
+def test_only_a_leader_that_had_to_be_killed_has_failed() -> None:
+    for rank, code in ((0, ExitCode.START), (1, ExitCode.OK)):
+        end = conclude(seen(rank), STOPPING, -9, was_killed=True, is_over=False)
+        assert end is not None and end.exit_code == code
+
+
+def test_a_worker_that_ends_with_0_waits_for_the_cause() -> None:
+    """TensorRT-LLM's workers end with 0 when the leader is lost."""
+    assert conclude(seen(1), None, 0, was_killed=False, is_over=False) is None
+    assert conclude(seen(1), None, 0, was_killed=False, is_over=True) == End(7, reason=UNREQUESTED)
+
+
+# Recorded runs --------------------------------------------------------------------------
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_ends.json").read_text(encoding="utf-8"))
+"""Real runs of ``benchmarks.faults`` behind a door: what each rank recorded, and what it had observed."""
+
+
+def records_of(run: dict[str, Any], before: float = float("inf")) -> list[RankRecord]:
+    """The records as they were at a moment, in seconds after the start."""
+    records = [
+        RankRecord(step="serve", job_id="7", pid=1, **{"started_at": 0.0, **rank["record"]})
+        for rank in run["ranks"]
+    ]
+    return [
+        record if (record.ended_at or 0.0) < before else replace(record, ended_at=None, exit_code=None)
+        for record in records
+    ]
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=[run["fault"] for run in RECORDED])
+def test_the_ranks_of_a_recorded_run_end_as_they_did(run: dict[str, Any]) -> None:
+    for record, rank in zip(records_of(run), run["ranks"], strict=True):
+        if record.ended_at is None:
+            continue  # it was killed
+        facts = dict(rank["observed"])
+        ranks = Heartbeats(
+            **{
+                name: {int(number): why for number, why in facts.pop(name, {}).items()}
+                for name in ("silent", "stopped")
+            }
+        )
+        request = StopRequest(**run["stop"]) if facts.pop("requested", False) else None
+        observed = Observed(
+            "serve",
+            record.rank,
+            record.world_size,
+            request=request,
+            ranks=ranks,
+            records=records_of(run, record.ended_at),
+            **facts,
+        )
+        decision = None if record.stopped_by is None else decided(observed)
+        assert record.exit_code is not None
+        end = conclude(observed, decision, record.exit_code, was_killed=False, is_over=True)
+        assert end is not None
+        assert (end.stopped_by, end.blames) == (record.stopped_by, record.blames)
+        if end.reason is not None and record.blames is not None:
+            assert end.reason == record.reason
+
+
+@pytest.mark.parametrize("run", RECORDED, ids=[run["fault"] for run in RECORDED])
+def test_a_recorded_run_is_explained_as_it_was(run: dict[str, Any], tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.make_folders()
+    records = records_of(run)
+    for record in records:
+        record.write(paths.rank_record("serve", record.rank))
+    StopRequest(**run["stop"]).write(paths.stop_request)
+    failure = first_failure(RunSnapshot(paths))
+    assert run["status"] == (None if failure is None else failure.sentence)
+    if run["stop"]["by"] == SUPERVISOR:
+        assert how_it_ended(records, ExitCode.START) == run["stop"]["reason"]

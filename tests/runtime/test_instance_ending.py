@@ -1,0 +1,111 @@
+"""What follows from the end of an instance behind a door."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.door import DoorOptions
+from trtllm_hpc.runtime.instances.ending import (
+    STEP_GRACE_S,
+    InstanceEnd,
+    RunEnd,
+    after_end,
+    early_end,
+    lost,
+)
+from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.records import RankRecord
+
+OPTIONS = SupervisorOptions(
+    count=2,
+    minimum=1,
+    restarts=1,
+    door=DoorOptions("haproxy", ("http",), "127.0.0.1"),
+    key=False,
+    tls=False,
+    certificate=None,
+    leaders={},
+    companion_start_seconds=None,
+    companion_silence_seconds=None,
+    drain_seconds=0.0,
+)
+KILLED = "rank 0 on n1 was killed by signal 9"
+
+
+def instance(**state: Any) -> Instance:
+    return Instance(0, "serve.0", Path("/nowhere"), **state)
+
+
+def record(rank: int = 0, **end: Any) -> RankRecord:
+    return RankRecord("serve.0", rank, 1, "7", "n1", 1, 1.0, **{"ended_at": 2.0, "exit_code": -9, **end})
+
+
+def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> None:
+    served = instance(state="ready", has_served=True)
+    assert after_end(served, [record()], 137, OPTIONS, 1) == InstanceEnd("restarting", KILLED)
+    again = replace(served, restarts=1)
+    assert after_end(again, [record()], 137, OPTIONS, 1) == InstanceEnd("failed", KILLED)
+    lost_node = replace(served, lost="rank 0 of instance 0 on n1: is silent")
+    assert after_end(lost_node, [record()], 137, OPTIONS, 1) == InstanceEnd("failed", lost_node.lost)
+    assert after_end(instance(), [record()], 137, OPTIONS, 1).state == "failed", "it never served"
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "end"),
+    [
+        ({"count": 1}, 0, RunEnd(KILLED, is_cause=False)),
+        (
+            {"count": 3, "minimum": 2},
+            1,
+            RunEnd(f"1 of 3 instances live, and serve.minimum_instances is 2; instance 0: {KILLED}"),
+        ),
+        (
+            {"minimum": 2, "roles": {"context": [0], "generation": [1]}},
+            1,
+            RunEnd(f"the context server 0 has ended: {KILLED}", is_cause=False),
+        ),
+    ],
+)
+def test_too_few_instances_end_the_run(options: dict[str, Any], others: int, end: RunEnd) -> None:
+    after = after_end(instance(), [record()], 137, replace(OPTIONS, **options), others)
+    assert after == InstanceEnd("failed", KILLED, end)
+
+
+@pytest.mark.parametrize(("returncode", "code"), [(3, 3), (0, ExitCode.START), (137, ExitCode.START)])
+def test_the_run_ends_with_the_exit_code_of_the_instance(returncode: int, code: int) -> None:
+    end = after_end(instance(), [], returncode, OPTIONS, 0)
+    assert end.run is not None and end.run.code == code
+    assert end.reason == f"no rank was started (exit code {returncode})"
+
+
+def test_ranks_that_a_signal_has_ended_show_that_slurm_ends_the_job() -> None:
+    signalled = [record(exit_code=0, stopped_by="SIGTERM")]
+    assert after_end(instance(), signalled, 143, OPTIONS, 0) == InstanceEnd("ended", None)
+    assert after_end(instance(), [], 143, OPTIONS, 0).state == "failed", "there is no record of a signal"
+
+
+BLAMED = record(stopped_by="probe", reason="rank 0 on n1: no answer", blames=0)
+
+
+def test_a_blamed_rank_ends_the_run_at_once_if_too_few_instances_are_left() -> None:
+    end = RunEnd("rank 0 on n1: no answer")
+    assert early_end(instance(), [BLAMED], OPTIONS, 0, is_stopping=False) == end
+    assert early_end(instance(), [BLAMED], OPTIONS, 1, is_stopping=False) is None
+    served = instance(has_served=True)
+    assert early_end(served, [BLAMED], OPTIONS, 0, is_stopping=False) is None, "it is started again"
+    assert early_end(served, [BLAMED], OPTIONS, 1, is_stopping=True) == end
+    assert early_end(served, [record()], OPTIONS, 0, is_stopping=True) is None, "nobody is blamed"
+
+
+def test_the_step_of_a_lost_instance_is_killed() -> None:
+    silent = {0: "it has given no sign of life for 45 s"}
+    running = record(ended_at=None, exit_code=None)
+    assert lost(instance(), [running], silent, None) == f"rank 0 of instance 0 on n1: {silent[0]}"
+    assert lost(instance(), [record()], silent, None) is None, "after its end no rank has a heartbeat"
+    assert lost(instance(), [BLAMED], {}, STEP_GRACE_S) is None
+    assert lost(instance(), [BLAMED], {}, STEP_GRACE_S + 1) == "rank 0 on n1: no answer"

@@ -1,0 +1,1 @@
+"""The supervisor of a run: it starts every instance of the server, and starts again what dies."""

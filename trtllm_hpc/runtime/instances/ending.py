@@ -1,0 +1,142 @@
+"""What follows from the end of an instance, and whether it ends the whole run.
+
+Pure functions, as in :mod:`trtllm_hpc.runtime.ending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.blame import first_to_fail, verdict
+from trtllm_hpc.runtime.ending import rank_name
+from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.records import RankRecord
+
+STEP_GRACE_S = 30.0
+"""For a step to end after one of its ranks has: more than a worker may outlive the leader. Slurm gives a lost
+node minutes."""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The run is to end with a failure."""
+
+    sentence: str
+    code: int = ExitCode.START
+    event: str = "failed"
+    is_cause: bool = True
+    """Whether the sentence is the cause; otherwise records and logs of the ranks explain more."""
+
+
+@dataclass(frozen=True)
+class InstanceEnd:
+    """What follows from the end of an instance."""
+
+    state: str
+    """Its new state: ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job."""
+    reason: str | None
+    run: RunEnd | None = None
+
+
+def after_end(
+    instance: Instance,
+    records: Sequence[RankRecord],
+    returncode: int,
+    options: SupervisorOptions,
+    others: int,
+) -> InstanceEnd:
+    """Return what follows when an instance has ended although the run goes on.
+
+    Args:
+        records: of the ranks of the instance.
+        returncode: of its process.
+        others: how many other instances live.
+    """
+    if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
+        # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
+        return InstanceEnd("ended", instance.reason)
+    reason = instance.lost or how_it_ended(records, returncode)
+    if _restarts(instance, options):
+        living, state = others + 1, "restarting"
+    else:
+        living, state = others, "failed"
+    if living >= options.minimum:
+        return InstanceEnd(state, reason)
+    code = returncode if 0 < returncode < 128 else ExitCode.START
+    if options.roles:
+        role = next(name for name, numbers in options.roles.items() if instance.number in numbers)
+        sentence = f"the {role} server {instance.number} has ended: {reason}"
+    elif options.count == 1:
+        sentence = reason
+    else:
+        sentence = (
+            f"{living} of {options.count} instances live, and serve.minimum_instances is "
+            f"{options.minimum}; instance {instance.number}: {reason}"
+        )
+    # Records and logs of the ranks explain more, unless the node of a single server is lost.
+    is_cause = instance.lost is not None or not (options.roles or options.count == 1)
+    return InstanceEnd(state, reason, RunEnd(sentence, code, is_cause=is_cause))
+
+
+def early_end(
+    instance: Instance,
+    records: Sequence[RankRecord],
+    options: SupervisorOptions,
+    others: int,
+    *,
+    is_stopping: bool,
+) -> RunEnd | None:
+    """Return whether the run ends as soon as a rank has recorded a fault: too few instances are left.
+
+    Also while the run stops: a companion that got no answers has asked for it, and does not know why.
+    """
+    is_needed = not _restarts(instance, options) and others < options.minimum
+    if verdict(records) is None or not (is_stopping or is_needed):
+        return None
+    return RunEnd(how_it_ended(records, ExitCode.START))
+
+
+def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
+    """Return whether an instance is started again when it ends."""
+    return instance.lost is None and instance.has_served and instance.restarts < options.restarts
+
+
+def lost(
+    instance: Instance, records: Sequence[RankRecord], silent: Mapping[int, str], over_s: float | None
+) -> str | None:
+    """Return why the step of an instance must be killed: Slurm waits minutes for a node that is lost.
+
+    Args:
+        silent: the leader, with the end of a sentence, if it gives no sign of life.
+        over_s: seconds since a rank was seen to have ended because of a fault.
+    """
+    if silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
+        return f"{rank_name(records, instance.step, 0)}: {silent[0]}"
+    is_overdue = over_s is not None and over_s > STEP_GRACE_S
+    return how_it_ended(records, ExitCode.START) if is_overdue else None
+
+
+def _was_signalled(record: RankRecord) -> bool:
+    return (record.stopped_by or "").startswith("SIG")
+
+
+def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
+    """Return how an instance has ended in one sentence, from the records of its ranks."""
+    if not records:
+        return f"no rank was started (exit code {code})"
+    judge = verdict(records)
+    if judge is not None and judge.reason is not None:
+        return judge.reason.rstrip(".")
+    first = first_to_fail(records, over=True) or min(
+        records, key=lambda record: record.stopped_by == "leader"
+    )
+    if first.ended_at is None:
+        return f"rank {first.rank} on {first.host} was killed before it could record its end"
+    if first.exit_code is not None and first.exit_code < 0:
+        how = f"was killed by signal {-first.exit_code}"
+    else:
+        how = f"ended with exit code {first.exit_code}"
+    because = f": {first.reason.rstrip('.')}" if first.reason else ""
+    return f"rank {first.rank} on {first.host} {how}{because}"

@@ -1,0 +1,82 @@
+"""One instance of the server as its supervisor sees it, and the options of the supervisor."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtllm_hpc.runtime.door import DoorOptions
+from trtllm_hpc.runtime.heartbeat import SilenceWatch
+
+
+@dataclass(frozen=True)
+class SupervisorOptions:
+    """The options that ``serve.sbatch`` passes."""
+
+    count: int
+    minimum: int
+    """Fewest instances that must live."""
+    restarts: int
+    """Of each instance that has served."""
+    door: DoorOptions | None
+    """``None``: the single server listens on the network itself."""
+    key: bool
+    tls: bool
+    certificate: Path | None
+    """The user's own, with its private key; ``None``: one is made."""
+    leaders: Mapping[int, Sequence[int]]
+    """The instances whose leaders are on each node, by the node's number within the job."""
+    companion_start_seconds: float | None
+    companion_silence_seconds: float | None
+    drain_seconds: float
+    """Bound on open requests once the time limit is near."""
+    hang_seconds: float | None = None
+    """How long an instance's leader may give no sign of life; ``None``: for ever."""
+    roles: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The instances of each phase of a disaggregated run, which have a front."""
+
+
+@dataclass
+class Instance:
+    """One instance, as the supervisor sees it."""
+
+    number: int
+    step: str
+    sockets: Path | None
+    """Folder of its sockets behind a door."""
+    state: str = "starting"
+    """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
+    restarts: int = 0
+    reason: str | None = None
+    """How it ended the last time."""
+    has_served: bool = False
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+    restart_at: float = 0.0
+    lost: str | None = None
+    """Why it cannot be started again: its node may be lost."""
+    leader: SilenceWatch | None = field(default=None, repr=False)
+    look_at: float = 0.0
+    """When to look for that again."""
+    over_since: float | None = None
+    """When a rank was first seen to have ended because of a fault, while the step goes on."""
+
+    @property
+    def lives(self) -> bool:
+        """Whether it serves, or may come to."""
+        return self.state in ("starting", "ready", "restarting")
+
+    @property
+    def runs(self) -> bool:
+        """Whether its process runs."""
+        return self.child is not None and self.child.poll() is None
+
+    def as_json(self) -> dict[str, object]:
+        """What ``status`` shows."""
+        return {
+            "instance": self.number,
+            "state": self.state,
+            "restarts": self.restarts,
+            "reason": self.reason,
+        }

@@ -1,0 +1,271 @@
+"""Run all instances, and the door if there is one, to the end of the run.
+
+It runs on the job's first node, outside of any container, and alone writes the endpoint and the events of
+the stage. Each instance is a child process (``instance.sh``, which starts the ranks); its leader writes a
+file when the instance is ready. What ends an instance or the run is decided in :mod:`ending`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from trtllm_hpc.errors import ExitCode, StartFailed
+from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.runtime.blame import verdict
+from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
+from trtllm_hpc.runtime.heartbeat import Heartbeat
+from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
+from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.instances.publishing import Publisher
+from trtllm_hpc.runtime.instances.starting import Doors, start_instance
+from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals
+from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
+from trtllm_hpc.runtime.renewal import RENEWAL
+from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
+
+_TICK_S = 0.2
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Between the death of an instance and its next start; doubled each time."""
+_STOP_GRACE_S = 60.0
+"""From a stop request to the end of all instances; each rank takes at most 45 s."""
+_SIGNAL_GRACE_S = 10.0
+"""The same after a signal. Slurm itself kills after KillWait, 30 s unless the site says less."""
+
+
+class RunSupervisor:
+    """Starts the instances, publishes the endpoint, and ends the run."""
+
+    def __init__(self, paths: RunPaths, options: SupervisorOptions) -> None:
+        self._paths = paths
+        self._options = options
+        self._instances: list[Instance] = []
+        self._doors = Doors(paths, options, lambda: self._signal is not None)
+        self._publisher = Publisher(paths, options, self._doors)
+        self._companion = CompanionWatch(
+            paths, options.companion_start_seconds, options.companion_silence_seconds
+        )
+        self._engine = EngineCheck(paths)
+        self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
+        self._heartbeat = Heartbeat(self._own_heartbeat)
+        self._signal: str | None = None
+        self._is_warned = False
+        self._draining_since: float | None = None
+        self._stopping_since: float | None = None
+        self._has_failed = False
+        self._code: int = ExitCode.OK
+
+    def run(self) -> int:
+        """Serve until something ends the run; returns the exit code."""
+        on_signals(self._note_signal)
+        signal.signal(signal.SIGUSR1, self._note_warning)
+        adopt_orphans()
+        try:
+            self._instances = self._doors.open()
+            for instance in self._instances:
+                self._start(instance)
+            self._note()
+            while self._tick():
+                time.sleep(_TICK_S)
+        except StartFailed as error:
+            if self._signal is None:
+                self._end_run(RunEnd(error.message))
+                print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)
+        except OSError as error:
+            sentence = f"the supervisor cannot go on: {error}"
+            self._end_run(RunEnd(sentence))
+            print(f"error: {sentence}.\n  next: look at the file system", file=sys.stderr, flush=True)
+        finally:
+            self._publisher.withdraw()
+            self._close()
+        return 143 if self._signal is not None and self._code == ExitCode.OK else self._code
+
+    def _note_signal(self, name: str) -> None:
+        # Nothing else in a handler: the code that it interrupts may hold a lock.
+        self._signal = self._signal or name
+
+    def _note_warning(self, _number: int, _frame: object) -> None:
+        self._is_warned = True
+
+    def _tick(self) -> bool:
+        """Look at everything once; returns whether anything is left to do."""
+        self._heartbeat.beat()
+        if self._signal is not None:
+            self._doors.remove_folder()  # after KillWait Slurm kills this process, whatever is left to do
+        if self._stopping_since is None:
+            if self._engine.fault is not None and not self._has_failed:
+                self._end_run(RunEnd(self._engine.fault))
+            if self._is_warned:
+                self._drain()
+            elif self._doors.watch(may_restart=self._publisher.is_published):
+                self._note_signal("SIGTERM")
+            if self._signal or self._has_failed or StopRequest.read(self._paths.stop_request):
+                self._stop()
+        for instance in self._instances:
+            if instance.child is not None:
+                self._look_at(instance, instance.child)
+            elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
+                self._start(instance)
+                self._note()
+        if self._stopping_since is None:
+            self._publish_or_watch()
+        elif self._is_overdue():
+            return False
+        return any(instance.child is not None or instance.lives for instance in self._instances)
+
+    def _publish_or_watch(self) -> None:
+        front, gateway = self._doors.front, self._doors.gateway
+        if front is not None and front.fault is not None:
+            self._end_run(RunEnd(front.fault))
+        if gateway is not None and (why := gateway.tick()) is not None:
+            try_event(self._paths, "serve", "gateway_failed", why=why)
+            following = f"read {self._paths.batch_log('gateway')}"
+            print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
+        if self._publisher.is_published:
+            if (sentence := self._companion.missing()) is not None:
+                self._end_run(RunEnd(sentence, event="companion_missing"))
+        elif self._publisher.tick(self._instances):
+            self._companion.begin()
+
+    # Instances ----------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
+
+    def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
+        if child.poll() is not None:
+            instance.child = None
+            self._has_ended(instance, child.returncode)
+            self._note()
+        elif instance.state == "starting" and self._paths.ready_record(instance.step).exists():
+            instance.state, instance.has_served = "ready", True
+            try_event(self._paths, "serve", "instance_ready", instance=instance.number)
+            self._note()
+        else:
+            self._end_if_lost(instance, child)
+
+    def _others(self, instance: Instance) -> int:
+        """Return how many other instances live."""
+        return sum(other.lives for other in self._instances if other is not instance)
+
+    def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
+        """End the step of an instance that is lost; look once a second."""
+        now = time.monotonic()
+        if now < instance.look_at:
+            return
+        instance.look_at = now + 1.0
+        silent = instance.leader.look().silent if instance.leader is not None else {}
+        records = rank_records(self._paths, instance.step)
+        if instance.over_since is None and verdict(records) is not None:
+            instance.over_since = now
+            others, is_stopping = self._others(instance), self._stopping_since is not None
+            end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
+            if end is not None and self._signal is None and not self._has_failed:
+                self._end_run(end)
+        over_s = None if instance.over_since is None else now - instance.over_since
+        instance.lost = instance.lost or lost(instance, records, silent, over_s)
+        if instance.lost is not None:
+            _send([*descendants(child.pid), child.pid], signal.SIGKILL)
+
+    def _has_ended(self, instance: Instance, returncode: int) -> None:
+        if self._stopping_since is not None:
+            instance.state = "ended"
+            if self._signal is None:
+                self._code = self._code or returncode  # it had to be killed
+            return
+        records = rank_records(self._paths, instance.step)
+        end = after_end(instance, records, returncode, self._options, self._others(instance))
+        instance.state, instance.reason = end.state, end.reason
+        if end.state == "ended":
+            self._note_signal("SIGTERM")
+            return
+        if end.state == "restarting":
+            pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
+            instance.restart_at = time.monotonic() + pause_s
+            instance.restarts += 1
+        self._report(instance)
+        if end.run is not None:
+            self._end_run(end.run)
+
+    def _report(self, instance: Instance) -> None:
+        then = "it is not started again"
+        if instance.state == "restarting":
+            then = f"it is started again ({instance.restarts} of {self._options.restarts} times)"
+        print(f"instance {instance.number} has ended: {instance.reason}; {then}", flush=True)
+        # Not as "reason": the run may go on.
+        number, why = instance.number, instance.reason
+        try_event(self._paths, "serve", "instance_end", instance=number, why=why, then=then)
+
+    def _note(self) -> None:
+        with suppress(OSError):
+            write_json(self._paths.instances, [instance.as_json() for instance in self._instances])
+
+    # Ending -------------------------------------------------------------------------
+
+    def _end_run(self, end: RunEnd) -> None:
+        self._has_failed = True
+        self._code = self._code or end.code
+        data = {"reason" if end.is_cause else "why": end.sentence}
+        try_event(self._paths, "serve", end.event, **data)
+        with suppress(OSError):  # on a full disk the run must end all the same
+            request_stop(self._paths, by=SUPERVISOR, reason=end.sentence)
+
+    def _drain(self) -> None:
+        """Let nothing new in; once the open requests have ended, or the time for them is over, stop."""
+        if self._draining_since is None:
+            self._draining_since = time.monotonic()
+            try_event(self._paths, "serve", "draining")
+            self._publisher.withdraw()
+            self._doors.own.drain()
+        waited_s = time.monotonic() - self._draining_since
+        if not self._doors.own.is_open() or waited_s > self._options.drain_seconds:
+            request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
+
+    def _stop(self) -> None:
+        """Withdraw the endpoint; the ranks obey the stop request, or the signal, by themselves."""
+        self._stopping_since = time.monotonic()
+        self._publisher.withdraw()
+        for instance in self._instances:
+            if instance.state == "restarting":
+                instance.state = "ended"
+        if self._signal is not None or StopRequest.read(self._paths.stop_request) is None:
+            self._terminate()
+
+    def _is_overdue(self) -> bool:
+        assert self._stopping_since is not None
+        grace_s = _STOP_GRACE_S if self._signal is None else _SIGNAL_GRACE_S
+        return time.monotonic() - self._stopping_since > grace_s
+
+    def _terminate(self) -> None:
+        """Signal everything below this process but the doors, which close last."""
+        self._doors.remove_folder()
+        _send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
+
+    def _close(self) -> None:
+        # After a failure there is a stop request, which the ranks obey by themselves.
+        self._wait_for_instances(_STOP_GRACE_S, until_signal=True)
+        if any(instance.runs for instance in self._instances):
+            self._terminate()
+            self._wait_for_instances(_SIGNAL_GRACE_S, until_signal=False)
+        self._doors.close()
+        kill_descendants()
+        self._note()
+
+    def _wait_for_instances(self, timeout_s: float, *, until_signal: bool) -> None:
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and any(instance.runs for instance in self._instances):
+            if until_signal and self._signal is not None:
+                return
+            time.sleep(_TICK_S)
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
