@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from tests.schemas.check import documented
 from tests.slurm.conftest import Person
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.caches import CACHES
 
 _NAMES = list(CACHES)
@@ -29,9 +27,7 @@ def written(person: Person, job: Path, python: str, *words: str) -> dict[str, tu
     Args:
         python: in the image.
     """
-    rendered = person.types("render", job, "--cluster", person.profile, "--json", *words)
-    assert rendered.returncode == 0, rendered.stderr
-    run = RunPaths(documented("render", rendered.stdout)["folder"])
+    _, run = person.render(job, *words)
     build = run.folder / "scripts" / "build.sh"
     probe = shlex.join([python, "-c", _WRITES, *_NAMES])
     build.write_text(build.read_text().replace("set -euo pipefail\n", f"set -euo pipefail\n{probe}\n", 1))

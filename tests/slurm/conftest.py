@@ -24,6 +24,7 @@ from tests.sharing import engine_for, made_once, sandbox_name
 from tests.waiting import eventually
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.records import RankRecord
 from trtllm_hpc.sandbox import Node, Sandbox, requirements
 from trtllm_hpc.sandbox.layout import JOB_IDS
 
@@ -103,15 +104,33 @@ class Person:
         file.write_text(json.dumps({"name": name, **sections}), encoding="utf-8")  # JSON is YAML
         return file
 
-    def submit(
-        self, job: Path, *words: str, wait: bool = True
-    ) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
+    def submit(self, job: Path, *words: str, wait: bool = True, exit_code: int = 0) -> tuple[str, RunPaths]:
         """Submit a job file; returns what was printed, and the run."""
         options = ["--wait"] if wait else []
         answer = self.types("submit", job, "--cluster", self.profile, *options, *words)
+        said = answer.stdout + answer.stderr
+        assert answer.returncode == exit_code, said
         folders = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
-        assert folders, answer.stdout + answer.stderr
-        return answer, RunPaths(folders[0].removeprefix("  folder "))
+        assert folders, said
+        return said, RunPaths(folders[0].removeprefix("  folder "))
+
+    def serves(self, job: Path, *words: str) -> RunPaths:
+        """Submit a job file; returns its run once that serves."""
+        _, run = self.submit(job, *words, wait=False)
+        assert eventually(run.endpoint.exists, 90), self.status(run)
+        return run
+
+    def render(self, job: Path, *words: str) -> tuple[str, RunPaths]:
+        """Render a job file; returns what was printed, and the run."""
+        answer = self.types("render", job, "--cluster", self.profile, *words)
+        assert answer.returncode == 0, answer.stderr
+        return answer.stdout, RunPaths(answer.stdout.splitlines()[0].removeprefix("rendered "))
+
+    def cancel(self, run: RunPaths) -> None:
+        """Cancel a run, which may leave nothing."""
+        cancelled = self.types("cancel", run.folder)
+        assert cancelled.returncode == 0, cancelled.stderr
+        self.has_nothing_left()
 
     def status(self, run: RunPaths) -> dict[str, Any]:
         """``trtllm-hpc status --json``."""
@@ -120,6 +139,21 @@ class Person:
         record: dict[str, Any] = documented("status", answer.stdout)
         return record
 
+    def failed(self, run: RunPaths, within_s: float = 15) -> dict[str, Any]:
+        """Return the run's status once it has failed."""
+        assert eventually(lambda: self.status(run)["state"] == "failed", within_s), self.status(run)
+        return self.status(run)
+
+    def rank(self, run: RunPaths, rank: int) -> RankRecord:
+        """Return what a rank of the server has recorded."""
+        record = RankRecord.read(run.rank_record("serve", rank))
+        assert record is not None
+        return record
+
+    def node(self, name: str) -> Node:
+        """Return the sandbox's node of this name."""
+        return next(node for node in self.sandbox.nodes if node.name == name)
+
     def jobs_in_queue(self, *options: str) -> list[str]:
         """Ids of this user's jobs that have not ended."""
         return self.slurm("squeue", "--noheader", "--format=%i", "--me", *options).split()
@@ -127,6 +161,11 @@ class Person:
     def has_no_jobs(self) -> bool:
         """Whether this user's jobs have ended; Slurm lists a job for a moment after its last step."""
         return bool(eventually(lambda: not self.jobs_in_queue(), 60))
+
+    def has_nothing_left(self, within_s: float = 15) -> None:
+        """Assert that neither a job nor anything of one is left."""
+        assert self.has_no_jobs(), self.slurm("squeue")
+        assert eventually(lambda: self.leftovers() == [], within_s), self.leftovers()
 
     def leftovers(self) -> list[str]:
         """Processes, shared memory and scratch folders that this sandbox's jobs left."""

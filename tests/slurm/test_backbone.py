@@ -119,10 +119,9 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     sections = two_ranks(companion={"request": request})
     sections["engine"] = {**sections["engine"], **gathers}
     job = person.job("whole", **sections)
-    answer, run = person.submit(job)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "completed" in answer.stdout and "endpoint: http" in answer.stdout
-    assert "answer (grpc)" in answer.stdout
+    said, run = person.submit(job)
+    assert "completed" in said and "endpoint: http" in said
+    assert "answer (grpc)" in said
     expected = expected_answer(run.engine, "Grüße, world", 12)
     assert answers_of(run) == [expected, expected]  # gRPC and HTTP generate
     context, answered = (np.load(run.logits(name)) for name in logits)
@@ -139,7 +138,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
         "companion": "COMPLETED",
     }
     assert not run.endpoint.exists()
-    assert eventually(lambda: person.leftovers() == [], 10), person.leftovers()
+    person.has_nothing_left()
     listing = person.types("logs", run.folder)
     for word in (
         "preflight",
@@ -161,8 +160,7 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
     lenient = ("companion.benchmark.max_late_share=1.0", "companion.benchmark.requests=12")
     longer = ("companion.benchmark.workload.output_tokens=32",)
     settings = [word for setting in (*small, *lenient, *longer) for word in ("--set", setting)]
-    answer, run = person.submit(job, *settings)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    said, run = person.submit(job, *settings)
     measured = read_measurement(run.measurement("benchmark").summary)
     assert measured.streaming and [result.level.label for result in measured.levels] == ["2/s", "4/s"]
     for result in measured.levels:
@@ -173,7 +171,7 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
         assert record.sent_s < record.chunks_s[0] and list(record.chunks_s) == sorted(record.chunks_s)
     held = [sample.values["kv_blocks_used"] for sample in read_samples(run.measurement("benchmark").samples)]
     assert max(held) > 0  # the looks are at random, and a request of 32 tokens is there most of the time
-    assert "TTFT (ms)" in answer.stdout and "valid: the figures may be used" in answer.stdout
+    assert "TTFT (ms)" in said and "valid: the figures may be used" in said
     shown = person.types("bench", "show", f"{run.folder}:benchmark")
     assert shown.returncode == 0 and shown.stdout == run.measurement("benchmark").table.read_text()
 
@@ -269,8 +267,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
     benchmark = {**SMALL, "requests": 600}
     companion = {"enabled": victim == "rank 1", "benchmark": benchmark}
     sections = two_ranks(engine, companion=companion)
-    _, run = person.submit(person.job("killed", **sections), wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    run = person.serves(person.job("killed", **sections))
     if victim == "rank 1":
         assert eventually(lambda: run.benchmark_progress.exists())
     records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
@@ -282,7 +279,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
         pid = server_process(nodes[hosts[1 if victim == "rank 1" else 0]])
     os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
-    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    person.failed(run)
     assert time.monotonic() - killed_at < 15
     status = person.status(run)
     assert status["exit_code"] == ExitCode.START
@@ -292,8 +289,7 @@ def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: st
         assert f"rank 0 on {hosts[0]} died first" in status["sentence"]
     else:
         assert "batch script was killed by signal 9" in status["sentence"]
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 def set_slurmd_timeout(person: Person, old_s: int, new_s: int) -> None:
@@ -313,9 +309,8 @@ def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path
     sections["serve"]["hang_timeout_seconds"] = 15
     _, run = person.submit(person.job("lost-node", **sections), wait=False)
     assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
-    record = RankRecord.read(run.rank_record("serve", 1))
-    assert record is not None
-    node = next(node for node in person.sandbox.nodes if node.name == record.host)
+    record = person.rank(run, 1)
+    node = person.node(record.host)
     beat = run.rank_heartbeat("serve", 1).read_text()
     assert eventually(lambda: run.rank_heartbeat("serve", 1).read_text() != beat)
     # Frozen as a whole, it answers nobody, as one without power; and afterwards it goes on.
@@ -325,7 +320,7 @@ def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path
         os.kill(pid, signal.SIGSTOP)
     try:
         frozen_at = time.monotonic()
-        assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+        person.failed(run, 60)
         noticed_s = time.monotonic() - frozen_at
         # The companion fails a moment later, and is not blamed.
         assert eventually(lambda: person.status(run)["stages"][-1]["final"], 60), person.status(run)
@@ -337,8 +332,7 @@ def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
         set_slurmd_timeout(person, 300, 15)
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
     print(f"noticed after {noticed_s:.0f} s")
 
 
@@ -383,8 +377,7 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     cancelled = person.types("cancel", run.folder)
     assert cancelled.returncode == 0, cancelled.stderr
     assert person.status(run)["state"] == "cancelled"
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 10), person.leftovers()
+    person.has_nothing_left()
     again = person.types("client", run.folder, "--prompt", "Hello")
     assert again.returncode in (ExitCode.READINESS, ExitCode.START)
 
@@ -393,14 +386,13 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     companion = {"benchmark": {**SMALL, "requests": 600}}
     _, run = person.submit(person.job("again", **two_ranks(engine, companion=companion)), wait=False)
     assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
-    record = RankRecord.read(run.rank_record("serve", 0))
-    assert record is not None
+    record = person.rank(run, 0)
     # The nodes share /tmp, and both servers started in the same second.
     links = list(Path("/tmp").glob(f"trt{record.job_id}_*/python_environment"))
     environments = {link.readlink() for link in links}
     assert len(environments) == 2 and all(folder.is_dir() for folder in environments)
-    os.kill(server_process({node.name: node for node in person.sandbox.nodes}[record.host]), signal.SIGKILL)
-    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    os.kill(server_process(person.node(record.host)), signal.SIGKILL)
+    person.failed(run)
     assert person.has_no_jobs()
     assert eventually(lambda: not any(folder.exists() for folder in environments), 10), environments
     person.run("sed", "-i", "s/requests: 600/requests: 6/", run.spec)  # the folder is theirs to edit
@@ -424,8 +416,7 @@ def test_a_removed_run_folder_ends_its_jobs(person: Person, engine_alone: Path) 
     output, errors = submitting.communicate(timeout=120)
     assert submitting.returncode == ExitCode.LOST, output + errors
     assert "Traceback" not in errors
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 def refused_before_the_queue(person: Person, check: str, job: Path, *words: str) -> None:
@@ -441,10 +432,9 @@ def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) 
     sections["serve"]["nodes"] = 1
     job = person.job("wrong-world", **sections)
     refused_before_the_queue(person, "engine-world", job)
-    answer, run = person.submit(job, "--ignore", "engine-world")
-    assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
-    assert "is built for 2 rank(s), but the plan says 1" in answer.stderr
-    assert "Traceback" not in answer.stdout + answer.stderr
+    said, run = person.submit(job, "--ignore", "engine-world", exit_code=ExitCode.START)
+    assert "is built for 2 rank(s), but the plan says 1" in said
+    assert "Traceback" not in said
     assert not list(run.ranks.glob("serve_*"))  # no server was started
 
 
@@ -452,17 +442,15 @@ def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> N
     job = person.job("no-pmix", **two_ranks(engine))
     without = ("--set", "cluster.mpi=none")
     refused_before_the_queue(person, "mpi-plugin", job, *without)
-    answer, _ = person.submit(job, *without, "--ignore", "mpi-plugin")
-    assert answer.returncode == ExitCode.START, answer.stdout + answer.stderr
+    said, _ = person.submit(job, *without, "--ignore", "mpi-plugin", exit_code=ExitCode.START)
     # Open MPI 4.1 ends the process, and 5.0 makes it a world of its own.
-    said = ("before the ranks were joined", "was not joined by the launcher")
-    assert any(sentence in answer.stderr for sentence in said), answer.stderr
+    sentences = ("before the ranks were joined", "was not joined by the launcher")
+    assert any(sentence in said for sentence in sentences), said
 
 
 def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
     sections = two_ranks(model={"path": "/no/such/model"})
-    answer, run = person.submit(person.job("no-model", **sections))
-    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    _, run = person.submit(person.job("no-model", **sections), exit_code=ExitCode.BUILD)
     assert person.has_no_jobs()
     states = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
     assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
@@ -521,8 +509,7 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
     assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
     nodes = {node.name: node for node in person.sandbox.nodes}
     for rank in range(2):
-        record = RankRecord.read(run.rank_record("serve", rank))
-        assert record is not None
+        record = person.rank(run, rank)
         supervisors = [
             process.pid
             for process in user_processes(nodes[record.host])
@@ -530,9 +517,8 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
         ]
         for pid in supervisors:
             os.kill(pid, signal.SIGKILL)
-    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.failed(run)
+    person.has_nothing_left()
 
 
 def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine_alone: Path) -> None:
@@ -543,8 +529,7 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
     _, run = person.submit(job, *held, wait=False)
     companion = person.status(run)["stages"][-1]["job_id"]
     person.slurm("scancel", companion)
-    assert person.has_no_jobs(), person.status(run)
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 @pytest.mark.parametrize("where", ["job", pytest.param("overlap", marks=pytest.mark.thorough)])
@@ -553,8 +538,7 @@ def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, w
     job = person.job("refused", **sections)
     refused_before_the_queue(person, "prompt-length", job)
     words = ("--set", f"cluster.companion={where}", "--ignore", "prompt-length")
-    answer, run = person.submit(job, *words)
-    assert answer.returncode == ExitCode.REQUEST, answer.stdout + answer.stderr
+    _, run = person.submit(job, *words, exit_code=ExitCode.REQUEST)
     assert "companion" in person.status(run)["sentence"]  # and no rank is blamed
     assert "died first" not in person.status(run)["sentence"]
     assert person.has_no_jobs()

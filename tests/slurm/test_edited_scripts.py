@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.schemas.check import documented
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import two_ranks
-from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths
 
 pytestmark = pytest.mark.slurm
 
@@ -34,18 +31,15 @@ def test_other_tasks_than_the_plan_has_ranks(
     person: Person, engine: Path, script: str | None, options: list[str], sentence: str
 ) -> None:
     job = person.job("edited", **two_ranks(engine, companion={"enabled": False}))
-    rendered = person.types("render", job, "--cluster", person.profile, "--json")
-    assert rendered.returncode == 0, rendered.stderr
-    run = RunPaths(documented("render", rendered.stdout)["folder"])
+    _, run = person.render(job)
     if script is not None:
         file = run.folder / "scripts" / script
         text = file.read_text().replace("tasks=(--ntasks=2 ", "tasks=(--ntasks=1 ")
         # Slurm itself refuses one task on two nodes that are named.
         file.write_text(text.replace('"$first" 2)" --nodes=2 "${tasks', '"$first" 1)" --nodes=1 "${tasks'))
     person.slurm("sbatch", *options, run.sbatch("serve"))
-    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
-    status = person.status(run)
+    status = person.failed(run, 60)
     assert status["exit_code"] == ExitCode.START
     first = status["causes"][0]
     assert sentence in first["sentence"] and first["next"], status
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()

@@ -78,9 +78,8 @@ def test_two_builds_race_and_both_serve(person: Person) -> None:
     assert len({run.engine.resolve() for run in runs}) == 1
     assert len({json.loads(run.answer.read_text())["answers"][0]["text"] for run in runs}) == 1
     assert_clean(person, 1)
-    again, run = person.submit(job, wait=False)
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert "engine: found in the cache (engine-" in again.stdout and "  build:" not in again.stdout
+    said, run = person.submit(job, wait=False)
+    assert "engine: found in the cache (engine-" in said and "  build:" not in said
     assert [stage["stage"] for stage in person.status(run)["stages"]] == ["serve", "companion"]
     assert person.types("cancel", run.folder).returncode == 0  # both runs before have served it
 
@@ -111,8 +110,7 @@ def kill_once(person: Person, job: Path, node: Node, victim: str, moment: float)
     print(f"{victim} on {node.name} after {moment:.2f} s: {hit} of {run.run_id}, {states(run)}")
     assert hit or done, run.rank_log("build", 0).read_text()
     person.slurm("scancel", "--me")
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
     return run
 
 
@@ -140,6 +138,5 @@ def test_a_build_killed_at_any_moment_is_finished_by_the_next_submit(person: Per
 
 def finish(person: Person, job: Path) -> None:
     """The next submit, to the end of everything."""
-    answer, run = person.submit(job)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    _, run = person.submit(job)
     assert run.engine.is_symlink(), person.status(run)

@@ -82,8 +82,7 @@ def remove_scratch(person: Person) -> None:
 def started(person: Person, engine: Path) -> tuple[RunPaths, str]:
     """A server of theirs that is ready, and its job."""
     job = person.job("demo", engine={"directory": str(engine)}, **SERVER)
-    _, run = person.submit(job, wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
+    run = person.serves(job)
     return run, serve_of(person, run)["job_id"]
 
 

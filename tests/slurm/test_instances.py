@@ -33,14 +33,8 @@ from trtllm_hpc.sandbox import Sandbox
 pytestmark = pytest.mark.slurm
 
 LENIENT = (
-    "--min-requests",
-    "1",
-    "--max-late-share",
-    "1",
-    "--min-window-seconds",
-    "0",
-    "--max-error-share",
-    "1",
+    *("--min-requests", "1", "--max-late-share", "1"),
+    *("--min-window-seconds", "0", "--max-error-share", "1"),
 )
 NOTICED_S = 2.0
 """After this time nothing is sent to an instance that has died."""
@@ -66,15 +60,13 @@ def start(
         **sections,
     }
     name = f"i{time.monotonic_ns()}"
-    _, run = person.submit(person.job(name, **whole), wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    run = person.serves(person.job(name, **whole))
     return run
 
 
 def end(person: Person, run: RunPaths) -> None:
     person.types("cancel", run.folder)
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
     status = person.status(run)
     assert status["state"] == "cancelled", status
     # Neither the door nor an instance is blamed.
@@ -326,12 +318,11 @@ def test_too_few_instances_end_the_run_with_the_cause(person: Person, engine: Pa
         measured = person.types("bench", "run", run.folder, *few, "--protocol", protocol)
         assert measured.returncode == 0, measured.stdout + measured.stderr
     os.kill(server_of(person, run, 0), signal.SIGKILL)
-    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+    person.failed(run, 60)
     sentence = person.status(run)["sentence"]
     assert "1 of 2 instances live, and serve.minimum_instances is 2; instance 0: rank 0 on" in sentence
     assert "was killed by signal 9" in sentence
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:

@@ -17,7 +17,6 @@ from tests.ended import ended_when_asked
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, upstream_site
 from tests.upstream.backend.text_models import SOURCES
-from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_config import read_engine
@@ -37,16 +36,14 @@ def submit_shipped(site: Site, job: str, *settings: str) -> RunPaths:
     """A shipped job file, but with the model's place, a small node and a short benchmark, to its end."""
     small = ("build.memory_gib=null", "build.cpus=1", "companion.benchmark.max_late_share=1.0")
     short = ("companion.benchmark.concurrency=2", "companion.benchmark.duration_seconds=1.2")
-    answer, run = site.submit(Path(job), *as_options(site, *small, *short, *settings))
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    _, run = site.submit(Path(job), *as_options(site, *small, *short, *settings))
     return run
 
 
 def rendered(site: Site, job: str, *settings: str) -> str:
     """What ``render`` prints of a shipped job file."""
-    answer = site.person.types("render", job, "--cluster", site.profile, *as_options(site, *settings))
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+    said, _ = site.render(Path(job), *as_options(site, *settings))
+    return said
 
 
 def as_options(site: Site, *settings: str) -> list[str]:
@@ -64,7 +61,7 @@ def assert_served_and_measured(site: Site, run: RunPaths, prompt: str) -> None:
     assert measured.verdict.valid, measured.verdict.findings
     [only] = measured.levels[0].passes
     assert only.failed == 0 and only.measured > 10
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
 
 
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
@@ -114,21 +111,14 @@ def test_two_instances_share_a_gpu(site: Site) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
 def test_a_killed_worker_of_an_orchestrator_is_told_and_leaves_nothing(site: Site) -> None:
-    person = site.person
     words = as_options(site, "build.memory_gib=null", "build.cpus=1", "companion.enabled=false")
-    answer = person.types(
-        "submit", "llama2-7b-multi-instance-orchestrator", "--cluster", site.profile, *words
-    )
-    folders = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
-    run = RunPaths(folders[0].removeprefix("  folder "))
-    assert eventually(run.endpoint.exists, 60), person.status(run)
-    node = person.sandbox.nodes[0]
+    run = site.serves(Path("llama2-7b-multi-instance-orchestrator"), *words)
+    node = site.sandbox.nodes[0]
     workers = [one for one in user_processes(node) if "ranks.py" in " ".join(one.arguments)]
     assert len(workers) == 4, workers
     os.kill(workers[0].pid, signal.SIGKILL)
-    assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
-    status = person.status(run)
+    status = site.failed(run, 60)
     assert status["causes"][0]["id"] == "mpirun-signal" and not run.endpoint.exists()
     [rank] = rank_records(run, "serve")
     assert rank.ended_at is not None, "mpirun has not taken the supervisor with it"
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    site.has_nothing_left()

@@ -12,7 +12,6 @@ import pytest
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import SMALL, assert_served_and_measured, server_process, two_ranks
 from tests.waiting import eventually
-from trtllm_hpc.runtime.records import RankRecord
 
 pytestmark = pytest.mark.slurm
 
@@ -41,17 +40,15 @@ def no_pmix(person: Person) -> None:
 @pytest.mark.usefixtures("no_pmix")
 def test_mpirun_joins_the_ranks_where_srun_cannot(person: Person, engine: Path) -> None:
     job = person.job("mpirun", **two_ranks(engine))
-    answer, run = person.submit(job)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "mpi-plugin" in answer.stderr and "mpirun" in answer.stderr
+    said, run = person.submit(job)
+    assert "mpi-plugin" in said and "mpirun" in said
     assert_served_and_measured(run)
     assert "srun has no MPI plugin pmix: mpirun starts the ranks" in run.batch_log("serve").read_text()
     for rank in range(2):
         assert f"preflight: rank {rank} of 2" in run.rank_log("preflight", rank).read_text()
         assert run.rank_log("serve", rank).read_text().startswith(f"rank {rank} on")
     assert not list(run.folder.glob("mpirun.*"))
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 @pytest.mark.thorough
@@ -60,21 +57,16 @@ def test_a_rank_killed_under_mpirun_fails_the_run_and_is_named(person: Person, e
     sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
     _, run = person.submit(person.job("mpirun-killed", **sections), wait=False)
     assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
-    record = RankRecord.read(run.rank_record("serve", 1))
-    assert record is not None
-    os.kill(server_process({node.name: node for node in person.sandbox.nodes}[record.host]), signal.SIGKILL)
-    assert eventually(lambda: person.status(run)["state"] == "failed", 15), person.status(run)
+    record = person.rank(run, 1)
+    os.kill(server_process(person.node(record.host)), signal.SIGKILL)
+    person.failed(run)
     assert f"rank 1 on {record.host} died first" in person.status(run)["sentence"]
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("no_pmix")
 def test_a_cancelled_run_under_mpirun_leaves_nothing(person: Person, engine: Path) -> None:
     sections = two_ranks(engine, serve={"keep_running": True}, companion={"enabled": False})
-    _, run = person.submit(person.job("mpirun-cancelled", **sections), wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 60), person.status(run)
-    assert person.types("cancel", run.folder).returncode == 0
-    assert person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    run = person.serves(person.job("mpirun-cancelled", **sections))
+    person.cancel(run)

@@ -47,18 +47,18 @@ def serves(site: Site, **serve: Any) -> Path:
 
 def folders(site: Site) -> set[Path]:
     """Runs, also those of other tests, and whatever else lies beside them."""
-    return set((site.person.folder / "runs").glob("*"))
+    return set((site.folder / "runs").glob("*"))
 
 
 def rows(site: Site, job: Path, *words: str) -> dict[str, dict[str, Any]]:
     others = folders(site)
-    answer = site.person.types("doctor", job, "--cluster", site.profile, "--on-nodes", "--json", *words)
+    answer = site.types("doctor", job, "--cluster", site.profile, "--on-nodes", "--json", *words)
     assert answer.returncode in (0, ExitCode.CONFIG), answer.stderr
     assert answer.stdout, answer.stderr
     found = {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
     assert answer.returncode == (ExitCode.CONFIG if "fail" in outcomes(found) else 0)
     assert folders(site) == others, "its folder is gone"
-    assert site.person.has_no_jobs()
+    assert site.has_no_jobs()
     return found
 
 
@@ -72,7 +72,7 @@ def on_nodes(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def test_a_healthy_site_has_no_fault(site: Site) -> None:
-    bundle = site.person.folder / "site.json"
+    bundle = site.folder / "site.json"
     found = on_nodes(rows(site, serves(site, **PHASES), "--nodes", "2", "--bundle", str(bundle)))
     # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the
     # stand-in has a part of the keys.
@@ -88,8 +88,8 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     options = {name for it in record["facts"]["image"]["serve_options"]["serve"] for name in it["aliases"]}
     assert "--tp_size" in options
     assert record["facts"]["image"]["packages"]["tensorrt_llm"] == "1.2.0"
-    assert "nobody" not in bundle.read_text() and str(site.person.folder) not in bundle.read_text()
-    learned = site.person.types("versions", "learn", bundle)
+    assert "nobody" not in bundle.read_text() and str(site.folder) not in bundle.read_text()
+    learned = site.types("versions", "learn", bundle)
     assert learned.returncode == 0, learned.stderr
 
 
@@ -233,25 +233,25 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
-    site.person.environment[UNATTENDED_VARIABLE] = "12"  # sbatch hands it on
+    site.environment[UNATTENDED_VARIABLE] = "12"  # sbatch hands it on
     words = ("doctor", serves(site), "--cluster", site.profile, "--on-nodes")
     others = folders(site)
-    with site.person.command("trtllm-hpc", *words) as process:
-        assert eventually(lambda: site.person.jobs_in_queue("--states=RUNNING"), 60)
+    with site.command("trtllm-hpc", *words) as process:
+        assert eventually(lambda: site.jobs_in_queue("--states=RUNNING"), 60)
         process.send_signal(number)
         process.communicate(timeout=60)
-    assert site.person.has_no_jobs() if number == signal.SIGINT else eventually(site.person.has_no_jobs, 120)
+    assert site.has_no_jobs() if number == signal.SIGINT else eventually(site.has_no_jobs, 120)
     assert eventually(lambda: folders(site) == others, 30), folders(site) - others
 
 
-def test_the_model_makes_a_token(site: Site, engine: Path) -> None:
-    found = rows(site, site.person.job("asked", **two_ranks(engine)), "--model")
+def test_the_model_makes_a_token(site: Site, person: Person, engine: Path) -> None:
+    found = rows(site, person.job("asked", **two_ranks(engine)), "--model")
     assert found["model-token"]["outcome"] == "ok", found["model-token"]
 
 
 @pytest.mark.thorough
-def test_an_engine_is_not_built_to_try_the_model(site: Site) -> None:
-    found = rows(site, site.person.job("asked", **two_ranks(model={"synthetic": "stand-in"})), "--model")
+def test_an_engine_is_not_built_to_try_the_model(site: Site, person: Person) -> None:
+    found = rows(site, person.job("asked", **two_ranks(model={"synthetic": "stand-in"})), "--model")
     assert found["model-token"]["outcome"] == "unknown"
     assert "the engine is not in the cache" in found["model-token"]["sentence"]
 

@@ -21,7 +21,6 @@ from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
-from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
@@ -52,19 +51,12 @@ def site(person: Person, engine: Path) -> Iterator[Site]:
         yield made
 
 
-def submit(site: Site, job: Path, *words: str) -> tuple[int, str, RunPaths]:
-    """The exit code of ``submit --wait``, what it said, and the run."""
-    answer, run = site.submit(job, *words)
-    return answer.returncode, answer.stdout + answer.stderr, run
-
-
 def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
     """A run over two nodes, to its end: no build, a question of nine tokens, and twelve requests measured."""
     few = {"requests": 12, "rate_per_second": 8.0, "max_tokens": 4, "min_requests": 1, "max_late_share": 1.0}
     asked = {"request": {"prompt": "the river", "max_tokens": 9}, "benchmark": few}
     job = site.job(name, **{"repository": {}, "engine": TWO_RANKS, "companion": asked, **sections})
-    code, said, run = submit(site, job, *words)
-    assert code == 0, said
+    _, run = site.submit(job, *words)
     assert stages(run) == ["serve", "companion"]
     ranks = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
     assert len({rank.host for rank in ranks if rank}) == 2
@@ -72,7 +64,7 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
     [only] = measured.levels[0].passes
     assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert measured.tokens["output_by"] == ["usage"]
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
     return run
 
 
@@ -83,18 +75,17 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
 def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
     add_llm_api(site.container, NEW_LAUNCHER)
     job = site.job("newer", repository={}, engine=TWO_RANKS)
-    code, said, run = submit(site, job)
-    assert code == 0, said
+    _, run = site.submit(job)
     assert answers(run) == ["hello hello"]
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
 
 
 @pytest.mark.thorough
 def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) -> None:
     """It is ready some seconds after ``trtllm-serve`` listens, and the run no sooner."""
-    model, log = site.person.folder / "a site" / "with weights", tmp_path / "log"
+    model, log = site.folder / "a site" / "with weights", tmp_path / "log"
     make_model(model)
-    layout = site.person.sandbox.layout
+    layout = site.sandbox.layout
     assert layout is not None
     with transformers_serve(model, f"{layout.subnet}.254", log) as url:
         behind = {"FAKE_SERVE_WITH": url, "FAKE_SERVE_MODEL": str(model)}
@@ -111,18 +102,17 @@ def test_a_real_server_computes_behind_the_launcher(site: Site, tmp_path: Path) 
 
 @pytest.mark.thorough
 def test_a_checkpoint_is_quantized_on_a_node_and_the_next_run_takes_it(site: Site) -> None:
-    folder = site.person.folder / "a site"
+    folder = site.folder / "a site"
     make_model(folder / "plain")
     (folder / "texts").mkdir()
     (folder / "texts" / "a.txt").write_text("the river\nthe sea\n")
     shutil.copytree(MODEL_OPTIMIZER, site.container.folder / "site" / "modelopt")
-    subprocess.run(["chown", "-R", f"--reference={site.person.folder}", folder], check=True)
+    subprocess.run(["chown", "-R", f"--reference={site.folder}", folder], check=True)
     wanted = {"method": "fp8", "kv_cache": "fp8", "calibration_dataset": str(folder / "texts")}
     for name, expected in (("quantized", ["build", "serve", "companion"]), ("again", ["serve", "companion"])):
         engine = {**TWO_RANKS, "quantization": {**wanted, "calibration_size": 2}}
         job = site.job(name, model={"path": str(folder / "plain")}, repository={}, engine=engine)
-        code, said, run = submit(site, job)
-        assert code == 0, said
+        _, run = site.submit(job)
         assert stages(run) == expected
         [ready] = [event for event in read_events(run, "serve") if event.name == "ready"]
         assert ready.data["models"] == ["plain-fp8"]
@@ -139,8 +129,7 @@ SPLIT = {
 def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: Site) -> None:
     """One context server and two of two ranks for the generation, each on a node of its own."""
     job = site.job("split", repository={}, engine=TWO_RANKS, serve=SPLIT)
-    code, said, run = submit(site, job)
-    assert code == 0, said
+    said, run = site.submit(job)
     assert "context server 0: 1 rank on node 0, GPU 0" in said
     assert "generation server 2: 2 ranks on node 2, GPUs 0-1" in said
     hosts = [RankRecord.read(run.rank_record(f"serve.{server}", 0)) for server in range(3)]
@@ -149,7 +138,7 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     assert answers(run) == ["hello hello"]
     generation = run.rank_log("serve.1", 0).read_text() + run.rank_log("serve.2", 0).read_text()
     assert "generation after context process" in generation
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
 
 
 def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) -> None:
@@ -157,8 +146,7 @@ def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) ->
     library = site.container.folder / "site" / "tensorrt_llm" / "llmapi"
     library.mkdir(parents=True)
     (library / "disagg_utils.py").write_text("internal_request_auth_key: str | None = None\n")
-    code, said, run = submit(site, site.job("signed", repository={}, engine=TWO_RANKS, serve=SPLIT))
-    assert code == 0, said
+    _, run = site.submit(site.job("signed", repository={}, engine=TWO_RANKS, serve=SPLIT))
     assert answers(run) == ["hello hello"]
     key = run.servers_key.read_text().strip()
     assert len(key) > 30 and run.servers_key.stat().st_mode & 0o777 == 0o600
@@ -176,21 +164,18 @@ PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch"
 def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site) -> None:
     over = ["--set", f"cluster.phases={json.dumps(PHASES)}"]
     limits = {**SPLIT, "time_limit_minutes": 20}
-    code, said, run = submit(site, site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
-    assert code == 0, said
+    said, run = site.submit(site.job("kinds", repository={}, engine=TWO_RANKS, serve=limits), *over)
     assert "context server 0: 1 rank on context node 0, GPU 0" in said
     assert "generation server 2: 2 ranks on generation node 1, GPUs 0-1" in said
     assert answers(run) == ["hello hello"]
     record = read_submission(run)
     assert record is not None
     job = record.stages["serve"].job_id
-    used = site.person.slurm(
-        "sacct", "--noheader", "--allocations", "--format=JobID%20,Partition", f"--jobs={job}"
-    )
+    used = site.slurm("sacct", "--noheader", "--allocations", "--format=JobID%20,Partition", f"--jobs={job}")
     assert used.split() == [f"{job}+0", "debug", f"{job}+1", "batch"]
-    logs = site.person.types("logs", run.folder)
+    logs = site.types("logs", run.folder)
     assert "preflight.1" in logs.stdout
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
 
 
 @pytest.mark.thorough
@@ -203,34 +188,32 @@ def test_steps_of_a_heterogeneous_job_get_their_gpus(site: Site, option: str) ->
     keys = {"phases": whole, "gpu_request": option, "companion": "overlap", "mpi": "mpirun"}
     words = [word for key, value in keys.items() for word in ("--set", f"cluster.{key}={json.dumps(value)}")]
     limits = {**SPLIT, "time_limit_minutes": 20}
-    code, said, run = submit(site, site.job(f"by-{option}", repository={}, engine=four, serve=limits), *words)
-    assert code == 0, said
+    _, run = site.submit(site.job(f"by-{option}", repository={}, engine=four, serve=limits), *words)
     assert answers(run) == ["hello hello"]
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()
 
 
 @pytest.mark.thorough
 def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Site) -> None:
-    person = site.person
     limits = {**SPLIT, "time_limit_minutes": 20}
     job = site.job("node-fails", repository={}, engine=TWO_RANKS, serve=limits, companion={"enabled": False})
-    run = started(site, job, "--set", f"cluster.phases={json.dumps(PHASES)}")
-    conf = {**os.environ, "SLURM_CONF": str(person.sandbox.slurm_conf)}
-    node = person.sandbox.nodes[-1].name
+    run = site.serves(job, "--set", f"cluster.phases={json.dumps(PHASES)}")
+    conf = {**os.environ, "SLURM_CONF": str(site.sandbox.slurm_conf)}
+    node = site.sandbox.nodes[-1].name
     change = ["scontrol", "update", f"nodename={node}"]
     subprocess.run([*change, "state=down", "reason=broken"], env=conf, check=True)
     try:
         assert node in eventually_failed(site, run)
-        assert person.types("resume", run.folder).returncode == 0
-        assert person.slurm("squeue", "--noheader", "--me", "--format=%x").split() == [node, node]
+        assert site.types("resume", run.folder).returncode == 0
+        assert site.slurm("squeue", "--noheader", "--me", "--format=%x").split() == [node, node]
     finally:
         subprocess.run([*change, "state=idle"], env=conf, check=True)
-    assert person.types("cancel", run.folder).returncode == 0
+    assert site.types("cancel", run.folder).returncode == 0
 
 
 def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
     job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=SPLIT, companion={"enabled": False})
-    run = started(site, job)
+    run = site.serves(job)
     kill(site, "worker")
     failure = eventually_failed(site, run)
     assert "rank 1 of instance " in failure, failure
@@ -238,16 +221,15 @@ def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
 
 def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
     (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
-    code, said, _ = submit(site, site.job("no-launcher", repository={}, engine=TWO_RANKS))
-    assert code == ExitCode.START and "there is no trtllm-llmapi-launch on" in said
+    said, _ = site.submit(site.job("no-launcher", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
+    assert "there is no trtllm-llmapi-launch on" in said
 
 
 @pytest.mark.thorough
 def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(site: Site) -> None:
     """A folder that only this machine lacks may be on the nodes, so the job is submitted."""
     section = {"model": {"path": "/models/nowhere"}, "repository": {"tokenizer": str(site.model)}}
-    code, said, run = submit(site, site.job("no-model", **section, engine=TWO_RANKS))
-    assert code == ExitCode.START
+    said, run = site.submit(site.job("no-model", **section, engine=TWO_RANKS), exit_code=ExitCode.START)
     assert "/models/nowhere/config.json cannot be read on" in said and "correct model.path" in said
     assert not list(run.ranks.glob("serve_*"))
 
@@ -255,10 +237,10 @@ def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(sit
 def test_a_model_without_a_configuration_does_not_reach_the_queue(site: Site) -> None:
     (site.model / "config.json").unlink()
     job = site.job("no-config", repository={}, engine=TWO_RANKS)
-    answer = site.person.types("submit", job, "--cluster", site.profile)
+    answer = site.types("submit", job, "--cluster", site.profile)
     assert answer.returncode == ExitCode.CONFIG, answer.stdout
     assert f"check model-files: there is no config.json in {site.model}" in answer.stderr
-    assert site.person.has_no_jobs()
+    assert site.has_no_jobs()
 
 
 TAKES_THE_PORT = """
@@ -277,9 +259,8 @@ def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site)
     serve.rename(f"{serve}.real")
     serve.write_text(f"#!/usr/bin/python3\n{TAKES_THE_PORT}")
     serve.chmod(0o755)
-    code, said, run = submit(site, site.job("port", repository={}, engine=TWO_RANKS))
-    assert code == ExitCode.START, said
-    status = site.person.status(run)
+    _, run = site.submit(site.job("port", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
+    status = site.status(run)
     assert "rank 0 on " in status["sentence"]
     cause = status["causes"][0]
     assert cause["id"] == "process-port" and cause["rank"] == 0, status["causes"]
@@ -294,7 +275,7 @@ def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site)
 def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
     """The server's process on rank 0 goes on, and says that it is healthy."""
     job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})
-    run = started(site, job)
+    run = site.serves(job)
     kill(site, role)
     assert f"rank {rank} on" in eventually_failed(site, run)
 
@@ -303,25 +284,15 @@ def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> N
     """It answered the question that made it ready, and goes on to say that it is healthy."""
     serve = {"hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
     job = site.job("hangs", repository={}, engine=TWO_RANKS, companion={"enabled": False}, serve=serve)
-    run = started(site, job, "--set", "cluster.environment.FAKE_SERVE=hangs")
+    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
     assert '"server-computes-nothing"' in eventually_failed(site, run)
-
-
-def started(site: Site, job: Path, *words: str) -> RunPaths:
-    """Submit a job without a companion; returns once it serves."""
-    answer = site.person.types("submit", job, "--cluster", site.profile, *words)
-    assert answer.returncode == 0, answer.stderr
-    folder = next(line for line in answer.stdout.splitlines() if line.startswith("  folder "))
-    run = RunPaths(folder.removeprefix("  folder "))
-    assert eventually(run.endpoint.exists, 60), site.person.status(run)
-    return run
 
 
 def kill(site: Site, role: str) -> None:
     """Kill a process that joins the ranks: a ``leader`` of rank 0, or a ``worker``."""
     found = (
         process.pid
-        for node in site.person.sandbox.nodes
+        for node in site.sandbox.nodes
         for process in user_processes(node)
         if process.arguments[-1] == role and process.arguments[-2].endswith("nodes.py")
     )
@@ -330,8 +301,7 @@ def kill(site: Site, role: str) -> None:
 
 def eventually_failed(site: Site, run: RunPaths) -> str:
     """What ``status`` says once the run has failed, of which nothing may be left."""
-    person = site.person
-    assert eventually(lambda: person.status(run)["state"] == "failed", 40), person.status(run)
-    assert not run.endpoint.exists() and person.has_no_jobs()
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
-    return json.dumps(person.status(run))
+    status = site.failed(run, 40)
+    assert not run.endpoint.exists()
+    site.has_nothing_left()
+    return json.dumps(status)

@@ -17,22 +17,22 @@ from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, rank_records, read_events
 from trtllm_hpc.runtime.renewal import Renewal
-from trtllm_hpc.sandbox import Node
 
 pytestmark = pytest.mark.slurm
 
 
+def renewing(person: Person, engine: Path, name: str, **sections: Any) -> Path:
+    """The job file of a server of one rank that is renewed."""
+    serve = {"renew": True, "keep_running": True, "ready_timeout_seconds": 120, **sections.pop("serve", {})}
+    companion = {"companion": {"enabled": False}, **sections}
+    return person.job(name, engine={"directory": str(engine)}, serve=serve, **companion)
+
+
 def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alone: Path) -> None:
-    serve = {"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "drain_seconds": 20}
-    job = person.job(
-        "renewed",
-        engine={"directory": str(engine_alone)},
-        repository={"bls_instances": 1, "decoupled": True},
-        serve=serve,
-        companion={"enabled": False},
+    streams = {"bls_instances": 1, "decoupled": True}
+    run = person.serves(
+        renewing(person, engine_alone, "renewed", serve={"drain_seconds": 20}, repository=streams)
     )
-    _, run = person.submit(job, wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
     first = serve_stage(person, run)
     assert first["next_job_id"] and f"job {first['next_job_id']} waits" in first["sentence"]
     with asking(person, run) as answers:
@@ -49,10 +49,7 @@ def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alo
     [renewed] = [event for event in read_events(run, "serve") if event.name == "renewed"]
     assert 0 < renewed.data["downtime_s"] < 90
     print(f"nobody served for {renewed.data['downtime_s']} s; {len(answers)} answers meanwhile")
-    cancelled = person.types("cancel", run.folder)
-    assert cancelled.returncode == 0, cancelled.stderr
-    assert person.has_no_jobs(), person.slurm("squeue")
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.cancel(run)
 
 
 @pytest.mark.thorough
@@ -60,12 +57,8 @@ def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
     person: Person, engine_alone: Path
 ) -> None:
     levels = {"rates_per_second": [20, 30], "requests": 200, "max_tokens": 4, "max_late_share": 1.0}
-    job = person.job(
-        "measured",
-        engine={"directory": str(engine_alone)},
-        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "drain_seconds": 5},
-        companion={"benchmark": levels},
-    )
+    sections = {"serve": {"drain_seconds": 5}, "companion": {"benchmark": levels}}
+    job = renewing(person, engine_alone, "measured", **sections)
     _, run = person.submit(job, wait=False)
     requests = run.measurement(COMPANION_MEASUREMENT).requests
     assert eventually(lambda: requests.exists() and '"level": 1' in requests.read_text(), 120)
@@ -78,19 +71,11 @@ def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
     assert any("away" in warning for warning in measured.verdict.warnings)
     companion = next(one for one in person.status(run)["stages"] if one["stage"] == "companion")
     assert companion["state"] in ("COMPLETED", "COMPLETING", "RUNNING")
-    assert person.types("cancel", run.folder).returncode == 0
-    assert person.has_no_jobs(), person.slurm("squeue")
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.cancel(run)
 
 
 def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: Path) -> None:
-    job = person.job(
-        "ended",
-        engine={"directory": str(engine_alone)},
-        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120},
-        companion={"enabled": False},
-    )
-    _, run = person.submit(job, wait=False)
+    _, run = person.submit(renewing(person, engine_alone, "ended"), wait=False)
     assert eventually(lambda: waiting_job(run) is not None, 60), person.status(run)
     person.slurm("scancel", serve_stage(person, run)["job_id"])
     assert eventually(person.has_no_jobs, 60), person.slurm("squeue")
@@ -102,18 +87,11 @@ def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: P
 @pytest.mark.thorough
 def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alone: Path) -> None:
     """The job tells Slurm so at its end; where it no longer could, the next one sees it, and makes room."""
-    job = person.job(
-        "moved",
-        engine={"directory": str(engine_alone)},
-        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "restarts": 0},
-        companion={"enabled": False},
-    )
-    _, run = person.submit(job, wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    run = person.serves(renewing(person, engine_alone, "moved", serve={"restarts": 0}))
     first = serve_stage(person, run)
     break_gpu(run)
     # Nothing is left that could tell anybody, or clean up, as on a node that is lost.
-    node = node_of(person, first)
+    node = person.node(first["nodes"])
     node.run(["pkill", "-KILL", "-f", "slurm_script|runtime.pyz"])
     assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
     second = serve_stage(person, run)
@@ -127,32 +105,21 @@ def test_the_next_job_does_not_get_the_node_at_fault(person: Person, engine_alon
     # When such a node is started anew, these are gone.
     files = f"rm -rf /tmp/trt{first['job_id']}_* /dev/shm/trt{first['job_id']}_*"
     node.run(["bash", "-c", files])
-    assert eventually(lambda: person.leftovers() == [], 15), person.leftovers()
+    person.has_nothing_left()
 
 
 @pytest.mark.thorough
 def test_a_job_that_ends_in_order_changes_the_one_that_waits(person: Person, engine_alone: Path) -> None:
-    job = person.job(
-        "changed",
-        engine={"directory": str(engine_alone)},
-        serve={"renew": True, "keep_running": True, "ready_timeout_seconds": 120, "restarts": 0},
-        companion={"enabled": False},
-    )
-    _, run = person.submit(job, wait=False)
-    assert eventually(lambda: run.endpoint.exists(), 90), person.status(run)
+    run = person.serves(renewing(person, engine_alone, "changed", serve={"restarts": 0}))
     first = serve_stage(person, run)
     break_gpu(run)
     [record] = rank_records(run, "serve")
-    node_of(person, first).run(["pkill", "-KILL", "-x", "tritonserver"])
+    person.node(first["nodes"]).run(["pkill", "-KILL", "-x", "tritonserver"])
     assert eventually(lambda: renewals(run) == [1], 120), run.batch_log("serve").read_text()
     second = serve_stage(person, run)
     assert second["job_id"] == first["next_job_id"] and second["nodes"] != first["nodes"] == record.host
     assert person.types("cancel", run.folder).returncode == 0
     assert person.has_no_jobs(), person.slurm("squeue")
-
-
-def node_of(person: Person, stage: dict[str, Any]) -> Node:
-    return next(node for node in person.sandbox.nodes if node.name == stage["nodes"])
 
 
 def break_gpu(run: RunPaths) -> None:

@@ -10,7 +10,6 @@ import pytest
 from tests.render.cases import render_case
 from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import one_rank
-from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import read_events
 
 pytestmark = pytest.mark.slurm
@@ -27,9 +26,7 @@ def spawn_check() -> str:
 
 def test_slurm_refuses_to_spawn_and_mpirun_does_it(person: Person, engine_alone: Path) -> None:
     job = person.job("spawning", **one_rank(engine_alone))
-    rendered = person.types("render", job, "--cluster", person.profile)
-    assert rendered.returncode == 0, rendered.stderr
-    run = RunPaths(rendered.stdout.splitlines()[0].removeprefix("rendered "))
+    _, run = person.render(job)
     script = person.folder / "spawn.sh"
     lines = [
         "#!/bin/bash",

@@ -25,12 +25,8 @@ def all_models(person: Person) -> Path:
 
 
 def test_one_task_prints_the_templates_and_a_job_is_made_of_them(person: Person, all_models: Path) -> None:
-    options: list[str | Path] = [
-        "--cluster",
-        person.profile,
-        "--set",
-        f"cluster.container.all_models={json.dumps(str(all_models))}",
-    ]
+    folder = f"cluster.container.all_models={json.dumps(str(all_models))}"
+    options: list[str | Path] = ["--cluster", person.profile, "--set", folder]
     version = ["--set", "cluster.container.tensorrt_llm_version=0.16.0"]
     fetched = person.types("templates", "fetch", *options, "--json")
     assert fetched.returncode == 0, fetched.stderr

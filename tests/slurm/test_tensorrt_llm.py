@@ -19,7 +19,6 @@ from tests.runtime.model_repository.upstream import write_llmapi
 from tests.slurm.conftest import Person
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
-from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.records import RankRecord
 
@@ -35,9 +34,8 @@ def site(person: Person, engine: Path) -> Iterator[Site]:
 
 
 def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(site: Site) -> None:
-    answer, run = site.submit(site.job("first"))
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "engine: not in the cache" in answer.stdout and "build: has completed" in answer.stderr
+    said, run = site.submit(site.job("first"))
+    assert "engine: not in the cache" in said and "build: has completed" in said
     # The fake models answer with their engine's and their tokenizer's folder.
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
     convert, build = site.calls()
@@ -55,16 +53,15 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
     # Only the build differs: the conversion is found again.
     told, third = site.render(site.job("third", engine={"max_batch_size": 2}))
     assert "max_batch_size" in told  # what differs from the nearest
-    site.person.slurm("sbatch", "--wait", third.sbatch("build"))
+    site.slurm("sbatch", "--wait", third.sbatch("build"))
     assert [call[0] for call in site.calls()[2:]] == ["trtllm-build"]
-    assert site.person.types("engines", "verify", "--cluster", site.profile).returncode == 0
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    assert site.types("engines", "verify", "--cluster", site.profile).returncode == 0
+    site.has_nothing_left()
 
 
 def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
     site.carries("0.17.0")
-    answer, run = site.submit(site.job("mismatch"))
-    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    _, run = site.submit(site.job("mismatch"), exit_code=ExitCode.BUILD)
     log = run.rank_log("build", 0).read_text()
     assert "0.16.0" in log and "0.17.0" in log and "Traceback" not in log
     assert not site.container.calls.exists(), "nothing was started with the wrong release"
@@ -74,12 +71,11 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
     """As when the lists here are wrong about a release: the log has upstream's own sentence."""
     program = site.container.folder / "bin" / "trtllm-build"
     program.write_text(program.read_text().replace('"$@"', '"$@" --no_such_option'))
-    answer, run = site.submit(site.job("refused"))
-    assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
+    _, run = site.submit(site.job("refused"), exit_code=ExitCode.BUILD)
     assert "unrecognized arguments: --no_such_option" in run.rank_log("build", 0).read_text()
     program.write_text(program.read_text().replace(" --no_such_option", ""))
     _, mended = site.render(site.job("mended"))
-    site.person.slurm("sbatch", "--wait", mended.sbatch("build"))
+    site.slurm("sbatch", "--wait", mended.sbatch("build"))
     refused, built = site.calls()[1:]  # after the one conversion, which both runs share
     assert refused[-1] == "--no_such_option" and built[:-1] == refused[:-2]  # but for the output folder
 
@@ -88,10 +84,9 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
 def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
     """As in a container: /dev/shm is each node's own."""
     templates = site.container.folder / "all_models"
-    for node in site.person.sandbox.nodes:
+    for node in site.sandbox.nodes:
         node.run(["cp", "-r", str(templates), "/dev/shm/all_models"])
-    answer, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/dev/shm/all_models")
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    _, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/dev/shm/all_models")
     assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
 
@@ -101,7 +96,7 @@ def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> N
     add_llm_api(site.container)
     write_llmapi(site.container.folder, LLM_API)
     site.carries("1.1.0")
-    over = site.person.folder / "the workers may end"
+    over = site.folder / "the workers may end"
     job = site.job(
         "llm-api",
         repository={},
@@ -110,8 +105,7 @@ def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> N
     )
     release = "cluster.container.tensorrt_llm_version=1.1.0"
     environment = f"cluster.environment.FAKE_LAUNCH_OVER={json.dumps(str(over))}"
-    answer, run = site.submit(job, "--set", release, "--set", environment)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
+    _, run = site.submit(job, "--set", release, "--set", environment)
     assert "build" not in stages(run)
     for text in answers(run):
         asked, _, arguments = text.partition("|")
@@ -120,4 +114,4 @@ def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> N
     assert leader is not None and ended_when_asked(run, 0), run.rank_log("serve", 0).read_text()
     # A server that gives up waiting for its models fails, and the launcher does not end the workers then.
     assert over.exists() == (leader.exit_code == 0)
-    assert eventually(lambda: site.person.leftovers() == [], 15), site.person.leftovers()
+    site.has_nothing_left()

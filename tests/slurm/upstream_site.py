@@ -31,39 +31,23 @@ LLAMA = {
 }
 
 
-@dataclass
-class Site:
+@dataclass(kw_only=True)
+class Site(Person):
     """A person whose cluster has a TensorRT-LLM container, as far as anybody can tell."""
 
-    person: Person
     container: FakeContainer
     model: Path
-    profile: Path
 
     def job(self, name: str, **more: Any) -> Path:
         engine = {"backend": "python", "tensor_parallel": 2, "dtype": "float16", "max_batch_size": 4}
-        return self.person.job(
-            name,
-            **{
-                "model": {"path": str(self.model)},
-                "engine": {**engine, "max_input_len": 64, "max_seq_len": 128, **more.pop("engine", {})},
-                "repository": {"bls_instances": 1},
-                "serve": {"nodes": 2, "ready_timeout_seconds": 120},
-                "companion": {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": None},
-                **more,
-            },
-        )
-
-    def submit(self, job: Path, *words: str) -> tuple[subprocess.CompletedProcess[str], RunPaths]:
-        answer = self.person.types("submit", job, "--cluster", self.profile, "--wait", *words)
-        lines = [line for line in answer.stdout.splitlines() if line.startswith("  folder ")]
-        assert lines, answer.stdout + answer.stderr
-        return answer, RunPaths(lines[0].removeprefix("  folder "))
-
-    def render(self, job: Path) -> tuple[str, RunPaths]:
-        answer = self.person.types("render", job, "--cluster", self.profile)
-        assert answer.returncode == 0, answer.stderr
-        return answer.stdout, RunPaths(answer.stdout.splitlines()[0].removeprefix("rendered "))
+        sections = {
+            "model": {"path": str(self.model)},
+            "engine": {**engine, "max_input_len": 64, "max_seq_len": 128, **more.pop("engine", {})},
+            "repository": {"bls_instances": 1},
+            "serve": {"nodes": 2, "ready_timeout_seconds": 120},
+            "companion": {"request": {"prompt": "hello", "max_tokens": 4}, "benchmark": None},
+        }
+        return super().job(name, **{**sections, **more})
 
     def carries(self, release: str) -> None:
         """Have another release in the container than its profile says."""
@@ -105,7 +89,7 @@ def upstream_site(
     made = [folder, server] if has_backend else [folder]
     subprocess.run(["chown", "-R", f"--reference={person.folder}", *made], check=True)
     try:
-        yield Site(person, container, model, profile)
+        yield Site(**{**vars(person), "profile": profile}, container=container, model=model)
     finally:
         shutil.rmtree(folder)
         shutil.rmtree(server, ignore_errors=True)
