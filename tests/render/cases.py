@@ -472,12 +472,13 @@ def recorded_outcomes() -> Files:
 
 
 def write_golden() -> None:
+    # All of it before anything is removed: rendering may fail.
+    rendered, recorded = {name: render_case(name) for name in CASES}, recorded_outcomes()
     shutil.rmtree(GOLDEN)
-    rendered = {name: render_case(name) for name in CASES}
     for name, files in rendered.items():
         base = BASES.get(name)
         write_case(GOLDEN, name, files, (base, rendered[base]) if base else None)
-    write_case(GOLDEN, OUTCOMES, recorded_outcomes(), None)
+    write_case(GOLDEN, OUTCOMES, recorded, None)
 
 
 def write_whole(folder: Path) -> None:
