@@ -116,32 +116,6 @@ def test_argparse_takes_every_command(tmp_path: Path, name: str) -> None:
             _parser(known).parse_args([text(word) for word in words[script + 1 :]])
 
 
-def test_both_logits_are_gathered(tmp_path: Path) -> None:
-    """The README's --gather_all_token_logits is both of these."""
-    plan = options(command(steps_of(tmp_path, "readme-gpt2-logits"), "trtllm-build"))
-    assert plan["--gather_context_logits"] == plan["--gather_generation_logits"] == ()
-
-
-def test_gpt_s_checkpoint_is_prepared_for_build_py(tmp_path: Path) -> None:
-    """'Prepare the model checkpoint following the instructions in the README file'."""
-    prepare, build = steps_of(tmp_path, "ifb-gpt")
-    assert options(prepare.commands[0])["--storage-type"] == ("float16",)
-    assert Placeholder("prepare", "/1-gpu") in build.commands[0]
-
-
-@pytest.mark.parametrize("release", ["0.5.0", "0.6.1", "0.7.1"])
-def test_no_build_py_of_llama_takes_the_guide_s_lora_options(release: str) -> None:
-    made = yaml.safe_load(jobs()["ifb-llama-7b-lora"].read_text(encoding="utf-8"))
-    engine = {**made["engine"], "tensorrt_llm_version": release, "inflight_batching": True}
-    problems = {
-        problem.field: problem.message
-        for problem in found(JobFile.model_validate({**made, "engine": engine}))
-    }
-    for key in ("engine.max_lora_rank", "engine.lora.target_modules"):
-        assert f"TensorRT-LLM {release} has no option for it" in problems[key]
-        assert "0.8.0" in problems[key] and "0.9.0" in problems[key]
-
-
 def test_the_guide_s_lora_options_in_the_words_of_0_8(tmp_path: Path) -> None:
     steps = {step.name: step for step in steps_of(tmp_path, "ifb-llama-7b-lora")}
     assert list(steps) == ["lora", "convert", "build"]
@@ -161,16 +135,3 @@ def test_adapters_are_converted_as_in_the_guide(tmp_path: Path) -> None:
         name = seed["-i"][0]
         assert words["-i"] == (f"/models/{name}",) and words["-o"] == (f"<output/{name}>",)
         assert words["--storage-type"] == seed["--storage-type"]
-
-
-def test_seven_b_on_one_gpu_and_behind_an_orchestrator_are_built_alike(tmp_path: Path) -> None:
-    leader, spawned, one = (
-        command(steps_of(tmp_path, name), "trtllm-build")
-        for name in (
-            "llama2-7b-multi-instance",
-            "llama2-7b-multi-instance-orchestrator",
-            "llama2-7b-multi-instance-one-gpu",
-        )
-    )
-    assert options(leader) | {"--gpus_per_node": ()} == options(spawned) | {"--gpus_per_node": ()}
-    assert set(options(leader)) - set(options(one)) == {"--gpus_per_node"}

@@ -13,8 +13,10 @@ import yaml
 
 from tests.plan.made_steps import cluster, found, job, line, made_plan, notes, steps
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 
 CASES = {
@@ -421,6 +423,10 @@ reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /b}}, $WO
 reference - {max_lora_rank: 8, companion: {$WORKLOAD}}
 reference - {directory: /engines/with-lora, companion: {$WORKLOAD}}
 reference - {companion: {enabled: false, $WORKLOAD}}
+# No build.py of LLaMA takes the LoRA options of inflight_batching.md.
+0.5.0 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
+0.6.1 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
+0.7.1 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
 # Of the engine.
 0.16.0 llama {max_lora_rank: 8}
 0.16.0 llama {lora: {target_modules: [attn_q]}}
@@ -501,19 +507,31 @@ SECTIONS = ("repository", "serve", "build", "companion")
 
 def recorded() -> dict[str, str]:
     """Return the files of ``tests/golden/engine-builds``."""
-    return {
-        f"{name}.txt": "".join(f"{text}\n" for case in cases.strip().splitlines() for text in _outcome(case))
+    files = {
+        name: [text for case in cases.strip().splitlines() for text in _outcome(case)]
         for name, cases in CASES.items()
     }
+    shipped = [job.name for job in shipped_jobs() if job.backend in ("tensorrtllm", "pytorch")]
+    files["shipped-jobs"] = [text for name in shipped for text in _outcome_of_shipped(name)]
+    return {f"{name}.txt": "".join(f"{text}\n" for text in texts) for name, texts in files.items()}
 
 
 def _outcome(case: str) -> Iterator[str]:
     """Yield the case and, indented, what it leads to; a comment as it is."""
-    if case.startswith("#"):
-        yield case
-        return
     yield case
-    made, site = _files(case)
+    if not case.startswith("#"):
+        yield from _lead(*_files(case))
+
+
+def _outcome_of_shipped(name: str) -> Iterator[str]:
+    yield f"{name}.yaml"
+    made = JobFile.model_validate(yaml.safe_load(jobs()[name].read_text(encoding="utf-8")))
+    release = made.engine.tensorrt_llm_version
+    yield from _lead(made, cluster(container={"tensorrt_llm_version": release}))
+
+
+def _lead(made: JobFile, site: ClusterProfile) -> Iterator[str]:
+    """Yield findings, or build steps, servers and notes."""
     problems = found(made, site)
     for problem in problems:
         yield f"  {problem.code} {problem.field}: {problem.message}"
