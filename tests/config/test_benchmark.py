@@ -1,12 +1,12 @@
-"""The settings of the benchmark in a job file: defaults that give way, and conflicts."""
+"""The settings of the benchmark in a job file: defaults that give way; conflicts are in ``outcomes.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.config.files import CLUSTER, JOB, Folder
+from tests.config.files import JOB, Folder
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
+from trtllm_hpc.validation.benchmark_rules import scheduled_seconds
 
 HEAD = "companion:\n  benchmark:\n"
 
@@ -36,73 +36,12 @@ def test_a_relative_file_lies_beside_the_job_file(files: Folder) -> None:
     assert settings.workload.tokenizer == str(files.folder / "t")
 
 
-@pytest.mark.parametrize(
-    ("lines", "code", "field"),
-    [
-        ("workload: {prompts: [a], kind: normal}", "conflict", "workload.prompts"),
-        ("workload: {prefixes: 2}", "conflict", "workload.prefixes"),
-        ("workload: {kind: dataset}", "missing", "workload.path"),
-        ("workload: {path: /a}", "conflict", "workload.path"),
-        ("arrival: trace", "conflict", "arrival"),
-        ("concurrency: 2\nconcurrencies: [1, 2]", "conflict", "concurrencies"),
-        ("concurrency: 2\nrates_per_second: [1, 2]", "conflict", "rates_per_second"),
-        ("concurrency: 2\nramp_to_per_second: 2", "conflict", "ramp_to_per_second"),
-        ("rates_per_second: [1, 2]\nramp_to_per_second: 2", "conflict", "ramp_to_per_second"),
-        ("workload: {kind: trace, path: /a}\nramp_to_per_second: 2", "conflict", "ramp_to_per_second"),
-        ("requests: 5\nduration_seconds: 5", "conflict", "duration_seconds"),
-        ("requests: null", "missing", "requests"),
-        ("warmup_requests: 1\nwarmup_seconds: 1", "conflict", "warmup_seconds"),
-        ("find_max: true", "missing", "slo"),
-        ("find_max: true\nslo: ttft<1s\nconcurrency: 4", "conflict", "concurrency"),
-        ("find_max: true\nslo: ttft<1s\nrates_per_second: [1]", "conflict", "rates_per_second"),
-        ("workload: {kind: normal, input_tokens: 257}", "conflict", "workload.input_tokens"),
-        ("workload: {kind: shared-prefix, input_tokens: 1}", "conflict", "workload.input_tokens"),
-        ("workload: {kind: normal, output_tokens: 512}", "conflict", "workload.output_tokens"),
-        ("duration_seconds: 3600", "conflict", "duration_seconds"),
-        ("rates_per_second: [4.0, 0.001]", "conflict", "requests"),
-        ("models: [a, b, a]", "conflict", "models"),
-        ("rates_per_second: [2.0, 4.0, 2.0]", "conflict", "rates_per_second"),
-        ("concurrencies: [2, 2]", "conflict", "concurrencies"),
-        ("requests: 9", "conflict", "requests"),
-        ("requests: 9\nconcurrency: 2", "conflict", "requests"),
-        ("rates_per_second: [4.0, 20.1]", "conflict", "requests"),
-        ("rate_per_second: 10.0\nramp_to_per_second: 30.1", "conflict", "requests"),
-        ("duration_seconds: 0.9\nrate_per_second: 20.0", "conflict", "duration_seconds"),
-        ("duration_seconds: 0.9\nconcurrency: 2", "conflict", "duration_seconds"),
-        ("duration_seconds: 2\nrates_per_second: [20.0, 4.5]", "conflict", "duration_seconds"),
-        ("find_max: true\nslo: ttft<1s\nduration_seconds: 2", "conflict", "duration_seconds"),
-        ("find_max: true\nslo: ttft<1s\nrequests: 5\nrate_per_second: 0.5", "conflict", "requests"),
-        ("rates_per_second: [4.0, 0]", "out-of-range", "rates_per_second[1]"),
-    ],
-)  # fmt: skip
-def test_settings_that_do_not_go_together(files: Folder, lines: str, code: str, field: str) -> None:
-    small = "engine: {max_input_len: 256, max_seq_len: 512}\n"
-    section = HEAD + "".join(f"    {line}\n" for line in lines.splitlines())
-    # Several bounds of time may be broken at once: each names the same setting.
-    diagnostics = files.diagnostics(JOB + small + section, CLUSTER)
-    assert {(diagnostic.code, diagnostic.field) for diagnostic in diagnostics} == {
-        (code, f"companion.benchmark.{field}")
-    }
-    assert all(diagnostic.hint or diagnostic.code == "out-of-range" for diagnostic in diagnostics)
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        "requests: 10",
-        "rate_per_second: 20.0",
-        "requests: 5\nmin_requests: 5",
-        "rate_per_second: 100.0\nmin_window_seconds: 0.2",
-        "duration_seconds: 1\nrate_per_second: 10.0",
-        "duration_seconds: 1\nconcurrency: 1",
-        "requests: 10\nconcurrency: 1000",
-        "workload: {kind: trace, path: /a}",
-        # A search makes windows that are long enough of whatever number.
-        "find_max: true\nslo: ttft<1s\nrequests: 5\nrate_per_second: 3.0",
-    ],
-)
-def test_what_may_be_long_enough_is_measured(files: Folder, lines: str) -> None:
-    assert settings_problems(benchmark(files, lines)) == []
+def test_a_rate_of_a_list_is_above_zero(files: Folder) -> None:
+    diagnostic = files.diagnostic(f"{JOB}{HEAD}    rates_per_second: [4.0, 0]\n")
+    assert (diagnostic.code, diagnostic.field) == (
+        "out-of-range",
+        "companion.benchmark.rates_per_second[1]",
+    )
 
 
 @pytest.mark.parametrize(

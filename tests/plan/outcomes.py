@@ -458,6 +458,52 @@ reference - {companion: {request: {context_logits: true}}}
 reference - {gather_context_logits: true, companion: {request: {generation_logits: true}}}
 reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {max_tokens: 9999}}}
 """,
+    "benchmark": """
+# Settings of the benchmark that do not go together, or measure for too short a time.
+reference - {$SMALL, benchmark: {workload: {prompts: [a], kind: normal}}}
+reference - {$SMALL, benchmark: {workload: {prefixes: 2}}}
+reference - {$SMALL, benchmark: {workload: {kind: dataset}}}
+reference - {$SMALL, benchmark: {workload: {path: /a}}}
+reference - {$SMALL, benchmark: {arrival: trace}}
+reference - {$SMALL, benchmark: {concurrency: 2, concurrencies: [1, 2]}}
+reference - {$SMALL, benchmark: {concurrency: 2, rates_per_second: [1, 2]}}
+reference - {$SMALL, benchmark: {concurrency: 2, ramp_to_per_second: 2}}
+reference - {$SMALL, benchmark: {rates_per_second: [1, 2], ramp_to_per_second: 2}}
+reference - {$SMALL, benchmark: {workload: {kind: trace, path: /a}, ramp_to_per_second: 2}}
+reference - {$SMALL, benchmark: {requests: 5, duration_seconds: 5}}
+reference - {$SMALL, benchmark: {requests: null}}
+reference - {$SMALL, benchmark: {warmup_requests: 1, warmup_seconds: 1}}
+reference - {$SMALL, benchmark: {find_max: true}}
+reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, concurrency: 4}}
+reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, rates_per_second: [1]}}
+reference - {$SMALL, benchmark: {workload: {kind: normal, input_tokens: 257}}}
+reference - {$SMALL, benchmark: {workload: {kind: shared-prefix, input_tokens: 1}}}
+reference - {$SMALL, benchmark: {workload: {kind: normal, output_tokens: 512}}}
+reference - {$SMALL, benchmark: {duration_seconds: 3600}}
+reference - {$SMALL, benchmark: {rates_per_second: [4.0, 0.001]}}
+reference - {$SMALL, benchmark: {models: [a, b, a]}}
+reference - {$SMALL, benchmark: {rates_per_second: [2.0, 4.0, 2.0]}}
+reference - {$SMALL, benchmark: {concurrencies: [2, 2]}}
+reference - {$SMALL, benchmark: {requests: 9}}
+reference - {$SMALL, benchmark: {requests: 9, concurrency: 2}}
+reference - {$SMALL, benchmark: {rates_per_second: [4.0, 20.1]}}
+reference - {$SMALL, benchmark: {rate_per_second: 10.0, ramp_to_per_second: 30.1}}
+reference - {$SMALL, benchmark: {duration_seconds: 0.9, rate_per_second: 20.0}}
+reference - {$SMALL, benchmark: {duration_seconds: 0.9, concurrency: 2}}
+reference - {$SMALL, benchmark: {duration_seconds: 2, rates_per_second: [20.0, 4.5]}}
+reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, duration_seconds: 2}}
+reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate_per_second: 0.5}}
+# What may be long enough. A search makes windows that are long enough of whatever number.
+reference - {$SMALL, benchmark: {requests: 10}}
+reference - {$SMALL, benchmark: {rate_per_second: 20.0}}
+reference - {$SMALL, benchmark: {requests: 5, min_requests: 5}}
+reference - {$SMALL, benchmark: {rate_per_second: 100.0, min_window_seconds: 0.2}}
+reference - {$SMALL, benchmark: {duration_seconds: 1, rate_per_second: 10.0}}
+reference - {$SMALL, benchmark: {duration_seconds: 1, concurrency: 1}}
+reference - {$SMALL, benchmark: {requests: 10, concurrency: 1000}}
+reference - {$SMALL, benchmark: {workload: {kind: trace, path: /a}}}
+reference - {$SMALL, benchmark: {find_max: true, slo: ttft<1s, requests: 5, rate_per_second: 3.0}}
+""",
     "raw-options": """
 # They are the last words of their program, and not written out a second time.
 0.16.0 llama {options: {build: [--strip_plan, --visualize_network], convert: [--load_model_on_cpu]}}
@@ -476,8 +522,8 @@ reference - {companion: {enabled: false, endpoint_timeout_seconds: 1, request: {
 }
 """Lines ``RELEASE FAMILY {engine keys}`` by file.
 
-Among the keys are other sections, ``site`` for the profile, and ``copies`` and
-``phases`` for the modes of serving that take them.
+Among the keys are other sections, ``site`` for the profile, ``benchmark`` for the
+companion's, and ``copies`` and ``phases`` for the modes of serving that take them.
 """
 
 SHORT = {
@@ -491,6 +537,7 @@ SHORT = {
     "DRAFTED": "speculative_config: {decoding_type: Draft_Target, max_draft_len: 3}",
     "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
     "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",
+    "SMALL": "max_input_len: 256, max_seq_len: 512",
     "CACHE_OF_1583": "repository: {max_tokens_in_paged_kv_cache: 1583}",
     "ONE": "name: tensorrt_llm, gpu_device_ids: [0, 1]",
     "CONTEXT": "context: {instances: [[0, 1]]}",
@@ -565,6 +612,8 @@ def _files(case: str) -> tuple[JobFile, ClusterProfile]:
     keys = yaml.safe_load(re.sub(r"\$([A-Z0-9_]+)", lambda short: SHORT[short[1]], text))
     sections = {name: keys.pop(name) for name in SECTIONS if name in keys}
     site = cluster(**keys.pop("site", {}))
+    if benchmark := keys.pop("benchmark", None):
+        sections["companion"] = {"benchmark": benchmark}
     if copies := keys.pop("copies", None):
         sections |= {"serve": {"mode": "orchestrator"}, "repository": {"models": copies}}
     if phases := keys.pop("phases", None):
