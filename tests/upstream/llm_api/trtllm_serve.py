@@ -159,24 +159,17 @@ def torch_out_of_memory() -> RuntimeError:
     return RuntimeError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a capacity of 79.10 GiB")
 
 
-class _Server:
-    """The routes of ``tensorrt_llm/serve/openai_server.py``."""
+class _Routes:
+    """The routes that both servers have."""
 
-    def __init__(self, model: str, key: str | None) -> None:
-        self._model, self._auth_key = model, key
-        self._behind = os.environ.get("FAKE_SERVE_WITH")
-        self._steps = 0
-        self._health_asked = 0
+    _client: aiohttp.ClientSession
 
     def app(self) -> web.Application:
         """Return the application."""
         made = web.Application()
         made.cleanup_ctx.append(self._session)
         made.router.add_get("/health", self._health)
-        made.router.add_get("/health_generate", self._health_generate)
         made.router.add_get("/version", self._version)
-        made.router.add_get("/v1/models", self._models)
-        made.router.add_get("/metrics", self._metrics)
         made.router.add_post("/v1/completions", self._complete)
         made.router.add_post("/v1/chat/completions", self._complete)
         return made
@@ -188,6 +181,41 @@ class _Server:
     async def _health(self, _request: web.Request) -> web.Response:
         return web.Response()
 
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "1.2.0"})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        raise NotImplementedError
+
+    async def _pass_on(
+        self, request: web.Request, url: str, body: dict[str, Any], headers: dict[str, str]
+    ) -> web.StreamResponse:
+        """Answer a request with what another server answers, piece by piece."""
+        async with self._client.post(url, json=body, headers=headers) as found:
+            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+            await answer.prepare(request)
+            async for piece in found.content.iter_any():
+                await answer.write(piece)
+            return answer
+
+
+class _Server(_Routes):
+    """The routes of ``tensorrt_llm/serve/openai_server.py``."""
+
+    def __init__(self, model: str, key: str | None) -> None:
+        self._model, self._auth_key = model, key
+        self._behind = os.environ.get("FAKE_SERVE_WITH")
+        self._steps = 0
+        self._health_asked = 0
+
+    def app(self) -> web.Application:
+        """Return the application."""
+        made = super().app()
+        made.router.add_get("/health_generate", self._health_generate)
+        made.router.add_get("/v1/models", self._models)
+        made.router.add_get("/metrics", self._metrics)
+        return made
+
     async def _health_generate(self, _request: web.Request) -> web.Response:
         if self._behind is not None:
             asked = {"model": os.environ["FAKE_SERVE_MODEL"], "prompt": "a", "max_tokens": 1}
@@ -197,9 +225,6 @@ class _Server:
         if "hangs" in BEHAVIOUR and self._health_asked > 1:
             await asyncio.sleep(3600)
         return web.Response(status=500 if "no-token" in BEHAVIOUR else 200)
-
-    async def _version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": "1.2.0"})
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
@@ -214,7 +239,8 @@ class _Server:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self._steps += 1
         if self._behind is not None:
-            return await self._pass_on(request)
+            behind = {**await request.json(), "model": os.environ["FAKE_SERVE_MODEL"]}
+            return await self._pass_on(request, f"{self._behind}{request.path}", behind, {})
         body = await request.json()
         phase = body.get("disaggregated_params") or {}
         if phase.get("request_type") == "context_only":
@@ -244,43 +270,14 @@ class _Server:
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
-    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
-        body = {**await request.json(), "model": os.environ["FAKE_SERVE_MODEL"]}
-        async with self._client.post(f"{self._behind}{request.path}", json=body) as found:
-            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
-            await answer.prepare(request)
-            async for piece in found.content.iter_any():
-                await answer.write(piece)
-            return answer
 
-
-class _Front:
+class _Front(_Routes):
     """The routes of ``tensorrt_llm/serve/openai_disagg_server.py``."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._context = itertools.cycle(config["context_servers"]["urls"])
         self._generation = itertools.cycle(config["generation_servers"]["urls"])
         self._headers = {_AUTH_HEADER: config[AUTH_KEY]} if _knows_auth_key() and AUTH_KEY in config else {}
-
-    def app(self) -> web.Application:
-        """Return the application."""
-        made = web.Application()
-        made.cleanup_ctx.append(self._session)
-        made.router.add_get("/health", self._health)
-        made.router.add_get("/version", self._version)
-        made.router.add_post("/v1/completions", self._complete)
-        made.router.add_post("/v1/chat/completions", self._complete)
-        return made
-
-    async def _session(self, _app: web.Application) -> AsyncIterator[None]:
-        async with aiohttp.ClientSession() as self._client:
-            yield
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": "1.2.0"})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -290,12 +287,7 @@ class _Front:
             given = (await prepared.json())["choices"][0]["disaggregated_params"]
         url = f"http://{next(self._generation)}{request.path}"
         body = {**body, "disaggregated_params": given}
-        async with self._client.post(url, json=body, headers=self._headers) as found:
-            answer = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
-            await answer.prepare(request)
-            async for piece in found.content.iter_any():
-                await answer.write(piece)
-            return answer
+        return await self._pass_on(request, url, body, self._headers)
 
 
 def disaggregated(config_file: str, server_start_timeout: int, **_given: Any) -> None:
