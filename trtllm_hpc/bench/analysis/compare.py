@@ -38,7 +38,7 @@ class Tolerance:
 
     relative: float = 0.05
     absolute: float = 0.0
-    """In the unit of each figure. Upstream's 50 hides a latency that rises from 10 to 60 ms."""
+    """In the unit of each figure. Upstream's 50 would hide a latency that rises from 10 to 60 ms."""
 
     def __str__(self) -> str:
         relative = f"{self.relative * 100:.4g} %"
@@ -47,10 +47,6 @@ class Tolerance:
     def exceeded(self, before: float, after: float) -> bool:
         """Return whether ``after`` differs from ``before`` by more than the tolerance."""
         return abs(after - before) > self.absolute + self.relative * abs(before)
-
-
-UPSTREAM_TOLERANCE = Tolerance(relative=0.05, absolute=50.0)
-"""The defaults of ``benchmark_core_model.py``."""
 
 
 @dataclass(frozen=True)
