@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtllm_hpc.client.lora import is_unknown_adapter, read_adapter, task_inputs
+from trtllm_hpc.client.lora import is_unknown_adapter, read_adapter
 from trtllm_hpc.errors import RequestFailed
 
 WEIGHTS = np.arange(8, dtype=np.float16).reshape(1, 2, 4)
@@ -23,15 +23,11 @@ def save(folder: Path, weights: Any = WEIGHTS, config: Any = CONFIG, name: str =
     return folder
 
 
-def test_an_adapter_becomes_the_three_inputs_and_later_only_its_number(tmp_path: Path) -> None:
+def test_an_adapter_has_its_weights_and_their_configuration(tmp_path: Path) -> None:
     adapter = read_adapter(save(tmp_path), 7)
-    inputs = adapter.inputs()
-    assert list(inputs) == ["lora_task_id", "lora_weights", "lora_config"]
-    assert [str(array.dtype) for array in inputs.values()] == ["uint64", "float16", "int32"]
-    assert [array.shape for array in inputs.values()] == [(1, 1), (1, 2, 4), (1, 2, 3)]
-    assert inputs["lora_task_id"].item() == 7 and adapter.rank == 4
-    assert np.array_equal(inputs["lora_weights"], WEIGHTS) and np.array_equal(inputs["lora_config"], CONFIG)
-    assert {name: array.tolist() for name, array in task_inputs(7).items()} == {"lora_task_id": [[7]]}
+    assert (adapter.task_id, adapter.rank) == (7, 4)
+    assert [str(array.dtype) for array in (adapter.weights, adapter.config)] == ["float16", "int32"]
+    assert np.array_equal(adapter.weights, WEIGHTS) and np.array_equal(adapter.config, CONFIG)
 
 
 def test_old_releases_call_the_configuration_keys(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
         (401, b'{"error": {"message": "wrong key"}}', RequestFailed, "answered 401.*wrong key"),
         (404, b'{"error": {"message": "no such model"}}', RequestFailed, "no such model"),
         (503, b'{"error": {"message": "no server"}}', ServerUnreachable, "answered 503"),
-        (200, b'{"choices": []}', RequestFailed, "without a 'text_output'"),
+        (200, b'{"choices": []}', RequestFailed, "without a text"),
         (200, b"{", RequestFailed, "cannot be read"),
         (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, "wrong output"),
         (200, b'{"nothing": 1}', RequestFailed, "cannot be read"),

@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load.messages import CoreModel, Target, encode_request, parse_reply
+from tests.bench.models import CORE
+from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_open
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
@@ -16,8 +17,8 @@ from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
-from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.wire.served_model import ENSEMBLE
 
 from .servers import World
 
@@ -63,7 +64,7 @@ def test_every_token_of_every_model_is_counted(
     target = Target(
         world.endpoint,
         model,
-        CoreModel() if core else TextModel(),
+        CORE if core else ENSEMBLE,
         protocol=protocol,
         streaming=decoupled,
         decoupled=decoupled,

@@ -20,8 +20,7 @@ from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.openai import COMPLETIONS
+from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import (
     WHOLE_TRACE,

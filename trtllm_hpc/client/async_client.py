@@ -10,14 +10,15 @@ from types import TracebackType
 from typing import Any
 
 from trtllm_hpc.client.connect import Protocol, Target, connect
+from trtllm_hpc.client.early_end import Course
+from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
-from trtllm_hpc.client.over_openai import OpenAIModel
-from trtllm_hpc.client.reply import OnText, Reply
-from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, Prompt, Request
-from trtllm_hpc.client.served_model import ServedModel
+from trtllm_hpc.client.reply import Reply
+from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt, Request
 from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
+from trtllm_hpc.wire.served_model import ServedModel
 
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
@@ -52,15 +53,13 @@ class AsyncClient:
         self._target = target
         self._follow = follow
         self._moving = asyncio.Lock()
-        self._left: list[TritonModel | OpenAIModel] = []
+        self._left: list[Model] = []
         self._name = model
         self._protocol = protocol
         self._timeout_s = timeout_s
         self._retries = retries
-        self._opened: TritonModel | OpenAIModel | None = None
+        self._opened: Model | None = None
         self._ends: dict[str, asyncio.Event] = {}
-        self.can_stream = False
-        """Whether the model answers token by token."""
 
     async def __aenter__(self) -> AsyncClient:
         """Open the connection.
@@ -68,9 +67,7 @@ class AsyncClient:
         Raises:
             RequestFailed: the server does not answer, or has no such model.
         """
-        self._opened, self.can_stream = await connect(
-            self._target, self._name, self._protocol, self._timeout_s
-        )
+        self._opened = await connect(self._target, self._name, self._protocol, self._timeout_s)
         return self
 
     async def __aexit__(
@@ -87,17 +84,22 @@ class AsyncClient:
         return self._open.model
 
     @property
+    def can_stream(self) -> bool:
+        """Whether the model answers token by token."""
+        return self._open.can_stream
+
+    @property
     def can_tokenize(self) -> bool:
         """Whether the server turns texts into token ids and back for a model that takes ids."""
-        return isinstance(self._open, TritonModel) and self._open.can_tokenize
+        return self._open.can_tokenize
 
     @property
     def is_openai(self) -> bool:
         """Whether it asks over OpenAI's protocol."""
-        return isinstance(self._open, OpenAIModel)
+        return self._open.protocol == "openai"
 
     @property
-    def _open(self) -> TritonModel | OpenAIModel:
+    def _open(self) -> Model:
         if self._opened is None:
             raise RuntimeError("the client is not open: use it as a context manager")
         return self._opened
@@ -180,11 +182,11 @@ class AsyncClient:
             return list(await self.ask(self.request(tuple(prompts), options)))
         slots = asyncio.Semaphore(concurrency)
 
-        async def one(prompt: Prompt) -> Answer:
+        async def answered(prompt: Prompt) -> Answer:
             async with slots:
                 return await self.generate(prompt, **options)
 
-        asking = [asyncio.ensure_future(one(prompt)) for prompt in prompts]
+        asking = [asyncio.ensure_future(answered(prompt)) for prompt in prompts]
         try:
             return list(await asyncio.gather(*asking))
         finally:
@@ -212,7 +214,7 @@ class AsyncClient:
         unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
         if unknown:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
-        given = {name: it for name, it in options.items() if name in BY_NAME and it is not None}
+        given = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
         given = {"max_tokens": MAX_TOKENS, **given}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
         return Request(prompts, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
@@ -234,21 +236,21 @@ class AsyncClient:
                 "A chat needs OpenAI's protocol, and this server is asked over Triton's.",
                 hint="--url http://HOST:PORT/v1, or ask without --chat",
             )
-        event = self._ends.setdefault(request.request_id, ended or asyncio.Event())
-        pause_s = _FIRST_PAUSE_S
+        course = Course(self._ends.setdefault(request.request_id, ended or asyncio.Event()))
         try:
-            for _ in range(request.retries):
-                try:
-                    return await self._open.ask(request, on_text, event)
-                except ServerUnreachable:
-                    if event.is_set():
-                        raise
-                await self._go_where_it_is()
-                await asyncio.sleep(pause_s)
-                pause_s *= 2
-            return await self._open.ask(request, on_text, event)
+            async with aclosing(self._replies(request, course)) as replies:
+                async for reply in replies:
+                    if on_text is not None and reply.new:
+                        on_text(reply.new)
         finally:
             self._ends.pop(request.request_id, None)
+        reply.end()
+        if on_text is not None and reply.new:
+            on_text(reply.new)
+        answers = [await self._open.decoded(answer) for answer in reply.answers(is_stopped=course.is_stopped)]
+        if on_text is not None and not self.model.takes_text and answers[0].text:
+            on_text(answers[0].text)
+        return tuple(answers)
 
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
         """Yield the reply to a request of token ids each time that a response has come.
@@ -258,20 +260,35 @@ class AsyncClient:
         Raises:
             RequestFailed: see :meth:`generate`.
         """
-        if not isinstance(self._open, TritonModel):
+        if self.is_openai:
             raise InvalidRequest("Token ids come from Triton only.")
+        async with aclosing(self._replies(request, Course())) as replies:
+            async for reply in replies:
+                if reply.responses:
+                    yield reply
+
+    async def _replies(self, request: Request, course: Course) -> AsyncGenerator[Reply]:
+        """Yield the reply before and after each response.
+
+        A request is sent again, where the server is then, if nothing of the answer has come.
+        """
         pause_s, left = _FIRST_PAUSE_S, request.retries
         while True:
+            reply = Reply(self.model, request, self._open.protocol)
+            has_begun = False
+            yield reply
             try:
-                async with aclosing(self._open.replies(request)) as replies:
-                    async for reply in replies:
-                        left = 0
+                async with aclosing(self._open.responses(request, course)) as responses:
+                    async for response in responses:
+                        has_begun = True
+                        reply.add(response)
                         yield reply
                 return
             except ServerUnreachable:
-                if not left:
+                if not left or has_begun or (course.ended is not None and course.ended.is_set()):
                     raise
             left -= 1
+            await self._go_where_it_is()
             await asyncio.sleep(pause_s)
             pause_s *= 2
 
@@ -288,7 +305,7 @@ class AsyncClient:
             target = await asyncio.to_thread(self._follow)
             if target == self._target:
                 return
-            moved, _ = await connect(target, self._name, self._protocol, self._timeout_s)
+            moved = await connect(target, self._name, self._protocol, self._timeout_s)
             if self._opened is not None:
                 self._left.append(self._opened)
             self._target, self._opened = target, moved

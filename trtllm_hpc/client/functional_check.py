@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.request import Request
-from trtllm_hpc.client.served_model import CORE_MODEL, TEXT_MODELS
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import CORE_MODEL, TEXT_MODELS
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
 BY_HAND = f"preprocessing, {CORE_MODEL}, postprocessing"

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.wire.served_model import CONFIG_INPUT, WEIGHTS_INPUT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TASK_ID_INPUT = "lora_task_id"
-WEIGHTS_INPUT = "lora_weights"
-CONFIG_INPUT = "lora_config"
 MAX_TASK_ID = 2**64 - 1
 """``lora_task_id`` is a UINT64."""
 
@@ -59,15 +57,6 @@ class Adapter:
     def rank(self) -> int:
         """The highest rank among its modules."""
         return int(self.config[..., 2].max())
-
-    def inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors of a request that makes it known to the server, a batch of one."""
-        return {**task_inputs(self.task_id), WEIGHTS_INPUT: self.weights, CONFIG_INPUT: self.config}
-
-
-def task_inputs(task_id: int) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a request with an adapter that the server knows, a batch of one."""
-    return {TASK_ID_INPUT: np.array([[task_id]], dtype=np.uint64)}
 
 
 def is_unknown_adapter(error: str) -> bool:

@@ -6,7 +6,6 @@ A model that takes token ids is asked a text by way of ``preprocessing`` and
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -16,23 +15,18 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.early_end import Course, until_ended
-from trtllm_hpc.client.inputs import (
-    PREPROCESSED,
-    Tensors,
-    core_inputs,
-    prompt_tensors,
-    tensors,
-    text_inputs,
-    texts_tensor,
-)
-from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT, Adapter, is_unknown_adapter
+from trtllm_hpc.client.inputs import PREPROCESSED, request_values
+from trtllm_hpc.client.lora import Adapter, is_unknown_adapter
+from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.reply import OnText, Outputs, Reply
 from trtllm_hpc.client.request import Answer, Request
-from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
+from trtllm_hpc.wire.response import Response, WrongResponse
+from trtllm_hpc.wire.served_model import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT, ServedModel
+from trtllm_hpc.wire.triton_request import Tensors, generate_body, ids_tensors, tensors, texts_tensor
+from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_response
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
 
@@ -58,52 +52,30 @@ class Tokenizer:
     postprocessing: ServedModel
 
 
-class TritonModel:
-    """A served model over one connection, for any number of requests at once.
+class TritonModel(Model):
+    """A served model over gRPC or HTTP.
 
     A model that takes ids is asked texts by ``tokenizer``; ``None`` if it is not served.
     """
 
     def __init__(
-        self, server: GrpcServer | HttpServer, model: ServedModel, tokenizer: Tokenizer | None
+        self,
+        server: GrpcServer | HttpServer,
+        model: ServedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        can_stream: bool,
     ) -> None:
-        self.model = model
+        super().__init__(model, can_stream=can_stream)
         self.server = server
+        self.protocol = "grpc" if isinstance(server, GrpcServer) else "http"
+        self.can_tokenize = tokenizer is not None
         self._tokenizer = tokenizer
         self._sent_adapters: set[int] = set()
-
-    @property
-    def can_tokenize(self) -> bool:
-        """Whether texts can be asked of a model that takes ids."""
-        return self._tokenizer is not None
 
     async def close(self) -> None:
         """End the connection."""
         await self.server.close()
-
-    async def ask(
-        self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
-    ) -> tuple[Answer, ...]:
-        """Send a request, with the weights of its adapter if the server has not got them yet.
-
-        ``on_text`` is called with each part of the first text as it comes; ``ended`` ends the answers early,
-        once set. Raises RequestFailed with the server's error message.
-        """
-        adapter = request.adapter
-        if adapter is None:
-            return await self._ask(request, on_text, ended)
-        if adapter.task_id in self._sent_adapters:
-            try:
-                return await self._ask(
-                    _with_adapter(self.model, request, adapter, whole=False), on_text, ended
-                )
-            except RequestFailed as error:
-                # It was evicted, or another server has taken the request.
-                if not is_unknown_adapter(str(error)):
-                    raise
-        answers = await self._ask(_with_adapter(self.model, request, adapter, whole=True), on_text, ended)
-        self._sent_adapters.add(adapter.task_id)
-        return answers
 
     async def stop(self, request_id: str) -> None:
         """End a request on the server that another client has sent."""
@@ -121,46 +93,73 @@ class TritonModel:
         except (RequestFailed, KeyError, IndexError):
             return None
 
-    async def replies(self, request: Request) -> AsyncGenerator[Reply]:
-        """Yield the reply at each response; leaving it ends the request there. Raises RequestFailed."""
-        reply = Reply(self.model, request, self.server.protocol)
-        async with aclosing(self._responses(request, None, Course())) as responses:
-            async for outputs in responses:
-                reply.add(outputs)
-                yield reply
+    async def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+        """Yield each response; the weights of an adapter are sent if the server has not got them yet."""
+        adapter = request.adapter
+        if adapter is None:
+            sent = [request]
+        else:
+            whole = _with_adapter(self.model, request, adapter, whole=True)
+            known = _with_adapter(self.model, request, adapter, whole=False)
+            sent = [known, whole] if adapter.task_id in self._sent_adapters else [whole]
+        for last in sent:
+            try:
+                async with aclosing(self._responses(last, course)) as responses:
+                    async for response in responses:
+                        yield response
+                break
+            except RequestFailed as error:
+                # It was evicted, or another server has taken the request.
+                if last is sent[-1] or not is_unknown_adapter(str(error)):
+                    raise
+        if adapter is not None:
+            self._sent_adapters.add(adapter.task_id)
 
-    async def _ask(
-        self, request: Request, on_text: OnText | None, ended: asyncio.Event | None
-    ) -> tuple[Answer, ...]:
-        reply, course = Reply(self.model, request, self.server.protocol), Course()
-        answers = await reply.answers(self._responses(request, ended, course), course, on_text)
-        if self.model.takes_text or self._tokenizer is None:
-            return answers
-        decoded = [await self._decoded(answer, reply.started) for answer in answers]
-        if on_text is not None:
-            on_text(decoded[0].text)
-        return tuple(decoded)
+    async def _responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+        async with aclosing(self._outputs(request, course)) as received:
+            async for outputs in received:
+                try:
+                    yield to_response(
+                        outputs,
+                        takes_text=self.model.takes_text,
+                        prompts=len(request.prompts),
+                        logits=request.logits,
+                    )
+                except WrongResponse as error:
+                    raise RequestFailed(f"Model {self.model.name!r} answered with {error}.") from None
 
-    async def _responses(
-        self, request: Request, ended: asyncio.Event | None, course: Course
-    ) -> AsyncGenerator[Outputs]:
+    async def _outputs(self, request: Request, course: Course) -> AsyncGenerator[Outputs]:
         if isinstance(self.server, HttpServer):
-            responses = self.server.responses(self.model, self._body(request), request)
-            async with aclosing(until_ended(responses, course, request.stop_after_s, ended)) as bounded:
-                async for outputs in bounded:
+            async with aclosing(self._http_outputs(self.server, request, course)) as received:
+                async for outputs in received:
                     yield outputs
             return
         sent = await self._tensors(self.server, request)
-        async with self.server.call(self.model, sent, request, ended) as call:
-            async with aclosing(call.responses()) as received:
-                async for outputs in received:
-                    yield outputs
-            course.is_stopped = call.is_stopped
+        async with (
+            self.server.call(self.model, sent, request, course) as call,
+            aclosing(call.responses()) as received,
+        ):
+            async for outputs in received:
+                yield outputs
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    async def _http_outputs(
+        self, server: HttpServer, request: Request, course: Course
+    ) -> AsyncGenerator[Outputs]:
+        # "generate" takes one response only.
+        stream = request.stream or request.options.get("return_sequences", 1) > 1
+        url = server.model_url(self.model.name, stream=stream)
+        events = server.events(url, self._body(request), request, stream=stream)
+        async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
+            async for event in bounded:
+                outputs = _read(url, event.data)
+                if "error" in outputs:
+                    raise RequestFailed(f"{url} failed: {outputs['error'].item()}")
+                yield outputs
+
+    def _body(self, request: Request) -> bytes:
         """Return what ``generate`` is sent, whose JSON has no shapes: one prompt, and lists at most.
 
-        Raises InvalidRequest if it cannot be said so, or a number does not fit: Triton would cut it.
+        Raises InvalidRequest if JSON cannot hold the request, or a number does not fit: Triton would cut it.
         """
         if len(request.prompts) != 1:
             raise InvalidRequest("A batch goes over gRPC only.", hint="leave out --protocol http")
@@ -172,41 +171,33 @@ class TritonModel:
                 hint="leave out --protocol http",
             )
         [prompt] = request.prompts
-        if isinstance(prompt, str) and self.model.takes_text:
-            body = {"text_input": prompt, **text_inputs(self.model, request)}
-        elif isinstance(prompt, str):
+        if isinstance(prompt, str) and not self.model.takes_text:
             raise InvalidRequest(
                 f"Model {self.model.name!r} takes token ids; over gRPC the client makes them of a text.",
                 hint="leave out --protocol http, or send ids: --token-ids 1,2,3",
             )
-        else:
-            inputs = core_inputs(self.model, request, prepared=())
-            body = {"input_ids": list(prompt), "input_lengths": len(prompt), **inputs}
+        values = request_values(self.model, request)
+        body = {**self.model.prompt_values(prompt), **values}
         for name, value in body.items():
             if isinstance(value, np.ndarray):
                 raise InvalidRequest(
                     f"The array for {name!r} goes over gRPC only.", hint="leave out --protocol http"
                 )
-        tensors(self.model, body, 1)
-        return body
+        tensors(self.model, body)
+        return generate_body(body)
 
     async def _tensors(self, server: GrpcServer, request: Request) -> Tensors:
-        count = len(request.prompts)
-        if self.model.takes_text:
-            inputs = text_inputs(self.model, request)
-            texts = {"text_input": texts_tensor(self.model, [str(it) for it in request.prompts])}
-            return texts | tensors(self.model, inputs, count)
-        if all(not isinstance(prompt, str) for prompt in request.prompts):
-            inputs = core_inputs(self.model, request, prepared=())
-            ids = prompt_tensors(
-                self.model, [prompt for prompt in request.prompts if not isinstance(prompt, str)]
-            )
-            return ids | tensors(self.model, inputs, count)
-        inputs = core_inputs(self.model, request, prepared=PREPROCESSED)
-        options = tensors(self.model, inputs, count)
+        model, count = self.model, len(request.prompts)
+        if model.takes_text:
+            always = tensors(model, {**model.prompt_values(""), **request_values(model, request)}, count)
+            return always | {"text_input": texts_tensor(model, [str(prompt) for prompt in request.prompts])}
+        ids = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+        if len(ids) == count:
+            return ids_tensors(model, ids) | tensors(model, request_values(model, request), count)
+        options = tensors(model, request_values(model, request, PREPROCESSED), count)
         outputs = await self._preprocess(server, request)
         prepared = {new: outputs[old] for old, new in _FROM_PREPROCESSING.items() if old in outputs}
-        return {name: it for name, it in prepared.items() if name in self.model.inputs} | options
+        return {name: array for name, array in prepared.items() if name in model.inputs} | options
 
     async def _preprocess(self, server: GrpcServer, request: Request) -> Outputs:
         """Have ``preprocessing`` turn texts, and the options that it reads, into token ids."""
@@ -234,11 +225,11 @@ class TritonModel:
         plain = Request((), timeout_s=request.timeout_s)
         return await server.infer(model, texts | tensors(model, inputs, len(request.prompts)), plain)
 
-    async def _decoded(self, answer: Answer, started: float) -> Answer:
+    async def decoded(self, answer: Answer) -> Answer:
         """Have ``postprocessing`` turn an answer's ids into texts."""
-        if self._tokenizer is None or not isinstance(self.server, GrpcServer):
+        if self.model.takes_text or self._tokenizer is None or not isinstance(self.server, GrpcServer):
             return answer
-        texts = []
+        begun, texts = time.monotonic(), []
         for ids in answer.token_ids:
             sent = {
                 "TOKENS_BATCH": np.array([[ids]], dtype=np.int32).reshape(1, 1, -1),
@@ -249,9 +240,15 @@ class TritonModel:
                 raise RequestFailed(f"Model {POSTPROCESSING!r} answered without an 'OUTPUT' output.")
             value = outputs["OUTPUT"].reshape(-1)[0]
             texts.append(value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value))
-        return replace(
-            answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=time.monotonic() - started
-        )
+        latency_s = answer.latency_s + time.monotonic() - begun
+        return replace(answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=latency_s)
+
+
+def _read(url: str, body: bytes) -> Outputs:
+    try:
+        return generate_outputs(body)
+    except WrongResponse as error:
+        raise RequestFailed(f"{url} answered with {error}.") from None
 
 
 def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, whole: bool) -> Request:

@@ -9,7 +9,6 @@ from typing import Any
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Target
-from trtllm_hpc.client.served_model import CORE_MODEL
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.chat_template import ChatTemplate
 from trtllm_hpc.gateway.errors import ApiError
@@ -17,6 +16,7 @@ from trtllm_hpc.gateway.facts import Facts
 from trtllm_hpc.gateway.generation import USUAL_MAX_TOKENS, Generation, Part, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
+from trtllm_hpc.wire.served_model import CORE_MODEL
 
 _READY_TIMEOUT_S = 5.0
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.bench.openai_server import DONE, Script, delta, event, openai_server
 from trtllm_hpc.bench.load.messages import ParsedReply, Reply, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.openai import events
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
@@ -63,24 +62,6 @@ def test_an_exact_length_is_a_minimum_and_ends_at_no_token() -> None:
 
 
 # What comes back --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cut", [1, 2, 7, 64, 10_000])
-def test_events_are_found_wherever_the_network_has_cut_the_stream(cut: int) -> None:
-    stream = (
-        b': a comment\r\ndata: {"a": 1}\r\n\r\n\r\ndata:{"b":\ndata: 2}\n\nevent: error\nid: 7\ndata: x\n\n'
-        b"retry: 5\n\ndata: [DONE]"
-    )
-    pieces = [(float(at), stream[at : at + cut]) for at in range(0, len(stream), cut)]
-    found = list(events(pieces))
-    assert [(it.data, it.kind) for it in found] == [
-        (b'{"a": 1}', b""),
-        (b'{"b":\n2}', b""),
-        (b"x", b"error"),
-        (b"[DONE]", b""),
-    ]
-    ends = [stream.index(b"1}") + 5, stream.index(b"2}") + 3, stream.index(b"x\n") + 2, len(stream) - 1]
-    assert [it.time_s for it in found] == [float(end // cut * cut) for end in ends]
 
 
 def test_the_first_text_is_the_first_that_has_letters() -> None:

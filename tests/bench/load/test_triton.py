@@ -9,15 +9,16 @@ from typing import Literal
 import pytest
 
 from tests.bench.load.observe import interrupted
+from tests.bench.models import CORE, LLM_API
 from tests.client.echo_server import echo_server
 from trtllm_hpc.bench.load.loops import LoadResult
-from trtllm_hpc.bench.load.messages import CoreModel, ParsedReply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import ENSEMBLE
 
 pytestmark = pytest.mark.triton
 
@@ -40,7 +41,7 @@ def send_one(target: Target, request: Request) -> ParsedReply:
 @BOTH
 @pytest.mark.parametrize("model", ["ensemble", "llm_api"])
 def test_text_models_without_streaming(endpoint: Endpoint, protocol: Protocol, model: str) -> None:
-    kind = TextModel(takes_sampling_params=True, batched=False) if model == "llm_api" else TextModel()
+    kind = LLM_API if model == "llm_api" else ENSEMBLE
     parsed = send_one(Target(endpoint, model, kind, protocol), Request(9, "Grüße, “you”"))
     assert (parsed.text, parsed.token_ids, parsed.chunks[-1].sequence_length) == ("GRÜSSE, “YOU”", None, 8)
     assert len(parsed.chunks) == 1 and not parsed.streamed
@@ -66,7 +67,7 @@ def test_a_model_that_is_not_decoupled_can_be_streamed_too(endpoint: Endpoint, p
 
 @BOTH
 def test_the_core_model_takes_ids(endpoint: Endpoint, protocol: Protocol) -> None:
-    target = Target(endpoint, "tensorrt_llm", CoreModel(), protocol)
+    target = Target(endpoint, "tensorrt_llm", CORE, protocol)
     parsed = send_one(target, Request(5, token_ids=(11, 12, 13)))
     # This one repeats the prompt and stops two tokens early.
     assert parsed.token_ids == (11, 12, 13, 7, 7, 7) and parsed.chunks[-1].sequence_length == 6
@@ -80,7 +81,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
     target = Target(
         endpoint,
         "core_decoupled",
-        CoreModel(),
+        CORE,
         protocol,
         streaming,
         decoupled=True,
@@ -94,7 +95,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
 @BOTH
 def test_several_ids_in_one_response_are_all_received(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(
-        endpoint, "core_decoupled", CoreModel(), protocol, True, decoupled=True, stream_input="streaming"
+        endpoint, "core_decoupled", CORE, protocol, True, decoupled=True, stream_input="streaming"
     )
     parsed = send_one(target, Request(8, token_ids=(0, 6)))
     assert [chunk.token_ids for chunk in parsed.chunks] == [(1,), (2, 3), (4, 5, 6), (7,), (8,)]

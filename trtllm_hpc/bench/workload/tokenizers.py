@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,12 +18,15 @@ from trtllm_hpc.bench.workload.request import (
     Vocabulary,
     settings_error,
 )
-from trtllm_hpc.client.connection import grpc_client, grpc_error, infer_inputs
+from trtllm_hpc.client.connection import grpc_calls
 from trtllm_hpc.client.http import call_json
 from trtllm_hpc.config.benchmark import Workload
-from trtllm_hpc.errors import NotReady, RequestFailed
+from trtllm_hpc.errors import NotReady, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
+from trtllm_hpc.wire.response import WrongResponse
+from trtllm_hpc.wire.triton_request import infer_request
+from trtllm_hpc.wire.triton_response import infer_outputs
 
 _FILE = "tokenizer.json"
 _SERVED_MODEL = "preprocessing"
@@ -114,28 +117,25 @@ class ServedTokenizer:
         Raises NotReady if the server is not there, or not any more; RequestFailed with the server's error
         message.
         """
-        from tritonclient.utils import InferenceServerException
-
         try:
-            with grpc_client(self._endpoint) as client:
-                return [self._infer(client, text) for text in texts]
-        except InferenceServerException as error:
-            is_away = error.status() == "StatusCode.UNAVAILABLE"
-            message = grpc_error(error, self._endpoint, _SERVED_MODEL)
-            raise (NotReady if is_away else RequestFailed)(message) from error
+            with grpc_calls(self._endpoint, self._timeout_s) as call:
+                return [self._infer(call, text) for text in texts]
+        except ServerUnreachable as error:
+            raise NotReady(error.message) from error
 
     def follow(self, endpoint: Endpoint) -> None:
         """Call the server there, from now on."""
         self._endpoint = endpoint
 
-    def _infer(self, client: Any, text: str) -> list[int]:
-        inputs = infer_inputs(self._arrays(text))
-        answer = client.infer(_SERVED_MODEL, inputs, client_timeout=self._timeout_s)
-        ids, lengths = answer.as_numpy("INPUT_ID"), answer.as_numpy("REQUEST_INPUT_LEN")
-        if ids is None or lengths is None:
-            raise RequestFailed(f"Model {_SERVED_MODEL!r} answered without INPUT_ID or REQUEST_INPUT_LEN.")
-        found: list[int] = ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()
-        return found
+    def _infer(self, call: Callable[[str, Any], Any], text: str) -> list[int]:
+        answer = call("ModelInfer", infer_request(_SERVED_MODEL, self._arrays(text)))
+        try:
+            outputs = infer_outputs(answer)
+            ids, lengths = outputs["INPUT_ID"], outputs["REQUEST_INPUT_LEN"]
+        except (WrongResponse, KeyError) as error:
+            raise RequestFailed(f"Model {_SERVED_MODEL!r} did not return token ids: {error}.") from None
+        tokens: list[int] = ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()
+        return tokens
 
     def _arrays(self, text: str) -> dict[str, Any]:
         """The inputs; stop and bad words, empty, only where the model requires them."""
