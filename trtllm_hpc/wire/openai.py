@@ -124,8 +124,3 @@ def stream_error(stream: bytes) -> str | None:
     if _END.search(stream[-64:]) or _FINISHED.search(stream):
         return None
     return INCOMPLETE
-
-
-def error_body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    """Return an error as the protocol has it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
