@@ -7,7 +7,6 @@ from typing import Literal
 
 import pytest
 
-from tests.bench.models import CORE
 from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -17,8 +16,8 @@ from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
+from trtllm_hpc.client.connect import describe
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.wire.served_model import ENSEMBLE
 
 from .servers import World
 
@@ -64,7 +63,7 @@ def test_every_token_of_every_model_is_counted(
     target = Target(
         world.endpoint,
         model,
-        CORE if core else ENSEMBLE,
+        describe(endpoint, model, 10.0),
         protocol=protocol,
         streaming=decoupled,
         decoupled=decoupled,

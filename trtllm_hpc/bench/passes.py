@@ -10,8 +10,8 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import Count, Ended, LoadResult
-from trtllm_hpc.bench.load.messages import Target, parse_reply
+from trtllm_hpc.bench.load.loops import Count, LoadResult
+from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -61,16 +61,16 @@ class Passes:
     tokenizer: Tokenizer | None = None
     slo: Slo | None = None
 
-    def run(self, level: Level, step: Step, on_end: Count = lambda ended: None) -> PassOutcome:
+    def run(self, level: Level, step: Step, on_end: Count = lambda reply: None) -> PassOutcome:
         """Run one pass and check its figures; ``on_end`` is called for each request that has ended.
 
         Raises NotReady if there is no connection to the endpoint; ConfigError if the workload makes no
         requests.
         """
 
-        def count(ended: Ended) -> None:
-            self.progress.count(ended.ok, ended.latency_s)
-            on_end(ended)
+        def count(reply: Reply) -> None:
+            self.progress.count(reply.ok, reply.latency_s)
+            on_end(reply)
 
         load, batch, window = (
             self._open(level, step, count)

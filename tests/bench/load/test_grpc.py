@@ -25,7 +25,7 @@ from trtllm_hpc.bench.load.http2 import (
     encode_frame,
     split_frames,
 )
-from trtllm_hpc.bench.load.loops import Ended, LoadResult
+from trtllm_hpc.bench.load.loops import LoadResult
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
@@ -185,7 +185,7 @@ def test_only_requests_during_a_restart_of_the_server_fail() -> None:
     with ExitStack() as first, ExitStack() as second:
         ready = first.enter_context(grpc_server())
 
-        def restart(ended: Ended) -> None:
+        def restart(ended: Reply) -> None:
             what = "no connection" if "no connection to 127.0.0.1" in (ended.error or "") else ended.status
             seen[what] += 1
             if (what, seen[what]) == ("ok", 20):
@@ -207,7 +207,7 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         if ended.ok:
             answered.set()
 
@@ -272,7 +272,7 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
 def test_progress_counts_each_answer() -> None:
     counted: list[tuple[bool, float]] = []
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         counted.append((ended.ok, ended.latency_s))
 
     with grpc_server() as ready:
@@ -281,7 +281,7 @@ def test_progress_counts_each_answer() -> None:
 
 
 def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ended: Ended) -> None:
+    def broken(ended: Reply) -> None:
         raise ZeroDivisionError("as if")
 
     with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from trtllm_hpc.bench.load.messages import (
     parse_reply,
 )
 from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.wire.served_model import ENSEMBLE
 
 GRPC = Target(endpoint(1), "ensemble")
 HTTP = Target(endpoint(1), "ensemble", protocol="http")
@@ -159,6 +161,21 @@ def test_json_answers_are_parsed_to_the_same() -> None:
     assert parse_reply(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == ParsedReply(
         (Chunk(1.0, "hi", None, 3),)
     )
+
+
+def test_of_texts_that_repeat_those_before_the_new_letters_count() -> None:
+    """Decoded from all bytes so far, as BLS does with ``accumulate_tokens``."""
+    written = "a\u20acb\u00e9 so"
+    texts = [written.encode()[:end].decode(errors="replace") for end in range(1, 11)]
+    assert texts[1:4] == ["a\ufffd", "a\ufffd", "a\u20ac"]
+    bls = replace(ENSEMBLE, accumulates=True)
+    streamed = Target(endpoint(1), "tensorrt_llm_bls", bls, streaming=True, decoupled=True)
+    messages = [
+        service_pb2.ModelStreamInferResponse(infer_response=response(text_output=[text])) for text in texts
+    ]
+    found = parse_reply(reply(*messages), streamed)
+    assert [chunk.text for chunk in found.chunks] == ["a", "", "", "\u20ac", "b", "", "\u00e9", *" so"]
+    assert found.text == written
 
 
 def test_a_failed_request_has_no_chunks() -> None:

@@ -8,8 +8,7 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
-from trtllm_hpc.bench.load.loops import Ended
-from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.run import run_closed, run_open
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
@@ -21,7 +20,7 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         counted.append(ended.ok and ended.latency_s > 0)
 
     with grpc_server() as ready:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
@@ -64,29 +64,8 @@ class ClosedPlan(Plan):
     until_s: float | None
 
 
-class Ended(NamedTuple):
-    """A request that has ended, as far as that is known while the load runs; see :class:`Reply`."""
-
-    workload_index: int
-    due_s: float
-    sent_s: float
-    ended_s: float
-    status: str
-    error: str | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether a whole answer came."""
-        return self.status == OK
-
-    @property
-    def latency_s(self) -> float:
-        """From schedule."""
-        return self.ended_s - self.due_s
-
-
-Count = Callable[[Ended], object]
-"""Called for each request that has ended; must be quick."""
+Count = Callable[[Reply], object]
+"""Called for each request that has ended; must be quick. With several processes replies have no chunks."""
 Control = Callable[[Callable[[], object]], float]
 """Called once connected, with a function that ends the load from any thread; returns the start time."""
 
@@ -253,8 +232,7 @@ class _Loop(ABC):
             return
         self.outstanding -= 1
         if self.count is not None:
-            times = (reply.due_s, reply.sent_s, reply.ended_s)
-            self.count(Ended(reply.index, *times, reply.status, reply.error))
+            self.count(reply)
         fails, is_gone = self.failure_watch.gives_up(reply), self.disconnect_watch.gives_up(reply)
         if fails or is_gone:
             self.disconnected = is_gone

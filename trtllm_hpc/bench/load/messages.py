@@ -5,8 +5,8 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trtllm_hpc.bench.records import OK
@@ -28,6 +28,7 @@ from trtllm_hpc.wire.served_model import (
 from trtllm_hpc.wire.triton_request import Tensors, generate_body, infer_request, tensors
 from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 COMPLETIONS, CHAT = "openai", "openai-chat"
 """OpenAI's protocols, by their names in the settings."""
 
@@ -158,6 +159,11 @@ class Reply:
         """Whether a whole answer came."""
         return self.status == OK
 
+    @property
+    def latency_s(self) -> float:
+        """From schedule."""
+        return self.ended_s - self.due_s
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -206,7 +212,19 @@ def parse_reply(reply: Reply, target: Target) -> ParsedReply:
         usage = response.usage or usage
         if response.parts and (chunk := _chunk(time_s, response, target)) is not None:
             chunks.append(chunk)
+    if target.streaming and target.served.accumulates:
+        chunks = [replace(chunk, text=text) for chunk, text in zip(chunks, _added(chunks), strict=True)]
     return ParsedReply(tuple(chunks), target.streaming, usage)
+
+
+def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
+    """Yield what each text has more than those before; a broken letter at its end may yet become whole."""
+    shown = 0
+    for chunk in chunks:
+        text = chunk.text or ""
+        end = len(text) if chunk is chunks[-1] else len(text.rstrip(_REPLACEMENT))
+        yield text[shown:end]
+        shown = max(shown, end)
 
 
 def timed_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -11,8 +12,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, Ended, LoadResult, OpenPlan, Plan, run_in_process
-from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan, run_in_process
+from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.errors import NotReady
@@ -154,8 +155,8 @@ def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> lis
                     if len(ready) == len(pipes):
                         _send_all(pipes, (_START, plan.clock.now() + _LEAD_S))
                 elif kind == _COUNTED and progress is not None:
-                    for ended in value:
-                        progress(ended)
+                    for reply in value:
+                        progress(reply)
                 elif kind == _NOT_READY:
                     raise NotReady(value)
                 elif kind == _DONE:
@@ -202,25 +203,11 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
     )
 
 
-class _CountBuffer:
-    """What a worker has counted and not yet reported."""
-
-    def __init__(self) -> None:
-        self._counts: list[Ended] = []
-
-    def add(self, ended: Ended) -> None:
-        self._counts.append(ended)
-
-    def take(self) -> list[Ended]:
-        taken, self._counts = self._counts, []
-        return taken
-
-
 def _work(pipe: Connection, plan: Plan) -> None:
     """The main function of a worker. Ctrl-C and SIGTERM reach it only through its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    counts = _CountBuffer()
+    counted = deque[Reply]()
     lock = threading.Lock()
     ended = threading.Event()
 
@@ -228,10 +215,16 @@ def _work(pipe: Connection, plan: Plan) -> None:
         with lock:
             pipe.send((kind, value))
 
+    def count(reply: Reply) -> None:
+        counted.append(replace(reply, chunks=[]))
+
+    def report_new() -> None:
+        if new := [counted.popleft() for _ in range(len(counted))]:
+            send(_COUNTED, new)
+
     def report() -> None:
         while not ended.wait(_REPORT_INTERVAL_S):
-            if new := counts.take():
-                send(_COUNTED, new)
+            report_new()
 
     def control(stop: Callable[[], object]) -> float:
         send(_READY, None)
@@ -241,9 +234,9 @@ def _work(pipe: Connection, plan: Plan) -> None:
         return start_s
 
     try:
-        result = run_in_process(plan, counts.add, control)
+        result = run_in_process(plan, count, control)
         ended.set()
-        send(_COUNTED, counts.take())
+        report_new()
         send(_DONE, result)
     except NotReady as error:
         send(_NOT_READY, error.message)
