@@ -115,9 +115,9 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
     served = describe(endpoint, name, settings.request_timeout_seconds, protocol)
-    _refuse_without_prompt(served)
     if settings.workload.lora:
         _refuse_without_lora(name, served)
+    _refuse_without_prompt(served)
     return Target(
         endpoint=endpoint,
         model=name,
