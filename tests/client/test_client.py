@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
-from trtllm_hpc.client.early_end import Course
+from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.sync_client import Client

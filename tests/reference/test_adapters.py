@@ -16,10 +16,10 @@ import pytest
 
 from tests.render.cases import plan_of
 from tests.waiting import eventually
-from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_closed
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import RequestFeed
@@ -127,7 +127,7 @@ def test_in_one_batch_each_answer_is_that_of_its_adapter_alone(
 ) -> None:
     settings = with_adapters(folders[:2], model="tensorrt_llm", streaming=False)
     (target,) = targets_of(settings, alone.endpoint, "ensemble")
-    adapters = Adapters.read(settings.workload, RunPaths(tmp_path))
+    adapters = LoraAdapters.read(settings.workload, RunPaths(tmp_path))
     spec = WorkloadSpec(settings, 12, True, _Encodes(tokenizer))
     feed = RequestFeed(spec, [target], adapters.weights)
     adapters.make_known([target], feed.built.requests[0], Clock())

@@ -63,7 +63,7 @@ def test_every_token_of_every_model_is_counted(
     target = Target(
         world.endpoint,
         model,
-        describe(endpoint, model, 10.0),
+        describe(world.endpoint, model, 10.0),
         protocol=protocol,
         streaming=decoupled,
         decoupled=decoupled,

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
-from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
+from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import (
     WHOLE_TRACE,
@@ -94,7 +94,7 @@ def run_measurement(
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
     earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
-    adapters = Adapters.read(settings.workload, subject.paths)
+    adapters = LoraAdapters.read(settings.workload, subject.paths)
     job = subject.job
     targets = targets_of(settings, subject.endpoint, None if job is None else backend_of(job).text_model)
     tokenization = _tokenization(subject, settings)

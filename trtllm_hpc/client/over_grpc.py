@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.connection import call_failure, channel
-from trtllm_hpc.client.early_end import Course
+from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import RequestFailed, RequestRefused
 from trtllm_hpc.runtime.records import Endpoint

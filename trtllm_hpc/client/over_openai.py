@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from trtllm_hpc.client.early_end import Course, until_ended
-from trtllm_hpc.client.model import Model
+from trtllm_hpc.client.model import Course, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Request

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.early_end import Course, until_ended
 from trtllm_hpc.client.inputs import PREPROCESSED, request_values
 from trtllm_hpc.client.lora import Adapter, is_unknown_adapter
-from trtllm_hpc.client.model import Model
+from trtllm_hpc.client.model import Course, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer

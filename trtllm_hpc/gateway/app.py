@@ -16,9 +16,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trtllm_hpc import __version__
+from trtllm_hpc.client.model import gathered
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.errors import ApiError, from_failure
-from trtllm_hpc.gateway.generation import Generation, Prompt, together
+from trtllm_hpc.gateway.generation import Generation, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
 from trtllm_hpc.wire.events import write_event
@@ -107,7 +108,7 @@ class _Routes:
             # Before the first part an error has a status of its own.
             first = await _unless_gone(request, anext(events))
             return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
-        answers = await _unless_gone(request, together([generation.answers(prompt) for prompt in prompts]))
+        answers = await _unless_gone(request, gathered([generation.answers(prompt) for prompt in prompts]))
         flat = [(begin, part) for begin, parts in zip(begins, answers, strict=True) for part in parts]
         choices = [
             writer.choice(index, begin + part.text, generation.tokens(part), part.finish or "stop")

@@ -6,7 +6,6 @@ Each answer is one request of token ids, also where several are asked for: so
 
 from __future__ import annotations
 
-import asyncio
 import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.model import gathered
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.reply import Beam
 from trtllm_hpc.client.request import Request
@@ -91,7 +91,7 @@ class Generation:
         """Return the whole answers to a prompt. Raises RequestFailed; see ``AsyncClient.generate``."""
         if self._request.beam_width > 1:
             return (await self._beams(prompt))[: self._request.n]
-        return await together([self._answer(prompt, choice) for choice in range(self._request.n)])
+        return await gathered([self._answer(prompt, choice) for choice in range(self._request.n)])
 
     async def _answer(self, prompt: Prompt, choice: int) -> Part:
         # Only who reads along can end an answer where its text ends, within a token.
@@ -236,17 +236,6 @@ def joined(parts: Sequence[Part]) -> Part:
         tuple(value for part in parts for value in part.log_probs),
         parts[-1].finish,
     )
-
-
-async def together(coroutines: Sequence[Any]) -> list[Any]:
-    """Await all; after an error, or when nobody waits any more, the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:

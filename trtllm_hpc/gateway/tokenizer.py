@@ -1,7 +1,4 @@
-"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens.
-
-It uses the library ``tokenizers`` alone: transformers takes seconds to import.
-"""
+"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import read_json
 
@@ -37,19 +35,7 @@ class ModelTokenizer:
 
     @cached_property
     def _library(self) -> Any:
-        from tokenizers import Tokenizer
-
-        file = self.folder / "tokenizer.json"
-        if not file.is_file():
-            raise RequestFailed(f"There is no tokenizer.json in {self.folder}.")
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library, written in Rust, raises a bare Exception
-            raise RequestFailed(f"{file} cannot be read: {error}") from None
-        # The file may set these for batches; prompts are encoded one by one.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        return read_tokenizer(self.folder)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ from trtllm_hpc.bench.workload.request import (
 )
 from trtllm_hpc.client.connection import grpc_calls
 from trtllm_hpc.client.http import call_json
+from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import NotReady, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
@@ -28,7 +29,6 @@ from trtllm_hpc.wire.response import WrongResponse
 from trtllm_hpc.wire.triton_request import infer_request
 from trtllm_hpc.wire.triton_response import infer_outputs
 
-_FILE = "tokenizer.json"
 _SERVED_MODEL = "preprocessing"
 _PROBES = ("Hello world", " two  spaces\n", "naïve café, 12345!", "The quick brown fox")
 """Texts that different tokenizers are unlikely to encode alike."""
@@ -44,12 +44,8 @@ class Tokenization:
     """A sentence for readers of the results."""
 
 
-class UnusableTokenizer(Exception):
-    """A folder's tokenizer cannot be read; the message says why."""
-
-
 class LocalTokenizer:
-    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises UnusableTokenizer.
+    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises RequestFailed.
 
     With ``special`` it adds the tokens that begin and end a text, as upstream's ``preprocessing`` does unless
     ``add_special_tokens`` is off.
@@ -60,7 +56,7 @@ class LocalTokenizer:
     def __init__(self, folder: Path, *, special: bool = True) -> None:
         self.name = str(folder)
         self._special = special
-        self._tokenizer = _read_tokenizer(folder / _FILE)
+        self._tokenizer = read_tokenizer(folder)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
@@ -79,22 +75,6 @@ class LocalTokenizer:
         ids = sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - special)
         known = [token for token in ids if size is None or token < size]
         return Vocabulary(known, self.name, size or ids[-1] + 1)
-
-
-def _read_tokenizer(file: Path) -> Any:
-    if not file.is_file():
-        raise UnusableTokenizer(f"there is no {_FILE} in {file.parent}")
-    import tokenizers
-
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    # The library, written in Rust, raises a bare Exception for anything wrong with a file.
-    except Exception as error:  # noqa: BLE001
-        raise UnusableTokenizer(f"{file} cannot be read: {error}") from None
-    # The file may set these for batches; prompts are encoded one by one.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 class ServedTokenizer:
@@ -176,14 +156,14 @@ def _find_local(workload: Workload, folders: Sequence[Path]) -> LocalTokenizer |
     if workload.tokenizer is not None:
         try:
             return LocalTokenizer(Path(workload.tokenizer))
-        except UnusableTokenizer as error:
+        except RequestFailed as error:
             raise settings_error(
-                "tokenizer", str(error), code="bad-tokenizer", value=workload.tokenizer
+                "tokenizer", error.message, code="bad-tokenizer", value=workload.tokenizer
             ) from None
     for folder in folders:
         # The reference backend's engines have it in a subfolder.
         for candidate in (folder, folder / "tokenizer"):
-            with suppress(UnusableTokenizer):
+            with suppress(RequestFailed):
                 return LocalTokenizer(candidate)
     return None
 

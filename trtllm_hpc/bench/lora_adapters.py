@@ -21,7 +21,7 @@ _PROMPT = "LoRA"
 
 
 @dataclass(frozen=True)
-class Adapters:
+class LoraAdapters:
     """The adapters that requests of a workload name."""
 
     folders: Mapping[int, Path]
@@ -29,16 +29,18 @@ class Adapters:
     adapters: Sequence[Adapter]
 
     @classmethod
-    def read(cls, workload: Workload, paths: RunPaths) -> Adapters:
+    def read(cls, workload: Workload, paths: RunPaths) -> LoraAdapters:
         """Read the adapters of a workload; mostly none. Raises RequestFailed if one cannot be read."""
         task_ids = workload.lora_task_ids
-        named = (one.directory or paths.converted_adapter(one.adapter or "") for one in workload.lora)
+        named = (
+            adapter.directory or paths.converted_adapter(adapter.adapter or "") for adapter in workload.lora
+        )
         folders = dict(zip(task_ids, map(Path, named), strict=True))
         return cls(folders, [read_adapter(folder, task_id) for task_id, folder in folders.items()])
 
     @cached_property
     def weights(self) -> dict[int, bytes]:
-        """What makes a request one that makes its adapter known, by task id."""
+        """LoRA weights to send with the first request of each adapter, by task ID."""
         return {adapter.task_id: encode_weights(adapter) for adapter in self.adapters}
 
     def make_known(self, targets: Sequence[Target], example: Request, clock: Clock) -> None:
@@ -50,8 +52,8 @@ class Adapters:
         """
         for target in targets:
             for instance in range(target.endpoint.instances):
-                one = target.endpoint.instances == 1
-                server = replace(target, protocol="grpc", instance=None if one else instance)
+                is_only = target.endpoint.instances == 1
+                server = replace(target, protocol="grpc", instance=None if is_only else instance)
                 self._make_known(server, example, clock)
 
     def _make_known(self, server: Target, example: Request, clock: Clock) -> None:
