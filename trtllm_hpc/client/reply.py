@@ -22,30 +22,23 @@ _FIRST = (0, 0, 0)
 _OUTPUTS = {"grpc": "over gRPC", "http": "over HTTP"}
 
 
-@dataclass(frozen=True)
-class Beam:
-    """The tokens of one beam of an answer; the only one unless the request is a beam search."""
-
-    ids: Sequence[int]
-    log_probs: Sequence[float]
-    """Of each token, if asked for."""
-
-
 def _decoder() -> codecs.IncrementalDecoder:
     # A letter of several bytes may arrive in two responses.
     return codecs.getincrementaldecoder("utf-8")(errors="replace")
 
 
 @dataclass
-class _Text:
-    """One text of an answer, as far as it has come."""
+class Text:
+    """One text of an answer, or its token ids, as far as it has come."""
 
     text: str = ""
     shown: int = 0
     """Letters that :meth:`new` has returned."""
     ids: list[int] = field(default_factory=list)
     tokens: int | None = None
+    """As the server counts them."""
     log_probs: Sequence[float] = ()
+    """Of each token, if asked for."""
     decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
 
     def add(self, part: Part, *, repeats: bool) -> None:
@@ -86,7 +79,7 @@ class Reply:
         self._request = request
         self._protocol = protocol
         self._repeats = model.accumulates and request.stream
-        self._texts: dict[tuple[int, int, int], _Text] = {}
+        self._texts: dict[tuple[int, int, int], Text] = {}
         self._logits: dict[int, dict[str, NDArray[Any]]] = {}
         self._usage: Usage | None = None
         self._started = time.monotonic()
@@ -100,7 +93,7 @@ class Reply:
             self._logits.setdefault(prompt, {}).update(logits)
         for part in response.parts:
             key = (part.prompt, part.sequence, part.beam)
-            self._texts.setdefault(key, _Text()).add(part, repeats=self._repeats)
+            self._texts.setdefault(key, Text()).add(part, repeats=self._repeats)
         self._usage = response.usage or self._usage
         self.responses += bool(response.parts)
         if self._request.stream and self._first_text_s is None and self.responses:
@@ -114,10 +107,9 @@ class Reply:
         return time.monotonic() - self._started
 
     @property
-    def beams(self) -> list[Beam]:
-        """The first prompt's first sequence as far as it has come, of a model that answers with ids."""
-        keys = sorted(key for key in self._texts if key[:2] == _FIRST[:2])
-        return [Beam(self._texts[key].ids, self._texts[key].log_probs) for key in keys]
+    def beams(self) -> list[Text]:
+        """The beams of the first prompt's first sequence; only one unless the request is a beam search."""
+        return [self._texts[key] for key in sorted(self._texts) if key[:2] == _FIRST[:2]]
 
     def end(self) -> None:
         """Put what was held back of the first text into ``new``, after the last response."""
@@ -157,7 +149,7 @@ class Reply:
             request_id=self._request.request_id,
         )
 
-    def _counted(self, texts: Sequence[_Text]) -> tuple[int | None, Counted | None]:
+    def _counted(self, texts: Sequence[Text]) -> tuple[int | None, Counted | None]:
         if texts and (tokens := texts[0].tokens) is not None:
             return tokens, "server"
         # The tokens of several texts are only known together.
@@ -169,7 +161,7 @@ class Reply:
             return self.responses, "responses"
         return None, None
 
-    def _refuse_missing(self, prompt: int, texts: Sequence[_Text], logits: Mapping[str, Any]) -> None:
+    def _refuse_missing(self, prompt: int, texts: Sequence[Text], logits: Mapping[str, Any]) -> None:
         needed = [] if texts else [TEXT_OUTPUT if self._model.takes_text else IDS_OUTPUT]
         needed += [name for name in self._request.logits if name not in logits]
         if not needed:

@@ -18,7 +18,7 @@ import numpy as np
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.model import gathered
 from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.client.reply import Beam
+from trtllm_hpc.client.reply import Text
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.gateway.errors import ApiError
 from trtllm_hpc.gateway.facts import Facts
@@ -99,7 +99,7 @@ class Generation:
             return joined([part async for part in parts])
 
     async def _beams(self, prompt: Prompt) -> list[Part]:
-        beams: Sequence[Beam] = ()
+        beams: Sequence[Text] = ()
         async with aclosing(self._client.replies(self._asked(prompt, 0, stream=False))) as replies:
             async for reply in replies:
                 beams = reply.beams
@@ -207,7 +207,7 @@ class _Growing:
         self._ids: Sequence[int] = ()
         self._count = self._log_probs = 0
 
-    def add(self, beams: Sequence[Beam]) -> Part | None:
+    def add(self, beams: Sequence[Text]) -> Part | None:
         """Return what the first beam has more than before; ``None`` if nothing."""
         if not beams:
             return None
