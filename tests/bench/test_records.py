@@ -78,12 +78,14 @@ from pathlib import Path
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench import pass_file
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 pass_file._INTERVAL_S = 0.1
 due_s = [number / 100 for number in range(15)] + [600]
 with pass_file.PassFile(Path(sys.argv[2]), 0, 0) as file:
-    run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 16, due_s, Clock(), progress=file.add)
+    plan = OpenPlan(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 16, Clock(), due_s)
+    run_load(plan, progress=file.add)
 """
 
 

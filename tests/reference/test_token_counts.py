@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 
+from trtllm_hpc.bench.load.loops import OpenPlan
 from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
@@ -31,7 +32,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
     spec = WorkloadSpec(settings, 4, target.token_ids, tokens.tokenizer, tokens.vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
-    load = run_open(target, payloads, [0.0, 0.01, 0.02, 0.03], Clock())
+    load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
     parsed = [parse_reply(reply, target) for reply in load.replies]
     return to_records(
         load.replies,

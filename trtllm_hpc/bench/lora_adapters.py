@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from trtllm_hpc.bench.load.loops import ClosedPlan
 from trtllm_hpc.bench.load.messages import Target, encode_request, encode_weights
-from trtllm_hpc.bench.load.run import run_closed
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.lora import Adapter, read_adapter
@@ -69,7 +70,7 @@ class LoraAdapters:
         ]
         if not payloads:
             return
-        load = run_closed(server, payloads, 1, clock, count=len(payloads))
+        load = run_load(ClosedPlan(server, payloads, clock, 1, count=len(payloads)))
         if load.interrupted:
             raise KeyboardInterrupt
         for reply in load.replies:

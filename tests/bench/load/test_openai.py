@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.bench.openai_server import DONE, Script, delta, event, openai_server
+from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Reply, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Protocol
@@ -35,7 +36,7 @@ def sent(
 ) -> tuple[Reply, ParsedReply]:
     with openai_server(script) as endpoint:
         target = Target(endpoint, "one", protocol=protocol, streaming=streaming, timeout_s=10)
-        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+        [reply] = run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0])).replies
     return reply, parse_reply(reply, target)
 
 
@@ -139,7 +140,7 @@ def test_an_error_has_its_status_and_the_servers_message(answer: bytes, words: s
 def test_a_slow_answer_times_out() -> None:
     with openai_server(Script([event("GR"), 600.0])) as endpoint:
         target = Target(endpoint, "one", protocol="openai", streaming=True, timeout_s=0.2)
-        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+        [reply] = run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0])).replies
     assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s >= 0.2
 
 
@@ -151,7 +152,7 @@ def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
         keyed = Endpoint(**{**vars(endpoint), "key_file": str(tmp_path / "key")})
         target = Target(keyed, "one", protocol="openai", streaming=True)
         payloads = [encode_request(REQUEST, target)]
-        load = run_closed(target, payloads, 4, Clock(), count=12, processes=processes)
+        load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=12), processes=processes)
     assert len(load.replies) == 12 and all(reply.ok for reply in load.replies)
     assert {key for _, _, key in script.asked} == {"Bearer secret"}
     gaps = [
@@ -167,4 +168,4 @@ def test_without_a_server_the_load_does_not_start() -> None:
     endpoint = Endpoint("1", "here", "127.0.0.1", 0, 0, 0, [], 0.0, openai_url=f"http://127.0.0.1:{port}/v1")
     target = Target(endpoint, "one", protocol="openai")
     with pytest.raises(NotReady, match=f"No HTTP connection to http://127.0.0.1:{port}/v1"):
-        run_open(target, [encode_request(REQUEST, target)], [0.0], Clock())
+        run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0]))

@@ -8,7 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.load.messages import Reply, Target
@@ -35,33 +36,57 @@ MIN_UNCONNECTED = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent."""
+    """What is sent, and to whom."""
 
     target: Target
     payloads: Sequence[bytes]
-    indices: range
-    """Index in the workload of each payload."""
     clock: Clock
-    weights: Sequence[bytes | None]
-    """What to append to each payload if the server does not know its LoRA adapter; empty without adapters."""
-    max_failures: int
-    """The load ends when so many requests in a row have failed; 0: never."""
+    first_index: int = field(default=0, kw_only=True)
+    """Index in the workload of the first payload."""
+    index_step: int = field(default=1, kw_only=True)
+    """From the index of one payload to that of the next: with several processes their number."""
+    weights: Sequence[bytes | None] = field(default=(), kw_only=True)
+    """What to append to each payload, and send it again, if the server does not know its LoRA adapter; only
+    over gRPC. Empty without adapters."""
+    max_failures: int = field(default=0, kw_only=True)
+    """The load ends when so many requests of a process have failed in a row; 0: never."""
+
+    @cached_property
+    def indices(self) -> range:
+        """Index in the workload of each payload."""
+        return range(
+            self.first_index, self.first_index + len(self.payloads) * self.index_step, self.index_step
+        )
 
 
 @dataclass(frozen=True)
 class OpenPlan(Plan):
-    """Each payload is sent at its time."""
+    """Each payload is sent when it is due, whatever the server does.
+
+    A late request is sent at once, and its reply shows the delay; none is dropped.
+    """
 
     due_s: Sequence[float]
+    """Seconds after the start, in ascending order."""
+
+    def __post_init__(self) -> None:
+        if len(self.payloads) != len(self.due_s):
+            raise ValueError(f"{len(self.payloads)} payloads for {len(self.due_s)} times")
 
 
 @dataclass(frozen=True)
 class ClosedPlan(Plan):
-    """A fixed number of requests is outstanding."""
+    """A fixed number of requests is outstanding; after the last payload the first is sent again."""
 
     concurrency: int
-    count: int | None
-    until_s: float | None
+    count: int | None = None
+    """Requests in all; ``None`` needs ``until_s``."""
+    until_s: float | None = None
+    """Nothing is sent from then on, in seconds after the start."""
+
+    def __post_init__(self) -> None:
+        if self.count is None and self.until_s is None:
+            raise ValueError("a closed loop needs an end: count or until_s")
 
 
 Count = Callable[[Reply], object]
