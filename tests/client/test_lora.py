@@ -76,8 +76,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "not converted": (hugging_face, "has not been converted", "hf_lora_convert.py"),
     "no weights": (without_weights, "it has no model.lora_weights.npy", "hf_lora_convert.py"),
     "no configuration": (without_config, "neither model.lora_config.npy nor model.lora_keys.npy", "hf_lora"),
-    "cut short": (cut_short, "only the beginning of one", "hf_lora_convert.py"),
-    "objects": (saving(weights=np.array([{}], dtype=object)), "is no NumPy file", "hf_lora_convert.py"),
+    "cut short": (cut_short, "is cut off", "hf_lora_convert.py"),
+    "objects": (saving(weights=np.array([{}], dtype=object)), "is not a NumPy file", "hf_lora_convert.py"),
     "float32": (saving(weights=WEIGHTS.astype(np.float32)), "type float32", "--storage-type float16"),
     "bfloat16": (saving(weights=WEIGHTS.view("V2")), "type bfloat16", "--storage-type float16"),
     "int64": (saving(config=CONFIG.astype(np.int64)), "type int64", "hf_lora_convert.py"),
@@ -105,7 +105,7 @@ def test_each_mistake_has_its_own_sentence_and_hint(mistake: str, tmp_path: Path
 
 @pytest.mark.parametrize("task_id", [-1, 2**64])
 def test_a_number_that_the_input_cannot_hold_is_refused(task_id: int, tmp_path: Path) -> None:
-    with pytest.raises(RequestFailed, match=f"{task_id} is no number of a LoRA adapter"):
+    with pytest.raises(RequestFailed, match=f"{task_id} is not a number of a LoRA adapter"):
         read_adapter(save(tmp_path), task_id)
 
 

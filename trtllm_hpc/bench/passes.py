@@ -269,7 +269,7 @@ def step_of(settings: Benchmark, place: int, level: Level, repeat: int) -> Step:
     if settings.find_max:
         return Step(place, None, level.label, repeat, settings.repeats)
     levels = levels_of(settings)
-    lengths = [_length_s(it, settings) for it in levels[place:]]
+    lengths = [_length_s(each, settings) for each in levels[place:]]
     later = [
         *lengths[:1] * (settings.repeats - repeat - 1),
         *(length for length in lengths[1:] for _ in range(settings.repeats)),

@@ -142,7 +142,8 @@ def _refuse_without_prompt(served: ServedModel) -> None:
 
 
 def _refuse_without_lora(name: str, served: ServedModel) -> None:
-    missing = [it for it in (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT) if it not in served.inputs]
+    needed = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
+    missing = [name for name in needed if name not in served.inputs]
     if missing:
         raise RequestFailed(
             f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",

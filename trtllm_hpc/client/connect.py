@@ -29,7 +29,7 @@ from trtllm_hpc.wire.served_model import (
 Protocol = Literal["grpc", "http", "openai"]
 
 _LOOK_TIMEOUT_S = 30.0
-"""For a server to say what it is, which is no work for its model."""
+"""For questions that the server answers without its model."""
 
 _SCHEMES = ("grpc", "grpcs", "http", "https")
 
@@ -76,7 +76,7 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
         parts = urlsplit(address.url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidRequest(f"{address.url!r} is no URL: {error}.") from None
+        raise InvalidRequest(f"{address.url!r} is not a URL: {error}.") from None
     if scheme not in _SCHEMES or not host:
         raise InvalidRequest(
             f"{address.url!r} does not say which protocol the server speaks.",

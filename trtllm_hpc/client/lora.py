@@ -75,7 +75,7 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
     """
     if task_id is not None and not 0 <= task_id <= MAX_TASK_ID:
         raise RequestFailed(
-            f"{task_id} is no number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
+            f"{task_id} is not a number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
         )
     weights_file, config_file = _files(folder)
     weights, config = _load(weights_file), _load(config_file)
@@ -125,7 +125,7 @@ def _load(path: Path) -> NDArray[Any]:
             f"{path} cannot be read: {error.strerror or error}.", hint=f"ls -l {path}"
         ) from None
     except (ValueError, EOFError):
-        raise RequestFailed(f"{path} is no NumPy file, or only the beginning of one.", hint=_HINT) from None
+        raise RequestFailed(f"{path} is not a NumPy file, or is cut off.", hint=_HINT) from None
     if not isinstance(array, np.ndarray):
         raise RequestFailed(f"{path} holds several arrays instead of one.", hint=_HINT)
     return array

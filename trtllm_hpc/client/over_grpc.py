@@ -115,7 +115,7 @@ class Call:
 
     async def _leave(self) -> None:
         """End a call whose responses nobody waits for."""
-        # Triton does not tell the models of an ensemble that its client has gone.
+        # The models of an ensemble do not notice in Triton that its client has gone.
         if self._model.ensemble and not self.is_stopped:
             await self._server.stop(self._model, self._request.request_id)
             return await self._finish()

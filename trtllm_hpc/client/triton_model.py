@@ -7,14 +7,13 @@ A model that takes token ids is asked a text by way of ``preprocessing`` and
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.inputs import PREPROCESSED, request_values
 from trtllm_hpc.client.lora import Adapter, is_unknown_adapter
 from trtllm_hpc.client.model import Course, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
@@ -23,11 +22,32 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.wire.response import Response, WrongResponse
-from trtllm_hpc.wire.served_model import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT, ServedModel
+from trtllm_hpc.wire.served_model import (
+    CONFIG_INPUT,
+    STREAM_INPUTS,
+    TASK_ID_INPUT,
+    WEIGHTS_INPUT,
+    ServedModel,
+)
 from trtllm_hpc.wire.triton_request import Tensors, generate_body, ids_tensors, tensors, texts_tensor
 from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_response
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
+
+_PREPROCESSED: Mapping[str, str] = {
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+"""Options that ``preprocessing`` reads, and its inputs (``preprocessing/config.pbtxt``, v0.16)."""
+
+_TEXT_KINDS = ("texts", "numbers")
+"""Kinds of options that ``tensorrt_llm`` has as tensors of token ids."""
 
 _FROM_PREPROCESSING: Mapping[str, str] = {
     "INPUT_ID": "input_ids",
@@ -166,7 +186,7 @@ class TritonModel(Model):
             raise InvalidRequest("Logits come over gRPC only.", hint="leave out --protocol http")
         if self.model.ensemble and request.stop_after_s is not None:
             raise InvalidRequest(
-                f"Over HTTP, Triton does not tell {self.model.name!r} that an answer is to end early.",
+                f"Over HTTP, Triton cannot end an answer of {self.model.name!r} early.",
                 hint="leave out --protocol http",
             )
         [prompt] = request.prompts
@@ -175,7 +195,7 @@ class TritonModel(Model):
                 f"Model {self.model.name!r} takes token ids; over gRPC the client makes them of a text.",
                 hint="leave out --protocol http, or send ids: --token-ids 1,2,3",
             )
-        values = request_values(self.model, request)
+        values = _request_values(self.model, request)
         body = {**self.model.prompt_values(prompt), **values}
         for name, value in body.items():
             if isinstance(value, np.ndarray):
@@ -188,12 +208,12 @@ class TritonModel(Model):
     async def _tensors(self, server: GrpcServer, request: Request) -> Tensors:
         model, count = self.model, len(request.prompts)
         if model.takes_text:
-            always = tensors(model, {**model.prompt_values(""), **request_values(model, request)}, count)
+            always = tensors(model, {**model.prompt_values(""), **_request_values(model, request)}, count)
             return always | {"text_input": texts_tensor(model, [str(prompt) for prompt in request.prompts])}
         ids = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
         if len(ids) == count:
-            return ids_tensors(model, ids) | tensors(model, request_values(model, request), count)
-        options = tensors(model, request_values(model, request, PREPROCESSED), count)
+            return ids_tensors(model, ids) | tensors(model, _request_values(model, request), count)
+        options = tensors(model, _request_values(model, request, _PREPROCESSED), count)
         outputs = await self._preprocess(server, request)
         prepared = {new: outputs[old] for old, new in _FROM_PREPROCESSING.items() if old in outputs}
         return {name: array for name, array in prepared.items() if name in model.inputs} | options
@@ -210,7 +230,7 @@ class TritonModel(Model):
             raise InvalidRequest("A batch holds texts or token ids, not both.")
         model = self._tokenizer.preprocessing
         inputs: dict[str, Any] = {}
-        for option, name in PREPROCESSED.items():
+        for option, name in _PREPROCESSED.items():
             value = request.options.get(option)
             if value is not None and name not in model.inputs:
                 raise InvalidRequest(
@@ -264,3 +284,52 @@ def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, who
             f"Model {model.name!r} has no inputs for LoRA adapters.", hint="leave out --lora-dir"
         )
     return replace(request, inputs={**request.inputs, **inputs})
+
+
+def _request_values(model: ServedModel, request: Request, prepared: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the inputs of a request by name, without those of its prompts.
+
+    ``prepared`` are options that ``preprocessing`` has read. Raises InvalidRequest if the model lacks the
+    input of an option or output.
+    """
+    left = {name: value for name, value in request.options.items() if name not in set(prepared)}
+    values: dict[str, Any] = {}
+    if model.takes_text and not all(isinstance(prompt, str) for prompt in request.prompts):
+        raise InvalidRequest(f"Model {model.name!r} takes text, not token ids.", hint="--model tensorrt_llm")
+    for name in () if model.takes_text else left:
+        if BY_NAME[name].kind in _TEXT_KINDS:
+            raise InvalidRequest(
+                f"Model {model.name!r} takes {BY_NAME[name].flag} as token ids, which 'preprocessing' makes.",
+                hint="ask a text instead of token ids, or choose another model with --model",
+            )
+    for name, value in left.items():
+        values[_input_of(model, name)] = value
+        if name == "prompt_embedding_table":
+            values["prompt_vocab_size"] = len(value)
+    for name, value in request.inputs.items():
+        if name not in model.inputs:
+            raise InvalidRequest(
+                f"Model {model.name!r} has no input {name!r}.", hint=f"it has {', '.join(model.inputs)}"
+            )
+        values[name] = value
+    for output in request.logits:
+        if f"return_{output}" not in model.inputs:
+            raise InvalidRequest(
+                f"Model {model.name!r} cannot be asked for {output}.",
+                hint="choose another model with --model",
+            )
+        values[f"return_{output}"] = True
+    if request.stream:
+        values |= {name: True for name in STREAM_INPUTS if name in model.inputs}
+    return values
+
+
+def _input_of(model: ServedModel, name: str) -> str:
+    option = BY_NAME[name]
+    for each in option.inputs:
+        if each in model.inputs:
+            return each
+    raise InvalidRequest(
+        f"Model {model.name!r} has no input for {option.flag} ({option.text or option.core}).",
+        hint="leave it out, or choose another model with --model",
+    )

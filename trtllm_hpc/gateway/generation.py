@@ -33,7 +33,7 @@ ANSWER_TIMEOUT_S = 3600.0
 USUAL_MAX_TOKENS = 1024
 """Of a chat's answer where the engine's ``max_seq_len`` is not known."""
 _LONGEST_WORD = 64
-"""Tokens of a text to stop at that the server is told; longer ones only the gateway looks for."""
+"""Most tokens of a text to stop at that is sent to the server; only the gateway looks for longer texts."""
 
 
 @dataclass(frozen=True)

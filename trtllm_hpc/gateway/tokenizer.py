@@ -112,7 +112,7 @@ class TextStream:
         self._begin = self._read = 0
         """A token's text may depend on the one before, so decoding begins at the last part's first token."""
         self._text = ""
-        self._told = 0
+        self._returned = 0
         self.is_stopped = False
         """Whether a text to stop at was found."""
 
@@ -139,16 +139,16 @@ class TextStream:
     def _certain(self, *, held_back: bool) -> str:
         """Return the text up to a text to stop at, or to what may become one."""
         if not self.is_stopped:
-            # Text that was told cannot belong to one: it would have been held back.
-            found = [at for stop in self._stops if (at := self._text.find(stop, self._told)) >= 0]
+            # Text that was returned cannot belong to one: it would have been held back.
+            found = [at for stop in self._stops if (at := self._text.find(stop, self._returned)) >= 0]
             if found:
                 self.is_stopped = True
                 self._text = self._text[: min(found)]
         end = len(self._text)
         if held_back and not self.is_stopped:
             end -= max((_overlap(self._text, stop) for stop in self._stops), default=0)
-        part = self._text[self._told : end]
-        self._told = max(self._told, end)
+        part = self._text[self._returned : end]
+        self._returned = max(self._returned, end)
         return part
 
 

@@ -126,7 +126,9 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         max(result.client.busiest_share for result in results),
         len(results),
     )
-    last_sends_s = [max((reply.due_s for reply in it.replies), default=it.start_s) for it in results]
+    last_sends_s = [
+        max((reply.due_s for reply in result.replies), default=result.start_s) for result in results
+    ]
     return LoadResult(
         sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.sent_s),
         use,
