@@ -24,7 +24,7 @@ from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark
@@ -66,7 +66,7 @@ def bench(paths: RunPaths, *options: object, name: str = "mine") -> Result:
     return result
 
 
-def measured(paths: RunPaths, name: str = "mine") -> Measurement:
+def measured(paths: RunPaths, name: str = "mine") -> MeasurementSummary:
     return read_measurement(paths.measurement(name).summary)
 
 

@@ -24,7 +24,7 @@ from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 from trtllm_hpc.client.lora import is_unknown_adapter
@@ -90,7 +90,7 @@ def with_adapters(folders: Sequence[Path], *shares: float | None, **settings: An
 
 def measure(
     folder: Path, endpoint: Endpoint, engine: Path, settings: Benchmark
-) -> tuple[Measurement, list[RequestRecord]]:
+) -> tuple[MeasurementSummary, list[RequestRecord]]:
     paths = RunPaths(folder / "run-1")
     paths.make_folders()
     paths.engine.symlink_to(engine)

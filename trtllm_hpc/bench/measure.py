@@ -35,7 +35,7 @@ from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
@@ -56,7 +56,7 @@ _INTERRUPTED = "The measurement was interrupted."
 class Interrupted(KeyboardInterrupt):
     """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
 
-    def __init__(self, measurement: Measurement) -> None:
+    def __init__(self, measurement: MeasurementSummary) -> None:
         super().__init__()
         self.measurement = measurement
 
@@ -76,7 +76,7 @@ class Subject:
 
 def run_measurement(
     subject: Subject, settings: Benchmark, name: str, show: Show | None = None
-) -> Measurement:
+) -> MeasurementSummary:
     """Measure, write everything into the subject's folder, and return the summary.
 
     Args:
@@ -313,13 +313,13 @@ class _Run:
 
     def write(
         self, findings: Sequence[str] = (), warnings: Sequence[str] = (), server: ServerTokens | None = None
-    ) -> Measurement:
+    ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
         feed = self._passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self._passes.target
         doubt = server_count_doubt(self._records, server)
-        measurement = Measurement(
+        measurement = MeasurementSummary(
             name=self._name,
             started_at=self._passes.clock.started_at,
             settings=self._settings.model_dump(mode="json"),

@@ -9,7 +9,7 @@ from typing import ClassVar
 from trtllm_hpc.bench.analysis.diff import environment_diff, settings_diff, workload_diff
 from trtllm_hpc.bench.analysis.statistics import Estimate, mean_of_passes, value_of, welch_test
 from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest
-from trtllm_hpc.bench.results import LevelResult, Measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
 STATISTICS = ("mean", "p50", "p99")
@@ -55,7 +55,7 @@ class Side:
 
     name: str
     """As the user named it."""
-    measurement: Measurement
+    measurement: MeasurementSummary
 
     @property
     def levels(self) -> dict[str, LevelResult]:
