@@ -81,7 +81,6 @@ async def read_ours(endpoint: Endpoint, streams: int, tokens: int) -> int:
         return found
 
     async with AsyncClient(endpoint) as client:
-        client.can_stream = True
         return sum(await asyncio.gather(*(one(client, number) for number in range(streams))))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.type_schemas import schema_of
 from trtllm_hpc.bench.analysis.compare import Comparison
-from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.cli.bench_list import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
@@ -49,8 +49,8 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "logs": {"": list[LogRow]},
     "explain": {"": list[Finding]},
     "client": {"": PromptRecord, "with `--check`": CheckedAnswer},
-    "bench show": {"": Measurement},
-    "bench run": {"": Measurement},
+    "bench show": {"": MeasurementSummary},
+    "bench run": {"": MeasurementSummary},
     "bench list": {"": list[MeasurementRow]},
     "bench compare": {"": Comparison},
     "endpoint": {"": EndpointAccess},

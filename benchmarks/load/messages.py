@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.load.figures import percentile
 from benchmarks.load.server import INSTANT, TOKENS
-from trtllm_hpc.client.connection import infer_request
+from trtllm_hpc.wire.triton_request import infer_request
 
 TOKENS_PER_S = 50
 

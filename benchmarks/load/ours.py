@@ -5,9 +5,9 @@ from __future__ import annotations
 from benchmarks.load import messages
 from benchmarks.load.figures import Figures, percentile
 from benchmarks.load.server import INSTANT, TOKENS
-from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -27,8 +27,8 @@ def _target(endpoint: Endpoint, model: str, *, streaming: bool = False) -> Targe
 def closed(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """A closed loop with ``level`` requests outstanding."""
     target = _target(endpoint, INSTANT)
-    run_closed(target, [messages.instant()], level, Clock(), until_s=_WARMUP_S)
-    load = _checked(run_closed(target, [messages.instant()], level, Clock(), until_s=seconds))
+    run_load(ClosedPlan(target, [messages.instant()], Clock(), level, until_s=_WARMUP_S))
+    load = _checked(run_load(ClosedPlan(target, [messages.instant()], Clock(), level, until_s=seconds)))
     latencies = [reply.ended_s - reply.sent_s for reply in load.replies]
     return Figures(
         rate_per_s=len(load.replies) / (max(reply.ended_s for reply in load.replies) - load.start_s),
@@ -42,7 +42,9 @@ def closed(endpoint: Endpoint, level: int, seconds: float) -> Figures:
 def open_(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """An open loop: ``level`` requests per second at equal intervals."""
     due_s = [number / level for number in range(int((seconds + _WARMUP_S) * level))]
-    load = _checked(run_open(_target(endpoint, INSTANT), [messages.instant()] * len(due_s), due_s, Clock()))
+    load = _checked(
+        run_load(OpenPlan(_target(endpoint, INSTANT), [messages.instant()] * len(due_s), Clock(), due_s))
+    )
     replies = [reply for reply in load.replies if reply.due_s - load.start_s >= _WARMUP_S]
     latencies = [reply.ended_s - reply.sent_s for reply in replies]
     return Figures(
@@ -60,7 +62,9 @@ def streams(endpoint: Endpoint, level: int, seconds: float) -> Figures:
     """``level`` concurrent streams; their starts are spread evenly over one inter-token time."""
     payload = messages.tokens(int(seconds * messages.TOKENS_PER_S))
     due_s = [number / level / messages.TOKENS_PER_S for number in range(level)]
-    load = _checked(run_open(_target(endpoint, TOKENS, streaming=True), [payload] * level, due_s, Clock()))
+    load = _checked(
+        run_load(OpenPlan(_target(endpoint, TOKENS, streaming=True), [payload] * level, Clock(), due_s))
+    )
     return Figures(
         rate_per_s=sum(len(reply.chunks) for reply in load.replies) / load.client.wall_s,
         cores=load.client.cpu_s / load.client.wall_s,

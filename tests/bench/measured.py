@@ -12,7 +12,7 @@ from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, Verdict, Window
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, Verdict, Window
 from trtllm_hpc.config.benchmark import Benchmark
 
 from .make import IDLE
@@ -42,7 +42,7 @@ def measured(
             ran = [replace(record, level=place, repeat=repeat) for record in ran]
             passes.append(_pass(ran, OpenLoop(rate), repeat))
         levels.append(LevelResult(OpenLoop(rate), passes, over_repeats([it.metrics for it in passes])))
-    measurement = Measurement(
+    measurement = MeasurementSummary(
         name=name,
         started_at=0.0,
         settings=asked.model_dump(mode="json"),

@@ -19,7 +19,8 @@ from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import absence
 from trtllm_hpc.bench.absence import Place
 from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.load.loops import Count, Ended
+from trtllm_hpc.bench.load.loops import Count
+from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
@@ -111,10 +112,10 @@ def measure(run: RunPaths) -> Measurement:
 
 def goes_in_the_second_level(monkeypatch: pytest.MonkeyPatch, relay: Relay, run: RunPaths) -> None:
     """The server goes when ten requests of that level have been answered, once."""
-    whole_pass, answered = Passes.run, list[Ended]()
+    whole_pass, answered = Passes.run, list[Reply]()
 
     def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
-        def count(ended: Ended) -> None:
+        def count(ended: Reply) -> None:
             on_end(ended)
             answered.extend([ended] * (step.level == 1))
             if len(answered) == 10:

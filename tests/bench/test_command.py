@@ -24,7 +24,7 @@ from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step, read_progress
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark
@@ -66,7 +66,7 @@ def bench(paths: RunPaths, *options: object, name: str = "mine") -> Result:
     return result
 
 
-def measured(paths: RunPaths, name: str = "mine") -> Measurement:
+def measured(paths: RunPaths, name: str = "mine") -> MeasurementSummary:
     return read_measurement(paths.measurement(name).summary)
 
 
@@ -296,15 +296,11 @@ def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:
 # Looking at measurements ---------------------------------------------------------------------
 
 
-def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths, tmp_path: Path) -> None:
+def test_a_measurement_is_shown_again_in_other_forms(run: RunPaths) -> None:
     first = bench(run, "--requests", 12, "--rate", 100)
     name = f"{run.folder}:mine"
     assert types("bench", "show", name).stdout == first.stdout
     assert documented("bench show", types("bench", "show", name, "--json").stdout)["name"] == "mine"
-    table = tmp_path / "table.csv"
-    upstream = types("bench", "show", name, "--upstream-table", "--upstream-csv", table)
-    assert "Requests/Sec" in upstream.stdout and "P99 latency (ms)" in upstream.stdout
-    assert len(table.read_text().splitlines()) == 2
     assert types("bench", "show", run.measurement("mine").summary).stdout == first.stdout
     listed = types("bench", "list", run.folder)
     assert [line.split()[0] for line in listed.stdout.splitlines()][2:] == ["mine"]
@@ -338,29 +334,7 @@ def test_compare_finds_a_slower_server(run: RunPaths) -> None:
     assert p50["better"] and p50["significant"] and p50["b"] < p50["a"] - 30
 
 
-def test_a_measurement_is_held_against_upstreams_reference_file(run: RunPaths, tmp_path: Path) -> None:
-    bench(run, "--requests", 60, "--rate", 100)
-    reference = tmp_path / "base.json"
-    reference.write_text(json.dumps({"demo": {"Total requests": 60}, "off": {"Total requests": 1000}}))
-    options = ("--upstream-json", reference, "--upstream-key")
-    name = f"{run.folder}:mine"
-    assert types("bench", "compare", name, *options, "demo").exit_code == 0
-    off = types("bench", "compare", name, *options, "off")
-    assert "Total requests is 60.00, but 1000" in str(off.exception)
-
-
 # What goes wrong -----------------------------------------------------------------------------
-
-
-def test_invalid_figures_are_not_held_against_a_reference_file(run: RunPaths, tmp_path: Path) -> None:
-    bench(run, "--requests", 4, "--rate", 100, "--prompt", "fail: no luck")
-    base = tmp_path / "base.json"
-    base.write_text(json.dumps({"key": {"Total requests": 4}}), encoding="utf-8")
-    options = ("--upstream-json", base, "--upstream-key", "key")
-    result = types("bench", "compare", f"{run.folder}:mine", *options)
-    assert isinstance(result.exception, InvalidMeasurement) and "None of 4 requests was answered" in str(
-        result.exception
-    )
 
 
 def test_many_failures_make_the_figures_useless_but_are_written_down(run: RunPaths) -> None:

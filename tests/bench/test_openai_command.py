@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 import trtllm_hpc as api
 from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.bench.test_command import LENIENT, byte_tokenizer, make_run
-from trtllm_hpc.bench.results import Measurement, read_measurement
+from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.cli import command as trtllm_hpc
@@ -59,7 +59,7 @@ def types(*words: object) -> Result:
 QUICK = ("--requests", 6, "--rate", 50, "--warmup", 1, "--max-tokens", 3, "--save-as", "mine", *LENIENT)
 
 
-def measured(paths: RunPaths, name: str = "mine") -> Measurement:
+def measured(paths: RunPaths, name: str = "mine") -> MeasurementSummary:
     return read_measurement(paths.measurement(name).summary)
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.bench.load.grpc_server import grpc_server
 from tests.waiting import eventually
 from trtllm_hpc.bench import pass_file
-from trtllm_hpc.bench.load.loops import Ended
+from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.records import UNFINISHED, append_records, read_records
 
@@ -39,8 +39,8 @@ def test_a_line_that_was_cut_off_is_no_record(tmp_path: Path) -> None:
         assert read_records(file) == RECORDS[:2]
 
 
-def ended(index: int) -> Ended:
-    return Ended(index, 0.1 * index, 0.1 * index, 0.1 * index + 0.05, "ok", None)
+def ended(index: int) -> Reply:
+    return Reply(index, 0.1 * index, 0.1 * index, 0.1 * index + 0.05, "ok", None)
 
 
 def test_requests_are_written_while_their_pass_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,12 +78,14 @@ from pathlib import Path
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench import pass_file
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 pass_file._INTERVAL_S = 0.1
 due_s = [number / 100 for number in range(15)] + [600]
 with pass_file.PassFile(Path(sys.argv[2]), 0, 0) as file:
-    run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 16, due_s, Clock(), progress=file.add)
+    plan = OpenPlan(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 16, Clock(), due_s)
+    run_load(plan, progress=file.add)
 """
 
 

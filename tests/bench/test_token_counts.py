@@ -117,11 +117,9 @@ def test_a_streamed_response_is_one_token_with_or_without_a_tokenizer() -> None:
         assert (chunks(result), output(result)) == (((1,) * 5, "responses"), (5, "responses"))
 
 
-@pytest.mark.parametrize("accumulates", [False, True])
-def test_responses_of_several_tokens_are_counted_by_the_tokenizer(accumulates: bool) -> None:
-    new = ["so it", " is", " as said", " by all men"]
-    texts = ["".join(new[: at + 1]) for at in range(4)] if accumulates else new
-    result = record(answer(*texts, streamed=True), tokenizer=WordTokenizer())
+def test_responses_of_several_tokens_are_counted_by_the_tokenizer() -> None:
+    parsed = answer("so it", " is", " as said", " by all men", streamed=True)
+    result = record(parsed, tokenizer=WordTokenizer())
     assert (chunks(result), output(result)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
 
 
@@ -137,11 +135,6 @@ def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
     assert chunks(single) == ((1, 1, 1), "responses")
     several = record(answer("so it", "\ufffd", "\ufffd", streamed=True), tokenizer=Bytes())
     assert chunks(several) == ((2, 1, 1), "tokenizer"), "replacement characters do not decide for the others"
-
-
-def test_cumulative_texts_that_grow_by_a_word_are_one_token_each() -> None:
-    result = record(answer("so", "so it", "so it is", streamed=True), tokenizer=WordTokenizer())
-    assert (chunks(result), output(result)) == (((1, 1, 1), "responses"), (3, "responses"))
 
 
 TEXTS = ("so", " it", " is", " late", "\ufffd", " \ufffd")
@@ -199,28 +192,6 @@ def test_a_letter_that_was_held_back_is_not_counted_again() -> None:
     assert chunks(held_back) == ((1,) * 5, "responses")
     joined = record(answer("a", "", "\u20acbb", "", "bb", streamed=True), tokenizer=tokenizer)
     assert chunks(joined) == ((1, 1, 4, 1, 2), "tokenizer")
-
-
-def test_cumulative_texts_are_known_also_beside_an_answer_whose_text_does_not_grow() -> None:
-    parsed = [answer("so", "so it", "so it is", streamed=True), answer("so", "so", streamed=True)]
-    result = records([reply(0), reply(1)], parsed, [PROMPT] * 2, tokenizer=WordTokenizer(texts=TEXTS))
-    assert [each.chunk_tokens for each in result] == [(1, 1, 1), (1, 1)]
-
-
-def test_in_cumulative_texts_a_letter_takes_the_place_of_its_parts() -> None:
-    """Decoded from all bytes so far: one token a byte."""
-    written = "a\u20acb\u00e9 so"
-    texts = [written.encode()[:end].decode(errors="replace") for end in range(1, 11)]
-    assert texts[1:4] == ["a\ufffd", "a\ufffd", "a\u20ac"]
-
-    class Bytes(WordTokenizer):
-        def encode(self, texts: Sequence[str]) -> list[list[int]]:
-            return [[0, *text.encode()] for text in texts]
-
-    tokenizer = Bytes(texts=list("ab so"))
-    assert chunks(record(answer(*texts, streamed=True), tokenizer=tokenizer)) == ((1,) * 10, "responses")
-    joined = record(answer(texts[1], texts[4], texts[5], texts[9], streamed=True), tokenizer=tokenizer)
-    assert (sum(joined.chunk_tokens), joined.output_by) == (10, "tokenizer")
 
 
 def test_a_stream_has_at_most_the_requested_tokens() -> None:

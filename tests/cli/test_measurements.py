@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,19 +46,12 @@ def test_a_report_of_it_is_refused() -> None:
     assert isinstance(result.exception, RunNotFound) and "is in no run folder" in str(result.exception)
 
 
-def test_records_that_the_summary_does_not_know_have_no_row_in_upstream_s_table(tmp_path: Path) -> None:
-    stray = [replace(record, level=1) for record in served(50, requests=300)]
-    append_records(tmp_path / "up.jsonl", stray)
-    shown = types("bench", "show", "up.json", "--upstream-table")
-    assert shown.exit_code == 0 and shown.stdout.count("pass 1") == 1
-
-
 def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None:
     """Its first pass was killed between its records and its summary."""
     results = tmp_path / "runs" / "demo-1" / "results"
     results.mkdir(parents=True)
     (results.parent / "plan.json").write_text('{"name": "demo"}')
     append_records(results / "killed.jsonl", served(50, requests=300))
-    for form in ([], ["--json"], ["--upstream-table"]):
+    for form in ([], ["--json"]):
         with pytest.raises(RunNotFound, match=r"killed\.json is not a measurement"):
             types("bench", "show", str(tmp_path / "runs" / "demo-1:killed"), *form)

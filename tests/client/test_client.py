@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
+from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.sync_client import Client
@@ -24,6 +25,7 @@ from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.response import Response
 
 from .echo_server import echo_server
 
@@ -176,13 +178,13 @@ def test_the_check_shows_where_an_answer_differs(run: RunPaths) -> None:
 
 
 def test_different_answers_are_an_error(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = TritonModel.ask
+    responses = TritonModel.responses
 
-    async def other(self: TritonModel, request: Request, *further: Any) -> tuple[Answer, ...]:
+    def other(self: TritonModel, request: Request, course: Course) -> AsyncGenerator[Response]:
         prompts = ("X!",) if isinstance(self.server, HttpServer) else request.prompts
-        return await ask(self, replace(request, prompts=prompts), *further)
+        return responses(self, replace(request, prompts=prompts), course)
 
-    monkeypatch.setattr(TritonModel, "ask", other)
+    monkeypatch.setattr(TritonModel, "responses", other)
     error = client(run, "--prompt", "x", "--protocol", "both").exception
     assert isinstance(error, RequestFailed) and "'X'" in error.message and "'X!'" in error.message
 

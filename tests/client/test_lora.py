@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtllm_hpc.client.lora import is_unknown_adapter, read_adapter, task_inputs
+from trtllm_hpc.client.lora import is_unknown_adapter, read_adapter
 from trtllm_hpc.errors import RequestFailed
 
 WEIGHTS = np.arange(8, dtype=np.float16).reshape(1, 2, 4)
@@ -23,15 +23,11 @@ def save(folder: Path, weights: Any = WEIGHTS, config: Any = CONFIG, name: str =
     return folder
 
 
-def test_an_adapter_becomes_the_three_inputs_and_later_only_its_number(tmp_path: Path) -> None:
+def test_an_adapter_has_its_weights_and_their_configuration(tmp_path: Path) -> None:
     adapter = read_adapter(save(tmp_path), 7)
-    inputs = adapter.inputs()
-    assert list(inputs) == ["lora_task_id", "lora_weights", "lora_config"]
-    assert [str(array.dtype) for array in inputs.values()] == ["uint64", "float16", "int32"]
-    assert [array.shape for array in inputs.values()] == [(1, 1), (1, 2, 4), (1, 2, 3)]
-    assert inputs["lora_task_id"].item() == 7 and adapter.rank == 4
-    assert np.array_equal(inputs["lora_weights"], WEIGHTS) and np.array_equal(inputs["lora_config"], CONFIG)
-    assert {name: array.tolist() for name, array in task_inputs(7).items()} == {"lora_task_id": [[7]]}
+    assert (adapter.task_id, adapter.rank) == (7, 4)
+    assert [str(array.dtype) for array in (adapter.weights, adapter.config)] == ["float16", "int32"]
+    assert np.array_equal(adapter.weights, WEIGHTS) and np.array_equal(adapter.config, CONFIG)
 
 
 def test_old_releases_call_the_configuration_keys(tmp_path: Path) -> None:
@@ -80,8 +76,8 @@ MISTAKES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "not converted": (hugging_face, "has not been converted", "hf_lora_convert.py"),
     "no weights": (without_weights, "it has no model.lora_weights.npy", "hf_lora_convert.py"),
     "no configuration": (without_config, "neither model.lora_config.npy nor model.lora_keys.npy", "hf_lora"),
-    "cut short": (cut_short, "only the beginning of one", "hf_lora_convert.py"),
-    "objects": (saving(weights=np.array([{}], dtype=object)), "is no NumPy file", "hf_lora_convert.py"),
+    "cut short": (cut_short, "is cut off", "hf_lora_convert.py"),
+    "objects": (saving(weights=np.array([{}], dtype=object)), "is not a NumPy file", "hf_lora_convert.py"),
     "float32": (saving(weights=WEIGHTS.astype(np.float32)), "type float32", "--storage-type float16"),
     "bfloat16": (saving(weights=WEIGHTS.view("V2")), "type bfloat16", "--storage-type float16"),
     "int64": (saving(config=CONFIG.astype(np.int64)), "type int64", "hf_lora_convert.py"),
@@ -109,7 +105,7 @@ def test_each_mistake_has_its_own_sentence_and_hint(mistake: str, tmp_path: Path
 
 @pytest.mark.parametrize("task_id", [-1, 2**64])
 def test_a_number_that_the_input_cannot_hold_is_refused(task_id: int, tmp_path: Path) -> None:
-    with pytest.raises(RequestFailed, match=f"{task_id} is no number of a LoRA adapter"):
+    with pytest.raises(RequestFailed, match=f"{task_id} is not a number of a LoRA adapter"):
         read_adapter(save(tmp_path), task_id)
 
 

@@ -7,10 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import trtllm_hpc
+from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.waiting import eventually
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Address
@@ -144,46 +142,9 @@ def test_a_real_server_is_measured(url: str, model: Path, tmp_path: Path, protoc
 # A server that answers wrongly -------------------------------------------------------------------
 
 
-class Wrong(BaseHTTPRequestHandler):
-    """Answers every request as the test says."""
-
-    status, body = 200, b""
-    models = b'{"object": "list", "data": [{"id": "one", "object": "model"}]}'
-    bodies: list[dict[str, Any]]
-    headers_seen: list[str]
-
-    def do_GET(self) -> None:
-        is_list = self.path == "/v1/models"
-        self._send(200 if is_list else 404, self.models if is_list else b"{}")
-
-    def do_POST(self) -> None:
-        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        self.headers_seen.append(str(self.headers["Authorization"]))
-        self._send(self.status, self.body)
-
-    def _send(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json" if body[:1] == b"{" else "text/event-stream")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def answering(status: int, body: bytes) -> Iterator[tuple[str, type[Wrong]]]:
-    class Handler(Wrong):
-        pass
-
-    Handler.status, Handler.body, Handler.bodies, Handler.headers_seen = status, body, [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", Handler
-    finally:
-        server.shutdown()
-        server.server_close()
+def root_of(endpoint: Endpoint) -> str:
+    assert endpoint.openai_url is not None
+    return endpoint.openai_url.removesuffix("/v1")
 
 
 ANSWER = b"""{"id": "1", "object": "text_completion", "created": 1, "model": "one", "choices": [
@@ -193,14 +154,18 @@ ANSWER = b"""{"id": "1", "object": "text_completion", "created": 1, "model": "on
 
 def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
-    with answering(200, ANSWER) as (url, server), Client(Address(url, tmp_path / "key")) as client:
+    script = Script(body=ANSWER)
+    with (
+        openai_server(script) as endpoint,
+        Client(Address(root_of(endpoint), tmp_path / "key")) as client,
+    ):
         options: dict[str, Any] = {"max_tokens": 3, "stop_words": ["x"], "top_k": 4, "log_probs": True}
         [one, two] = client.batch(["a", "b"], together=True, **options)
         assert (one.text, one.log_probs, two.text) == ("one", (-0.5, -1.5), "two")
         answer = client.generate("a", return_sequences=2, exclude_input=True)
         assert answer.texts == ("one", "two")
-    assert server.headers_seen == ["Bearer secret"] * 2
-    first, second = server.bodies
+    assert [key for _, _, key in script.asked] == ["Bearer secret"] * 2
+    first, second = script.bodies
     expected = {
         "prompt": ["a", "b"],
         "max_tokens": 3,
@@ -219,7 +184,7 @@ def test_options_become_the_protocols_keys(tmp_path: Path) -> None:
         (401, b'{"error": {"message": "wrong key"}}', RequestFailed, "answered 401.*wrong key"),
         (404, b'{"error": {"message": "no such model"}}', RequestFailed, "no such model"),
         (503, b'{"error": {"message": "no server"}}', ServerUnreachable, "answered 503"),
-        (200, b'{"choices": []}', RequestFailed, "without a 'text_output'"),
+        (200, b'{"choices": []}', RequestFailed, "without a text"),
         (200, b"{", RequestFailed, "cannot be read"),
         (200, b'{"choices": [{"index": 0, "text": 7}]}', RequestFailed, "wrong output"),
         (200, b'{"nothing": 1}', RequestFailed, "cannot be read"),
@@ -234,13 +199,27 @@ def test_a_wrong_answer_is_one_sentence(
         body = b"data: " + body + b"\n\n"
         sentence = "."
     refused = pytest.raises(kind, match=sentence)
-    with answering(status, body) as (url, _), Client(Address(url), retries=0) as client, refused:
+    with (
+        openai_server(Script(body=body, status=status)) as endpoint,
+        Client(Address(root_of(endpoint)), retries=0) as client,
+        refused,
+    ):
         list(client.stream("x")) if streamed else client.generate("x")
 
 
 def test_a_server_with_several_models_wants_a_name() -> None:
-    with answering(200, ANSWER) as (url, server):
-        server.models = b'{"data": [{"id": "one"}, {"id": "two"}]}'
-        said = CliRunner().invoke(command, ["--url", url, PROMPT])
+    with openai_server(Script(models=("one", "two"))) as endpoint:
+        said = CliRunner().invoke(command, ["--url", root_of(endpoint), PROMPT])
     assert getattr(said.exception, "exit_code", None) == ExitCode.USAGE
     assert "serves 2 models" in str(said.exception) and "one of: one, two" in str(said.exception)
+
+
+def test_a_stream_may_end_without_done_but_not_without_a_reason() -> None:
+    for end in ([DONE], [event("", reason="stop")], []):
+        script = Script([event("GR"), event("ÜN"), event(usage=(1, 2)), *end])
+        with openai_server(script) as endpoint, Client(Address(root_of(endpoint)), retries=0) as client:
+            if end:
+                assert list(client.stream("x")) == ["GR", "ÜN"]
+            else:
+                with pytest.raises(RequestFailed, match="ended before its end"):
+                    list(client.stream("x"))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
+from tests.waiting import eventually
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
@@ -31,6 +33,10 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     def __init__(self) -> None:
         self.stream: list[Any] = []
         """Responses to a gRPC request, in order; an exception ends the call with this status."""
+        self.waits_for_end = False
+        """Whether a call goes on after the last response until the client ends it."""
+        self.ends: list[str] = []
+        """How the client ended these calls."""
         self.status, self.body = 200, b""
         """Of an answer over HTTP; ``None`` as the body closes the connection."""
         self.calls = 0
@@ -42,6 +48,11 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             if isinstance(response, grpc.StatusCode):
                 context.abort(response, "lost")
             yield response
+        if self.waits_for_end:
+            with suppress(Exception):  # grpc raises a bare one when the client cancels
+                list(requests)
+            time.sleep(0.1)  # a cancellation may come close behind
+            self.ends.append("closed" if context.is_active() else "cancelled")
 
 
 def response(final: bool = False, **outputs: tuple[str, list[int], bytes]) -> Any:
@@ -259,3 +270,25 @@ def test_a_lost_server_is_asked_again_only_before_the_first_part(server: Server)
         with pytest.raises(RequestFailed):
             client.generate("x")
         assert server.calls == 7
+
+
+@pytest.mark.parametrize(
+    "last",
+    [text(b"HELLO", final=True), service_pb2.ModelStreamInferResponse(error_message="no place left")],
+    ids=["answered", "refused"],
+)
+def test_a_call_that_has_ended_is_closed_and_not_cancelled(server: Server, last: Any) -> None:
+    """Triton 2.51 loses a call that is cancelled just as it ends, and waits 30 s for it when it stops."""
+    server.stream, server.waits_for_end = [last], True
+    with serving(server, TEXTS) as endpoint:
+        with Client(endpoint) as client, suppress(RequestFailed):
+            client.generate("hello", max_tokens=4)
+        assert eventually(lambda: server.ends) == ["closed"]
+
+
+def test_a_call_that_is_given_up_is_cancelled(server: Server) -> None:
+    server.waits_for_end = True
+    with serving(server, TEXTS) as endpoint:
+        with Client(endpoint, timeout_s=2) as client, pytest.raises(AnswerTimedOut):
+            client.generate("hello", max_tokens=4)
+        assert eventually(lambda: server.ends) == ["cancelled"]

@@ -28,7 +28,6 @@ import pytest
 
 from tests.schemas.check import documented
 from tests.waiting import eventually
-from trtllm_hpc.client.connection import grpc_client
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
@@ -206,13 +205,22 @@ def test_a_message_over_grpc_is_bounded(
     endpoint: Endpoint, elements: int, options: dict[str, Any], answer: str
 ) -> None:
     import numpy as np
-    from tritonclient.grpc import InferInput
+    from tritonclient.grpc import InferenceServerClient, InferInput
     from tritonclient.utils import InferenceServerException
 
     tensor = InferInput("x", [elements], "INT32")
     tensor.set_data_from_numpy(np.zeros(elements, np.int32))
-    with grpc_client(endpoint) as client, pytest.raises(InferenceServerException, match=answer):
-        client.infer("nosuch", [tensor], **options)
+    names = [("grpc.ssl_target_name_override", endpoint.certificate_name), ("grpc.enable_http_proxy", 0)]
+    with (
+        InferenceServerClient(
+            endpoint.grpc,
+            ssl=endpoint.certificate_file is not None,
+            root_certificates=endpoint.certificate_file,
+            channel_args=[option for option in names if option[1] is not None],
+        ) as client,
+        pytest.raises(InferenceServerException, match=answer),
+    ):
+        client.infer("nosuch", [tensor], headers=dict(endpoint.authorization), **options)
 
 
 def memory_mib(run: RunPaths) -> float:

@@ -16,14 +16,15 @@ import pytest
 
 from tests.render.cases import plan_of
 from tests.waiting import eventually
-from trtllm_hpc.bench.adapters import Adapters
+from trtllm_hpc.bench.load.loops import ClosedPlan
 from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_closed
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.measure import Subject, run_measurement
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 from trtllm_hpc.client.lora import is_unknown_adapter
@@ -89,7 +90,7 @@ def with_adapters(folders: Sequence[Path], *shares: float | None, **settings: An
 
 def measure(
     folder: Path, endpoint: Endpoint, engine: Path, settings: Benchmark
-) -> tuple[Measurement, list[RequestRecord]]:
+) -> tuple[MeasurementSummary, list[RequestRecord]]:
     paths = RunPaths(folder / "run-1")
     paths.make_folders()
     paths.engine.symlink_to(engine)
@@ -127,7 +128,7 @@ def test_in_one_batch_each_answer_is_that_of_its_adapter_alone(
 ) -> None:
     settings = with_adapters(folders[:2], model="tensorrt_llm", streaming=False)
     (target,) = targets_of(settings, alone.endpoint, "ensemble")
-    adapters = Adapters.read(settings.workload, RunPaths(tmp_path))
+    adapters = LoraAdapters.read(settings.workload, RunPaths(tmp_path))
     spec = WorkloadSpec(settings, 12, True, _Encodes(tokenizer))
     feed = RequestFeed(spec, [target], adapters.weights)
     adapters.make_known([target], feed.built.requests[0], Clock())
@@ -142,7 +143,7 @@ def test_in_one_batch_each_answer_is_that_of_its_adapter_alone(
 
 
 def answers(target: Target, payloads: Sequence[bytes], concurrency: int) -> list[tuple[int, ...] | None]:
-    load = run_closed(target, payloads, concurrency, Clock(), count=len(payloads))
+    load = run_load(ClosedPlan(target, payloads, Clock(), concurrency, count=len(payloads)))
     assert [reply.error for reply in load.replies if not reply.ok] == []
     in_order = sorted(load.replies, key=lambda reply: reply.index)
     return [parse_reply(reply, target).token_ids for reply in in_order]
@@ -219,7 +220,7 @@ def test_behind_a_door_every_instance_knows_each_adapter_before_the_load(
             (target,) = targets_of(settings, world.endpoint, "ensemble")
             for task_id in settings.workload.lora_task_ids:
                 known = encode_request(Request(1, "x", lora_task_id=task_id), target)
-                (reply,) = run_closed(target, [known], 1, Clock(), count=1).replies
+                (reply,) = run_load(ClosedPlan(target, [known], Clock(), 1, count=1)).replies
                 assert reply.ok, (task_id, reply.error)
     assert measurement.verdict.findings == []
     assert all(record.ok and not record.resent for record in records)

@@ -207,7 +207,7 @@ def test_a_number_that_does_not_fit_is_not_sent(ask: Asked) -> None:
 
 
 def test_an_ensemble_cannot_be_ended_over_http(endpoint: Endpoint, alone: World) -> None:
-    with pytest.raises(InvalidRequest, match="does not tell 'ensemble'"):
+    with pytest.raises(InvalidRequest, match="cannot end an answer of 'ensemble'"):
         Asked(endpoint, "ensemble", "http")(stop_after_s=0.1)
     bls = Asked(endpoint, "tensorrt_llm_bls", "http")
 

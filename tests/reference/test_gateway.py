@@ -389,7 +389,7 @@ def test_it_waits_for_its_server_and_says_so(tmp_path: Path, tokenizer_folder: P
     [
         ([], "needs --url, --tokenizer and --name"),
         (["--run", "{run}"], "Say where to listen"),
-        (["--run", "{run}", "--fd", "99"], "--fd 99 is no open socket"),
+        (["--run", "{run}", "--fd", "99"], "--fd 99 is not an open socket"),
         (["--run", "{run}", "--socket", "{run}/spec.yaml"], "cannot be listened on"),
     ],
 )

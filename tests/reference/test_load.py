@@ -6,9 +6,9 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load.loops import LoadResult
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
@@ -34,7 +34,7 @@ def target(world: World, model: str, protocol: Protocol, streaming: bool | None 
 
 def ask(asked: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
     payloads = [encode_request(request, asked, str(number + 1)) for number, request in enumerate(requests)]
-    load = run_open(asked, payloads, [0.0] * len(payloads), Clock())
+    load = run_load(OpenPlan(asked, payloads, Clock(), [0.0] * len(payloads)))
     assert [(reply.status, reply.error) for reply in load.replies] == [("ok", None)] * len(payloads)
     return load, [parse_reply(reply, asked) for reply in load.replies]
 
@@ -101,7 +101,7 @@ def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokeniz
 def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
     asked = target(alone, "ensemble", protocol)
     payloads = [encode_request(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]
-    load = run_closed(asked, payloads, 4, Clock(), count=12)
+    load = run_load(ClosedPlan(asked, payloads, Clock(), 4, count=12))
     parsed = [parse_reply(reply, asked) for reply in load.replies]
     assert all(1 <= len(one.chunks) <= 4 for one in parsed)
     texts: dict[int, set[str | None]] = {}

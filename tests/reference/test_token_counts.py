@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load.messages import CoreModel, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
@@ -16,7 +17,7 @@ from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import WorkloadSpec
 from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
-from trtllm_hpc.client.served_model import TextModel
+from trtllm_hpc.client.connect import describe
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 from .servers import World
@@ -31,7 +32,7 @@ def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
     spec = WorkloadSpec(settings, 4, target.token_ids, tokens.tokenizer, tokens.vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
-    load = run_open(target, payloads, [0.0, 0.01, 0.02, 0.03], Clock())
+    load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))
     parsed = [parse_reply(reply, target) for reply in load.replies]
     return to_records(
         load.replies,
@@ -63,7 +64,7 @@ def test_every_token_of_every_model_is_counted(
     target = Target(
         world.endpoint,
         model,
-        CoreModel() if core else TextModel(),
+        describe(world.endpoint, model, 10.0),
         protocol=protocol,
         streaming=decoupled,
         decoupled=decoupled,

@@ -18,7 +18,7 @@ from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, Sample
 from trtllm_hpc.bench.results import (
     ClientUse,
     LevelResult,
-    Measurement,
+    MeasurementSummary,
     Pass,
     SearchResult,
     Tried,
@@ -42,7 +42,7 @@ _BETWEEN_S = 1.0
 class Made:
     """A measurement with its records and samples."""
 
-    measurement: Measurement
+    measurement: MeasurementSummary
     records: list[RequestRecord]
     samples: list[ServerSample] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ def make(
     verdict = Verdict(
         [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
     )
-    measurement = Measurement(
+    measurement = MeasurementSummary(
         name=name,
         started_at=STARTED_AT,
         settings={**_settings(levels, requests, warmup, repeats), "slo": slo},

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.measure import Subject
     from trtllm_hpc.bench.progress import Snapshot
     from trtllm_hpc.bench.records import RequestRecord
-    from trtllm_hpc.bench.results import LevelResult
-    from trtllm_hpc.bench.results import Measurement as Summary
+    from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
     from trtllm_hpc.config.benchmark import Benchmark
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -111,7 +110,7 @@ class Measurement:
     # What was measured --------------------------------------------------------------------------
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> MeasurementSummary:
         """All of ``results/NAME.json``: settings, provenance, levels, tokens, errors, verdict.
 
         Raises:

@@ -1,1 +1,1 @@
-"""A small open-loop benchmark: absolute schedule, one record a request, honest figures."""
+"""The benchmark: workloads, open and closed loops, a record of each request, and figures."""

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
-from trtllm_hpc.bench.adapters import Adapters
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.earlier import Earlier, read_earlier
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.openai import COMPLETIONS
+from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
+from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import (
     WHOLE_TRACE,
@@ -36,7 +35,7 @@ from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.results import LevelResult, Measurement, Pass, SearchResult, write_measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, SearchResult, write_measurement
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
@@ -57,7 +56,7 @@ _INTERRUPTED = "The measurement was interrupted."
 class Interrupted(KeyboardInterrupt):
     """The measurement was interrupted, for example by Ctrl-C; what was measured is on the disk."""
 
-    def __init__(self, measurement: Measurement) -> None:
+    def __init__(self, measurement: MeasurementSummary) -> None:
         super().__init__()
         self.measurement = measurement
 
@@ -77,7 +76,7 @@ class Subject:
 
 def run_measurement(
     subject: Subject, settings: Benchmark, name: str, show: Show | None = None
-) -> Measurement:
+) -> MeasurementSummary:
     """Measure, write everything into the subject's folder, and return the summary.
 
     Args:
@@ -95,7 +94,7 @@ def run_measurement(
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
     earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
-    adapters = Adapters.read(settings.workload, subject.paths)
+    adapters = LoraAdapters.read(settings.workload, subject.paths)
     job = subject.job
     targets = targets_of(settings, subject.endpoint, None if job is None else backend_of(job).text_model)
     tokenization = _tokenization(subject, settings)
@@ -314,13 +313,13 @@ class _Run:
 
     def write(
         self, findings: Sequence[str] = (), warnings: Sequence[str] = (), server: ServerTokens | None = None
-    ) -> Measurement:
+    ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
         feed = self._passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self._passes.target
         doubt = server_count_doubt(self._records, server)
-        measurement = Measurement(
+        measurement = MeasurementSummary(
             name=self._name,
             started_at=self._passes.clock.started_at,
             settings=self._settings.model_dump(mode="json"),

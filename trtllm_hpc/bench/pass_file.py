@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.bench.load.loops import Ended
+from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, append_records, replace_end
 
 _INTERVAL_S = 1.0
@@ -31,7 +31,7 @@ class PassFile:
     def __init__(self, path: Path, level: int, repeat: int) -> None:
         self._path, self._level, self._repeat = path, level, repeat
         self._begin = path.stat().st_size if path.exists() else 0
-        self._ended = deque[Ended]()
+        self._ended = deque[Reply]()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write, name="records", daemon=True)
 
@@ -42,9 +42,9 @@ class PassFile:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def add(self, ended: Ended) -> None:
+    def add(self, reply: Reply) -> None:
         """Take note of a request that has ended."""
-        self._ended.append(ended)
+        self._ended.append(reply)
 
     def finish(self, records: Sequence[RequestRecord]) -> None:
         """Put the records of the whole pass into the file."""
@@ -69,15 +69,15 @@ class PassFile:
             append_records(self._path, map(self._record, ended), sync=False)
             time.sleep(_PAUSE_S)
 
-    def _record(self, ended: Ended) -> RequestRecord:
+    def _record(self, reply: Reply) -> RequestRecord:
         return RequestRecord(
-            index=ended.workload_index,
+            index=reply.index,
             level=self._level,
             repeat=self._repeat,
             phase=UNFINISHED,
-            scheduled_s=ended.due_s,
-            sent_s=ended.sent_s,
-            ended_s=ended.ended_s,
-            status=ended.status,
-            error=ended.error,
+            scheduled_s=reply.due_s,
+            sent_s=reply.sent_s,
+            ended_s=reply.ended_s,
+            status=reply.status,
+            error=reply.error,
         )

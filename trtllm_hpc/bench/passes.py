@@ -10,10 +10,10 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import Count, Ended, LoadResult
-from trtllm_hpc.bench.load.messages import Target, parse_reply
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.progress import Progress, Step
@@ -61,16 +61,16 @@ class Passes:
     tokenizer: Tokenizer | None = None
     slo: Slo | None = None
 
-    def run(self, level: Level, step: Step, on_end: Count = lambda ended: None) -> PassOutcome:
+    def run(self, level: Level, step: Step, on_end: Count = lambda reply: None) -> PassOutcome:
         """Run one pass and check its figures; ``on_end`` is called for each request that has ended.
 
         Raises NotReady if there is no connection to the endpoint; ConfigError if the workload makes no
         requests.
         """
 
-        def count(ended: Ended) -> None:
-            self.progress.count(ended.ok, ended.latency_s)
-            on_end(ended)
+        def count(reply: Reply) -> None:
+            self.progress.count(reply.ok, reply.latency_s)
+            on_end(reply)
 
         load, batch, window = (
             self._open(level, step, count)
@@ -125,14 +125,16 @@ class Passes:
         self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         with real_time_priority() as real_time:
-            load = run_open(
-                self.target,
-                batch.payloads[:count],
-                schedule.due_s,
-                self.clock,
-                first_index=batch.first_index,
-                weights=batch.weights[:count],
-                max_failures=self.settings.max_failures_in_a_row,
+            load = run_load(
+                OpenPlan(
+                    self.target,
+                    batch.payloads[:count],
+                    self.clock,
+                    schedule.due_s,
+                    first_index=batch.first_index,
+                    weights=batch.weights[:count],
+                    max_failures=self.settings.max_failures_in_a_row,
+                ),
                 progress=count_ended,
                 processes=self.settings.processes,
             )
@@ -152,16 +154,18 @@ class Passes:
             _check_enough(count, batch)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
         with real_time_priority() as real_time:
-            load = run_closed(
-                self.target,
-                batch.payloads,
-                level.concurrency,
-                self.clock,
-                count=count,
-                until_s=until_s,
-                first_index=batch.first_index,
-                weights=batch.weights,
-                max_failures=self.settings.max_failures_in_a_row,
+            load = run_load(
+                ClosedPlan(
+                    self.target,
+                    batch.payloads,
+                    self.clock,
+                    level.concurrency,
+                    count=count,
+                    until_s=until_s,
+                    first_index=batch.first_index,
+                    weights=batch.weights,
+                    max_failures=self.settings.max_failures_in_a_row,
+                ),
                 progress=count_ended,
                 processes=self.settings.processes,
             )
@@ -265,7 +269,7 @@ def step_of(settings: Benchmark, place: int, level: Level, repeat: int) -> Step:
     if settings.find_max:
         return Step(place, None, level.label, repeat, settings.repeats)
     levels = levels_of(settings)
-    lengths = [_length_s(it, settings) for it in levels[place:]]
+    lengths = [_length_s(each, settings) for each in levels[place:]]
     later = [
         *lengths[:1] * (settings.repeats - repeat - 1),
         *(length for length in lengths[1:] for _ in range(settings.repeats)),

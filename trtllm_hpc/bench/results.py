@@ -159,7 +159,7 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasurementSummary:
     """One measurement. Its records, samples and workload have files of their own."""
 
     name: str
@@ -193,19 +193,19 @@ class Measurement:
 
 
 @lru_cache(maxsize=1)
-def _json_form() -> TypeAdapter[Measurement]:
+def _json_form() -> TypeAdapter[MeasurementSummary]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Measurement)
+    return TypeAdapter(MeasurementSummary)
 
 
-def write_measurement(path: Path, measurement: Measurement) -> None:
+def write_measurement(path: Path, measurement: MeasurementSummary) -> None:
     """Write the measurement as JSON, atomically."""
     plain = _json_form().dump_python(measurement, mode="json")
     write_json(path, {"valid": measurement.valid, **plain})
 
 
-def read_measurement(path: Path) -> Measurement:
+def read_measurement(path: Path) -> MeasurementSummary:
     """Read what :func:`write_measurement` wrote.
 
     Raises RunNotFound if the file is missing, or of another version.

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
-from trtllm_hpc.bench.load.messages import CoreModel, Target
-from trtllm_hpc.client.connect import describe_over, refuse_protocol, usual_openai_model, usual_protocol
-from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT
-from trtllm_hpc.client.served_model import STREAM_INPUTS, ServedModel, TextModel, usual_model
+from trtllm_hpc.bench.load.messages import Target
+from trtllm_hpc.client.connect import (
+    describe,
+    refuse_protocol,
+    usual_model,
+    usual_openai_model,
+    usual_protocol,
+)
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import (
+    CONFIG_INPUT,
+    STREAM_INPUTS,
+    TASK_ID_INPUT,
+    WEIGHTS_INPUT,
+    ServedModel,
+)
 
 _CORE_INPUT = "input_ids"
 _MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
@@ -37,7 +48,8 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
     of = _openai_target if is_openai else _triton_target
     targets = [of(settings, endpoint, name, protocol) for name in names]
     for other in targets[1:]:
-        if replace(other, model=names[0]) != targets[0]:
+        served = replace(other.served, name=targets[0].served.name)
+        if replace(other, model=names[0], served=served) != targets[0]:
             raise RequestFailed(
                 f"Models {names[0]!r} and {other.model!r} take different requests: they cannot take turns.",
                 hint="measure one after the other",
@@ -102,13 +114,14 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
-    served = describe_over(endpoint, name, protocol, settings.request_timeout_seconds)
+    served = describe(endpoint, name, settings.request_timeout_seconds, protocol)
     if settings.workload.lora:
         _refuse_without_lora(name, served)
+    _refuse_without_prompt(served)
     return Target(
         endpoint=endpoint,
         model=name,
-        kind=_kind(name, served),
+        served=served,
         protocol=protocol,
         streaming=served.decoupled if settings.streaming is None else settings.streaming,
         timeout_s=settings.request_timeout_seconds,
@@ -118,20 +131,19 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     )
 
 
-def _kind(name: str, served: ServedModel) -> TextModel | CoreModel:
-    if "text_input" in served.inputs:
-        return served.text
-    if _CORE_INPUT in served.inputs:
-        return CoreModel(served.batched)
+def _refuse_without_prompt(served: ServedModel) -> None:
+    if served.takes_text or _CORE_INPUT in served.inputs:
+        return
     raise RequestFailed(
-        f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
+        f"Model {served.name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
         f"{', '.join(sorted(served.inputs)) or 'none'}.",
         hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
     )
 
 
 def _refuse_without_lora(name: str, served: ServedModel) -> None:
-    missing = [it for it in (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT) if it not in served.inputs]
+    needed = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
+    missing = [name for name in needed if name not in served.inputs]
     if missing:
         raise RequestFailed(
             f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",

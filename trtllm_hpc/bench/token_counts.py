@@ -207,7 +207,7 @@ def _retokenize(
     unknown = [at for at, answer in enumerate(parsed) if _length_unknown(answer)]
     whole = [at for at in unknown if not parsed[at].streamed or _in_one_piece(requests[at], parsed[at])]
     streams = sorted(set(unknown) - set(whole))
-    texts = dict(zip(unknown, _new_texts([parsed[at] for at in unknown]), strict=True))
+    texts = {at: [chunk.text or "" for chunk in parsed[at].chunks] for at in unknown}
     responses = _retokenize_streams([texts[at] for at in streams], tokenizer)
     for at, lengths in zip(streams, responses, strict=True):
         if max(lengths, default=1) > 1:
@@ -303,42 +303,3 @@ def _response_lengths(stream: Sequence[str], lengths: Mapping[str, int]) -> list
         found.append(max(1, lengths[text] - held_back))
         empty = 0 if text else empty + 1
     return found
-
-
-def _new_texts(parsed: Sequence[ParsedReply]) -> list[list[str]]:
-    """The text that each response of each answer adds.
-
-    If each response of every answer has all text so far (BLS with ``accumulate_tokens``),
-    that is what follows the text before.
-    """
-    streams = [[chunk.text or "" for chunk in answer.chunks] for answer in parsed]
-    several = [stream for stream in streams if len(stream) > 1]
-    grow = any(len(stream[-1]) > len(stream[0]) for stream in several)
-    return list(map(_added_texts, streams)) if grow and all(map(_may_accumulate, several)) else streams
-
-
-def _may_accumulate(stream: Sequence[str]) -> bool:
-    """Whether each text begins with the one before; a letter may take the place of U+FFFD at the end."""
-    return all(after.startswith(before.rstrip(_REPLACEMENT)) for before, after in pairwise(stream))
-
-
-def _added_texts(stream: Sequence[str]) -> list[str]:
-    """What each text has more than the one before; U+FFFD whose letter comes later is left out."""
-    added: list[str] = []
-    for before, after in pairwise(["", *stream]):
-        kept = len(before.rstrip(_REPLACEMENT))
-        while kept < len(before) and after[kept : kept + 1] == _REPLACEMENT:
-            kept += 1
-        _drop_end(added, len(before) - kept)
-        added.append(after[kept:])
-    return added
-
-
-def _drop_end(texts: list[str], letters: int) -> None:
-    """Shorten the last texts by so many letters together."""
-    at = len(texts) - 1
-    while letters > 0:
-        end = max(0, len(texts[at]) - letters)
-        letters -= len(texts[at]) - end
-        texts[at] = texts[at][:end]
-        at -= 1

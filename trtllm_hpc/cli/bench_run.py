@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_for
-from trtllm_hpc.cli.bench_show import show_measurement, upstream_options
+from trtllm_hpc.cli.bench_show import show_measurement
 from trtllm_hpc.cli.options import (
     RunType,
     json_option,
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
-@upstream_options
 @json_option
 @click.pass_context
 def command(
@@ -62,8 +61,6 @@ def command(
     output: Path | None,
     name: str | None,
     report: bool,
-    upstream_table: bool,
-    upstream_csv: Path | None,
     as_json: bool,
 ) -> None:
     """Measure the served model of RUN, or of any --url; see 'trtllm-hpc bench --help'.
@@ -97,7 +94,7 @@ def command(
     except NameRefused as error:
         raise click.BadParameter(error.diagnostics[0].message, param_hint="'--save-as'") from None
     _write(measurement, report=report)
-    show_measurement(measurement, as_json=as_json, upstream_table=upstream_table, upstream_csv=upstream_csv)
+    show_measurement(measurement, as_json=as_json)
     if interrupted:
         raise click.Abort
     measurement.check()

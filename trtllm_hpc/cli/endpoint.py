@@ -33,10 +33,10 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
       trtllm-hpc endpoint chat --wait-seconds 600
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
-    from trtllm_hpc.client.connect import usual_openai_model
-    from trtllm_hpc.client.served_model import LLM_API_LENGTH, describe, usual_model
+    from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
     from trtllm_hpc.report.endpoint import LOCAL_PORT, access
     from trtllm_hpc.runs.endpoint import endpoint_of
+    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
 
     endpoint = endpoint_of(run, wait_seconds)
     length = "max_tokens"
@@ -44,7 +44,7 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
         model = usual_openai_model(endpoint, _TIMEOUT_S)
     else:
         model = usual_model(endpoint)
-        if describe(endpoint, model, _TIMEOUT_S).text.takes_sampling_params:
+        if describe(endpoint, model, _TIMEOUT_S).is_llm_api:
             length = LLM_API_LENGTH
     found = access(run.run_id, endpoint, model, chats=_chats(endpoint, model), length=length)
     if as_json:

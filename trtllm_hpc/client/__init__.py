@@ -1,4 +1,4 @@
-"""Requests to a served model: wait for the endpoint, then send prompts over gRPC and HTTP.
+"""Requests to a served model: wait for the endpoint, then ask over gRPC, HTTP or OpenAI's protocol.
 
 This package knows an endpoint and a run folder, not how the server was started.
 """

@@ -7,29 +7,29 @@ import ssl
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.connection import grpc_client, unanswered
+from trtllm_hpc.client.connection import grpc_calls
 from trtllm_hpc.client.http import call_json, openai_models
+from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.over_openai import OpenAIModel
-from trtllm_hpc.client.served_model import (
-    CORE_MODEL,
-    TEXT_MODELS,
-    ServedModel,
-    describe,
-    served_model,
-    usual_model,
-)
 from trtllm_hpc.client.triton_model import POSTPROCESSING, PREPROCESSING, Tokenizer, TritonModel
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import (
+    CORE_MODEL,
+    TEXT_MODELS,
+    ServedModel,
+    parse_model_config,
+    ready_models,
+)
 
 Protocol = Literal["grpc", "http", "openai"]
 
 _LOOK_TIMEOUT_S = 30.0
-"""For a server to say what it is, which is no work for its model."""
+"""For questions that the server answers without its model."""
 
 _SCHEMES = ("grpc", "grpcs", "http", "https")
 
@@ -76,7 +76,7 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
         parts = urlsplit(address.url)
         scheme, host, port = parts.scheme, parts.hostname, parts.port
     except ValueError as error:
-        raise InvalidRequest(f"{address.url!r} is no URL: {error}.") from None
+        raise InvalidRequest(f"{address.url!r} is not a URL: {error}.") from None
     if scheme not in _SCHEMES or not host:
         raise InvalidRequest(
             f"{address.url!r} does not say which protocol the server speaks.",
@@ -105,10 +105,8 @@ def _system_certificates() -> str:
     return paths.cafile or paths.openssl_cafile
 
 
-async def connect(
-    target: Target, model: str | None, protocol: Protocol | None, timeout_s: float
-) -> tuple[TritonModel | OpenAIModel, bool]:
-    """Return the model of a server, and whether it answers token by token; ``None`` takes the usual one.
+async def connect(target: Target, model: str | None, protocol: Protocol | None, timeout_s: float) -> Model:
+    """Return the model of a server, by default the usual one.
 
     A URL says its protocol itself. Raises RequestFailed if the server does not answer, has no such model, or
     none can be chosen.
@@ -122,15 +120,21 @@ async def connect(
     if chosen == "openai":
         if model is None:
             model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
-        return OpenAIModel(endpoint, model), True
-    return await _triton(endpoint, model, chosen, timeout_s)
+        return OpenAIModel(endpoint, model)
+    described = await asyncio.to_thread(
+        _described, endpoint, model or usual_model(endpoint), chosen, timeout_s
+    )
+    server = GrpcServer(endpoint) if chosen == "grpc" else HttpServer(endpoint)
+    served, streams, tokenizer = described
+    return TritonModel(server, served, tokenizer, can_stream=streams)
 
 
 def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
     """Ask a server what it is; return its protocol and where its models are. Raises RequestFailed."""
     protocol, endpoint = parse_url(address)
     if protocol == "grpc":
-        return protocol, replace(endpoint, models=_models_over_grpc(endpoint, timeout_s))
+        index = _call_grpc(endpoint, "RepositoryIndex", "RepositoryIndexRequest", timeout_s).get("models", [])
+        return protocol, replace(endpoint, models=ready_models(index))
     base = address.url.rstrip("/")
     openai = replace(endpoint, http_port=0, grpc_port=0, openai_url=base)
     if urlsplit(base).path.endswith("/v1"):
@@ -144,8 +148,8 @@ def look_at(address: Address, timeout_s: float) -> tuple[Protocol, Endpoint]:
     try:
         index = call_json(endpoint, "v2/repository/index", timeout_s, {})
     except RequestFailed:
-        return protocol, endpoint  # it does not tell its models
-    return protocol, replace(endpoint, models=_ready(index))
+        return protocol, endpoint  # it does not list its models
+    return protocol, replace(endpoint, models=ready_models(index))
 
 
 def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
@@ -166,55 +170,49 @@ def usual_openai_model(endpoint: Endpoint, timeout_s: float) -> str:
     return models[0] if len(models) == 1 else usual[0]
 
 
-def _models_over_grpc(endpoint: Endpoint, timeout_s: float) -> list[str]:
-    from tritonclient.utils import InferenceServerException
-
-    with grpc_client(endpoint) as client:
-        try:
-            index = client.get_model_repository_index(as_json=True, client_timeout=timeout_s)
-        except InferenceServerException as error:
-            raise unanswered(error, endpoint, timeout_s) from error
-    return _ready(index.get("models", []))
+def usual_model(endpoint: Endpoint) -> str:
+    """Return the model of a Triton server that is asked unless another one is named."""
+    return next((name for name in TEXT_MODELS if name in endpoint.models), TEXT_MODELS[0])
 
 
-def _ready(index: Any) -> list[str]:
-    """Return the names of the models that are ready."""
-    entries = [entry for entry in index if isinstance(entry, dict)] if isinstance(index, list) else []
-    return [str(entry.get("name")) for entry in entries if entry.get("state", "READY") == "READY"]
+def _described(
+    endpoint: Endpoint, name: str, protocol: Protocol, timeout_s: float
+) -> tuple[ServedModel, bool, Tokenizer | None]:
+    """Return a model, whether it answers token by token, and what turns texts into its token ids."""
+    model = describe(endpoint, name, timeout_s, protocol)
+    streams = model.decoupled and model.takes_text
+    if model.ensemble:
+        streams = CORE_MODEL in endpoint.models and (
+            describe(endpoint, CORE_MODEL, timeout_s, protocol).decoupled
+        )
+    tokenizer = None
+    names = (PREPROCESSING, POSTPROCESSING)
+    if set(names) <= set(endpoint.models):
+        tokenizer = Tokenizer(*(describe(endpoint, each, timeout_s, protocol) for each in names))
+    return model, streams, tokenizer
 
 
-async def _triton(
-    endpoint: Endpoint, name: str | None, protocol: Protocol, timeout_s: float
-) -> tuple[TritonModel, bool]:
-    chosen = usual_model(endpoint) if name is None else name
+def describe(endpoint: Endpoint, model: str, timeout_s: float, protocol: str = "grpc") -> ServedModel:
+    """Fetch a model's configuration, over gRPC if only that port is known.
 
-    def look() -> tuple[ServedModel, bool, Tokenizer | None]:
-        model = describe_over(endpoint, chosen, protocol, timeout_s)
-        streams = model.decoupled and model.takes_text
-        if model.ensemble:
-            streams = CORE_MODEL in endpoint.models and (
-                describe_over(endpoint, CORE_MODEL, protocol, timeout_s).decoupled
-            )
-        tokenizer = None
-        if {PREPROCESSING, POSTPROCESSING} <= set(endpoint.models):
-            names = (PREPROCESSING, POSTPROCESSING)
-            tokenizer = Tokenizer(*(describe_over(endpoint, each, protocol, timeout_s) for each in names))
-        return model, streams, tokenizer
-
-    model, streams, tokenizer = await asyncio.to_thread(look)
-    server = GrpcServer(endpoint) if protocol == "grpc" else HttpServer(endpoint)
-    return TritonModel(server, model, tokenizer), streams
-
-
-def describe_over(endpoint: Endpoint, model: str, protocol: str, timeout_s: float) -> ServedModel:
-    """Fetch a model's configuration, over gRPC if only that port is known; raises RequestFailed."""
+    Raises RequestFailed with the server's error message, for example that it has no such model.
+    """
     if endpoint.http_port != endpoint.grpc_port or protocol == "http":
-        return describe(endpoint, model, timeout_s)
-    from tritonclient.utils import InferenceServerException
+        config = call_json(endpoint, f"v2/models/{quote(model, safe='')}/config", timeout_s)
+    else:
+        answer = _call_grpc(endpoint, "ModelConfig", "ModelConfigRequest", timeout_s, name=model)
+        config = answer.get("config", {})
+    return parse_model_config(model, config)
 
-    with grpc_client(endpoint) as client:
-        try:
-            answer = client.get_model_config(model, as_json=True, client_timeout=timeout_s)
-        except InferenceServerException as error:
-            raise unanswered(error, endpoint, timeout_s) from error
-    return served_model(model, answer.get("config", {}))
+
+def _call_grpc(
+    endpoint: Endpoint, method: str, message: str, timeout_s: float, **fields: Any
+) -> dict[str, Any]:
+    """Call a method of Triton's gRPC service, and return its answer as plain JSON types."""
+    from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+    from tritonclient.grpc import service_pb2
+
+    with grpc_calls(endpoint, timeout_s) as call:
+        answer = call(method, getattr(service_pb2, message)(**fields))
+    plain: dict[str, Any] = MessageToDict(answer, preserving_proto_field_name=True)
+    return plain

@@ -1,32 +1,20 @@
-"""Connections to a server over gRPC, with the key and the certificate of its door."""
+"""Connections to Triton over gRPC, with the key and the certificate of its door."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
+def channel(endpoint: Endpoint, library: Any) -> Any:
+    """Return a channel of ``grpc`` or ``grpc.aio``. Raises RequestFailed if the certificate is unreadable."""
+    import grpc  # type: ignore[import-untyped]
 
-class _KeyPlugin:
-    """Adds headers to every call of Triton's client, which calls it by the interface of its plugins."""
-
-    def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-
-    def __call__(self, request: Any) -> None:
-        """Add them to the headers of a call."""
-        request.headers.update(self._headers)
-
-
-def channel_options(endpoint: Endpoint) -> list[tuple[str, int | str]]:
-    """Return the options of gRPC for an endpoint."""
     options: list[tuple[str, int | str]] = [
         # A proxy for the outside world cannot reach compute nodes; see http.py.
         ("grpc.enable_http_proxy", 0),
@@ -36,81 +24,54 @@ def channel_options(endpoint: Endpoint) -> list[tuple[str, int | str]]:
     ]
     if endpoint.certificate_name is not None:
         options.append(("grpc.ssl_target_name_override", endpoint.certificate_name))
-    return options
-
-
-def async_channel(endpoint: Endpoint) -> Any:
-    """Return a channel of gRPC for asyncio; Triton's own client for it cannot ask for empty last responses.
-
-    Raises RequestFailed if the certificate cannot be read.
-    """
-    import grpc  # type: ignore[import-untyped]
-
-    options = channel_options(endpoint)
     if endpoint.certificate_file is None:
-        return grpc.aio.insecure_channel(endpoint.grpc, options=options)
+        return library.insecure_channel(endpoint.grpc, options=options)
     try:
         trusted = Path(endpoint.certificate_file).read_bytes()
     except OSError as error:
         sentence = f"The certificate {endpoint.certificate_file} cannot be read: {error.strerror}."
         raise RequestFailed(sentence) from None
     credentials = grpc.ssl_channel_credentials(root_certificates=trusted)
-    return grpc.aio.secure_channel(endpoint.grpc, credentials, options=options)
+    return library.secure_channel(endpoint.grpc, credentials, options=options)
 
 
 @contextmanager
-def grpc_client(endpoint: Endpoint) -> Iterator[Any]:
-    """Yield a Triton client that is closed in any case: an open one keeps Python from exiting."""
-    from tritonclient.grpc import InferenceServerClient
+def grpc_calls(endpoint: Endpoint, timeout_s: float) -> Iterator[Callable[[str, Any], Any]]:
+    """Yield a function that calls a method of Triton's service with a message, and returns the answer.
 
-    client = InferenceServerClient(
-        endpoint.grpc,
-        ssl=endpoint.certificate_file is not None,
-        root_certificates=endpoint.certificate_file,
-        channel_args=channel_options(endpoint),
-    )
-    client.register_plugin(_KeyPlugin(endpoint.authorization))
-    try:
-        yield client
-    finally:
-        client.close()
+    It raises ServerUnreachable, AnswerTimedOut, or RequestFailed with the server's message.
+    """
+    import grpc
+    from tritonclient.grpc import service_pb2_grpc
 
+    with channel(endpoint, grpc) as opened:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(opened)
 
-def infer_request(model: str, arrays: Mapping[str, NDArray[Any]], request_id: str = "") -> Any:
-    """Return a ``ModelInferRequest`` of Triton's gRPC service."""
-    from tritonclient.grpc import service_pb2
-    from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+        def call(method: str, message: Any) -> Any:
+            metadata = tuple(endpoint.authorization.items())
+            try:
+                return getattr(stub, method)(message, timeout=timeout_s, metadata=metadata)
+            except grpc.RpcError as error:
+                raise call_failure(error, endpoint, timeout_s) from error
 
-    request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
-    for name, array in arrays.items():
-        datatype = np_to_triton_dtype(array.dtype)
-        request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
-        request.raw_input_contents.append(raw)
-    return request
+        yield call
 
 
-def infer_inputs(arrays: Mapping[str, NDArray[Any]]) -> list[Any]:
-    """Return the arrays as inputs of Triton's gRPC client."""
-    from tritonclient.grpc import InferInput
-    from tritonclient.utils import np_to_triton_dtype
+def call_failure(
+    error: Any, endpoint: Endpoint, timeout_s: float, *, model: str | None = None, responses: int = 0
+) -> RequestFailed:
+    """Return what gRPC's error of a call means, after a number of responses of a model."""
+    import grpc
 
-    return [
-        InferInput(name, array.shape, np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
-        for name, array in arrays.items()
-    ]
-
-
-def grpc_error(error: Any, endpoint: Endpoint, model: str) -> str:
-    """Return a sentence with the message of an ``InferenceServerException``."""
-    return f"Model {model!r} at {endpoint.grpc} (gRPC) failed: {error.message() or error.status()}"
-
-
-def unanswered(error: Any, endpoint: Endpoint, timeout_s: float) -> RequestFailed:
-    """Return what an ``InferenceServerException`` of a call without a model's work means."""
-    message = error.message() or str(error.status())
-    if error.status() == "StatusCode.UNAVAILABLE":
-        return ServerUnreachable(f"{endpoint.grpc} (gRPC) cannot be reached: {message}")
-    if error.status() == "StatusCode.DEADLINE_EXCEEDED":
-        return AnswerTimedOut(f"{endpoint.grpc} (gRPC) did not answer within {timeout_s:g} s.")
-    return RequestFailed(f"{endpoint.grpc} (gRPC) failed: {message}")
+    where = f"{endpoint.grpc} (gRPC)"
+    subject = where if model is None else f"Model {model!r} at {where}"
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return AnswerTimedOut(
+            f"{subject} did not answer within {timeout_s:g} s.", hint="give it longer: --timeout-seconds"
+        )
+    if code == grpc.StatusCode.UNAVAILABLE and not responses:
+        return ServerUnreachable(f"{where} cannot be reached: {details}")
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return RequestFailed(f"{where} was lost after {responses} responses: {details}")
+    return RequestFailed(f"{subject} failed: {details or code.name}")

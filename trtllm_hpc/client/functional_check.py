@@ -10,13 +10,14 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.request import Request
-from trtllm_hpc.client.served_model import CORE_MODEL, TEXT_MODELS
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import CORE_MODEL, TEXT_MODELS
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p"}
 BY_HAND = f"preprocessing, {CORE_MODEL}, postprocessing"
@@ -137,5 +138,4 @@ async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | No
 
 
 def _same_letters(text: str, other: str) -> int:
-    pairs = zip(text, other, strict=False)
-    return next((at for at, (one, two) in enumerate(pairs) if one != two), min(len(text), len(other)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))

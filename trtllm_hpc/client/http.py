@@ -10,6 +10,7 @@ from typing import Any
 
 from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.response import error_message
 
 
 def _open(endpoint: Endpoint, request: urllib.request.Request, timeout_s: float) -> Any:
@@ -46,7 +47,7 @@ def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:
     data = listed.get("data") if isinstance(listed, dict) else None
     names = [item.get("id") for item in data if isinstance(item, dict)] if isinstance(data, list) else [None]
     if not all(isinstance(name, str) for name in names):
-        raise RequestFailed(f"{url} answered what is no list of models.")
+        raise RequestFailed(f"{url} did not return a list of models.")
     return [str(name) for name in names]
 
 
@@ -71,23 +72,4 @@ def _call_url(endpoint: Endpoint, url: str, timeout_s: float, body: Any = None) 
     except (OSError, HTTPException) as error:
         raise ServerUnreachable(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
     except ValueError as error:
-        raise RequestFailed(f"{url} answered what is not JSON: {error}") from error
-
-
-def error_message(body: bytes) -> str:
-    """Return the message of an error in JSON, else the body as it is.
-
-    Triton's is ``{"error": "..."}``, OpenAI's ``{"error": {"message": "..."}}``, that of ``trtllm-serve``
-    ``{"object": "error", "message": "..."}``, that of a web framework before it ``{"detail": ...}``.
-    """
-    text = body.decode("utf-8", errors="replace").strip()
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return text
-    while isinstance(found, dict):
-        inner = next((found[key] for key in ("error", "message", "detail") if found.get(key)), None)
-        if inner is None:
-            return text
-        found = inner
-    return found if isinstance(found, str) else text
+        raise RequestFailed(f"{url} did not return JSON: {error}") from error

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.wire.served_model import CONFIG_INPUT, WEIGHTS_INPUT
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-TASK_ID_INPUT = "lora_task_id"
-WEIGHTS_INPUT = "lora_weights"
-CONFIG_INPUT = "lora_config"
 MAX_TASK_ID = 2**64 - 1
 """``lora_task_id`` is a UINT64."""
 
@@ -60,15 +58,6 @@ class Adapter:
         """The highest rank among its modules."""
         return int(self.config[..., 2].max())
 
-    def inputs(self) -> dict[str, NDArray[Any]]:
-        """Return the tensors of a request that makes it known to the server, a batch of one."""
-        return {**task_inputs(self.task_id), WEIGHTS_INPUT: self.weights, CONFIG_INPUT: self.config}
-
-
-def task_inputs(task_id: int) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a request with an adapter that the server knows, a batch of one."""
-    return {TASK_ID_INPUT: np.array([[task_id]], dtype=np.uint64)}
-
 
 def is_unknown_adapter(error: str) -> bool:
     """Return whether a server's error says that it does not know the adapter, or not any more.
@@ -86,7 +75,7 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
     """
     if task_id is not None and not 0 <= task_id <= MAX_TASK_ID:
         raise RequestFailed(
-            f"{task_id} is no number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
+            f"{task_id} is not a number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
         )
     weights_file, config_file = _files(folder)
     weights, config = _load(weights_file), _load(config_file)
@@ -136,7 +125,7 @@ def _load(path: Path) -> NDArray[Any]:
             f"{path} cannot be read: {error.strerror or error}.", hint=f"ls -l {path}"
         ) from None
     except (ValueError, EOFError):
-        raise RequestFailed(f"{path} is no NumPy file, or only the beginning of one.", hint=_HINT) from None
+        raise RequestFailed(f"{path} is not a NumPy file, or is cut off.", hint=_HINT) from None
     if not isinstance(array, np.ndarray):
         raise RequestFailed(f"{path} holds several arrays instead of one.", hint=_HINT)
     return array

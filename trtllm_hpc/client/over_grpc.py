@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -11,13 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.connection import async_channel, infer_request
-from trtllm_hpc.client.inputs import Tensors
-from trtllm_hpc.client.reply import Outputs
+from trtllm_hpc.client.connection import call_failure, channel
+from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.request import Request
-from trtllm_hpc.client.served_model import CORE_MODEL, ServedModel
-from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, RequestRefused, ServerUnreachable
+from trtllm_hpc.errors import RequestFailed, RequestRefused
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.response import WrongResponse
+from trtllm_hpc.wire.served_model import CORE_MODEL, ServedModel
+from trtllm_hpc.wire.triton_request import Tensors, infer_request
+from trtllm_hpc.wire.triton_response import Outputs, infer_outputs, is_final
 
 STOP_TIMEOUT_S = 5.0
 """From a stop request to the last response."""
@@ -32,10 +33,10 @@ _STOP: Tensors = {
 
 
 def _stop_message(model: ServedModel) -> tuple[ServedModel, Tensors]:
-    """Return whom to tell that a request is to end, and how."""
+    """Return the model that ends a request, and the tensors that ask it to."""
     if model.ensemble or not model.takes_text:
         name = CORE_MODEL if model.ensemble else model.name
-        return ServedModel(name, {}, batched=True, decoupled=False), _STOP
+        return ServedModel(name, {}), _STOP
     # The LLM API's model, whose text_input is not optional.
     shape = (1, 1) if model.batched else (1,)
     text = np.array([b""], np.object_).reshape(shape)
@@ -76,11 +77,11 @@ class Call:
         count = 0
         try:
             async for response in self._source:
-                self._is_answered = _is_last(response)
+                self._is_answered = is_final(response)
                 if response.error_message:
                     raise RequestRefused(f"Model {self._model.name!r} failed: {response.error_message}")
                 count += 1
-                yield _outputs(response)
+                yield infer_outputs(response.infer_response)
                 if self._is_answered:
                     return
             self._is_answered = True
@@ -93,7 +94,10 @@ class Call:
             self._is_answered = True
         except AioRpcError as error:
             self._is_answered = True
-            raise _failed(error, self._server.endpoint, self._model, self._request, count) from error
+            endpoint, timeout_s = self._server.endpoint, self._request.timeout_s
+            raise call_failure(error, endpoint, timeout_s, model=self._model.name, responses=count) from error
+        except WrongResponse as error:
+            raise RequestFailed(f"Model {self._model.name!r} answered with {error}.") from None
         finally:
             if not self._is_answered:
                 await self._leave()
@@ -111,7 +115,7 @@ class Call:
 
     async def _leave(self) -> None:
         """End a call whose responses nobody waits for."""
-        # Triton does not tell the models of an ensemble that its client has gone.
+        # The models of an ensemble do not notice in Triton that its client has gone.
         if self._model.ensemble and not self.is_stopped:
             await self._server.stop(self._model, self._request.request_id)
             return await self._finish()
@@ -125,13 +129,13 @@ class Call:
 class GrpcServer:
     """A connection to Triton's gRPC service."""
 
-    protocol = "grpc"
-
     def __init__(self, endpoint: Endpoint) -> None:
+        import grpc.aio  # type: ignore[import-untyped]
         from tritonclient.grpc import service_pb2_grpc
 
         self.endpoint = endpoint
-        self._channel = async_channel(endpoint)
+        # Triton's own client for asyncio cannot ask for empty last responses.
+        self._channel = channel(endpoint, grpc.aio)
         self._stub: Any = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._metadata = tuple(endpoint.authorization.items())
 
@@ -153,24 +157,24 @@ class GrpcServer:
 
     @asynccontextmanager
     async def call(
-        self, model: ServedModel, tensors: Tensors, request: Request, ended: asyncio.Event | None = None
+        self, model: ServedModel, tensors: Tensors, request: Request, course: Course
     ) -> AsyncIterator[Call]:
-        """Yield a request's call, which ends early after the request's time, or once ``ended`` is set."""
+        """Yield a request's call, which ends early after the request's time, or once the course is ended."""
         call = Call(self, model, tensors, request)
-        if ended is None and request.stop_after_s is None:
+        if course.ended is None and request.stop_after_s is None:
             yield call
             return
-        stopper = asyncio.create_task(_stop_when(call, request.stop_after_s, ended))
+        stopper = asyncio.create_task(_stop_when(call, request.stop_after_s, course.ended))
         try:
             yield call
         finally:
+            course.is_stopped = call.is_stopped
             stopper.cancel()
             with suppress(asyncio.CancelledError):
                 await stopper
 
     def start(self, model: ServedModel, tensors: Tensors, request: Request, closed: asyncio.Event) -> Any:
         """Send a request, and return gRPC's iterator over the responses; ``closed`` ends the call."""
-
         message = infer_request(model.name, tensors, request.request_id)
         # The last response may be empty; Triton only sends it if asked, and it alone marks the end.
         message.parameters["triton_enable_empty_final_response"].bool_param = True
@@ -207,44 +211,3 @@ async def _stop_when(call: Call, after_s: float | None, ended: asyncio.Event | N
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), after_s)
     await call.stop()
-
-
-def _is_last(response: Any) -> bool:
-    """Whether a ``ModelStreamInferResponse`` ends an answer."""
-    return bool(
-        response.error_message or response.infer_response.parameters["triton_final_response"].bool_param
-    )
-
-
-def _outputs(response: Any) -> Outputs:
-    """Return the tensors of a response.
-
-    Raises RequestFailed if their bytes do not have the shapes that they claim.
-    """
-    from tritonclient.grpc import InferResult
-
-    result = InferResult(response.infer_response)
-    names = [output.name for output in response.infer_response.outputs]
-    try:
-        return {name: array for name in names if (array := result.as_numpy(name)) is not None}
-    except (ValueError, IndexError, TypeError, struct.error) as error:
-        raise RequestFailed(f"The server sent tensors that cannot be read: {error}.") from None
-
-
-def _failed(
-    error: Any, endpoint: Endpoint, model: ServedModel, request: Request, count: int
-) -> RequestFailed:
-    """Return what an error of the call itself means, after some responses."""
-    import grpc  # type: ignore[import-untyped]
-
-    code, details = error.code(), error.details() or ""
-    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-        return AnswerTimedOut(
-            f"Model {model.name!r} at {endpoint.grpc} did not answer within {request.timeout_s:g} s.",
-            hint="give it longer: --timeout-seconds",
-        )
-    if code == grpc.StatusCode.UNAVAILABLE and not count:
-        return ServerUnreachable(f"{endpoint.grpc} (gRPC) cannot be reached: {details}")
-    if code == grpc.StatusCode.UNAVAILABLE:
-        return RequestFailed(f"{endpoint.grpc} (gRPC) was lost after {count} responses: {details}")
-    return RequestFailed(f"Model {model.name!r} at {endpoint.grpc} (gRPC) failed: {details or code.name}")

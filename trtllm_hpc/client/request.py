@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,9 @@ Prompt = str | Sequence[int]
 
 Message = Mapping[str, Any]
 """Of a chat, as OpenAI's protocol has it: ``{"role": "user", "content": "..."}``."""
+
+OnText = Callable[[str], object]
+"""Called with each part of a text as it comes."""
 
 Counted = Literal["server", "tokenizer", "responses"]
 """Who counted an answer's tokens: the server in its answer, the served tokenizer afterwards, or nobody: it

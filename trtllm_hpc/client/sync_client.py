@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Protocol, Target
-from trtllm_hpc.client.reply import OnText
-from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Message, Prompt
-from trtllm_hpc.client.served_model import ServedModel
+from trtllm_hpc.client.request import RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt
+from trtllm_hpc.wire.served_model import ServedModel
 
 Result = TypeVar("Result")
 

@@ -6,35 +6,48 @@ A model that takes token ids is asked a text by way of ``preprocessing`` and
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.early_end import Course, until_ended
-from trtllm_hpc.client.inputs import (
-    PREPROCESSED,
-    Tensors,
-    core_inputs,
-    prompt_tensors,
-    tensors,
-    text_inputs,
-    texts_tensor,
-)
-from trtllm_hpc.client.lora import CONFIG_INPUT, TASK_ID_INPUT, WEIGHTS_INPUT, Adapter, is_unknown_adapter
+from trtllm_hpc.client.lora import Adapter, is_unknown_adapter
+from trtllm_hpc.client.model import Course, Model, until_ended
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
-from trtllm_hpc.client.reply import OnText, Outputs, Reply
 from trtllm_hpc.client.request import Answer, Request
-from trtllm_hpc.client.served_model import ServedModel
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
+from trtllm_hpc.wire.response import Response, WrongResponse
+from trtllm_hpc.wire.served_model import (
+    CONFIG_INPUT,
+    STREAM_INPUTS,
+    TASK_ID_INPUT,
+    WEIGHTS_INPUT,
+    ServedModel,
+)
+from trtllm_hpc.wire.triton_request import Tensors, generate_body, ids_tensors, tensors, texts_tensor
+from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_response
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
+
+_PREPROCESSED: Mapping[str, str] = {
+    "max_tokens": "REQUEST_OUTPUT_LEN",
+    "bad_words": "BAD_WORDS_DICT",
+    "stop_words": "STOP_WORDS_DICT",
+    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
+    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
+    "end_id": "END_ID",
+    "pad_id": "PAD_ID",
+    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
+}
+"""Options that ``preprocessing`` reads, and its inputs (``preprocessing/config.pbtxt``, v0.16)."""
+
+_TEXT_KINDS = ("texts", "numbers")
+"""Kinds of options that ``tensorrt_llm`` has as tensors of token ids."""
 
 _FROM_PREPROCESSING: Mapping[str, str] = {
     "INPUT_ID": "input_ids",
@@ -58,52 +71,30 @@ class Tokenizer:
     postprocessing: ServedModel
 
 
-class TritonModel:
-    """A served model over one connection, for any number of requests at once.
+class TritonModel(Model):
+    """A served model over gRPC or HTTP.
 
     A model that takes ids is asked texts by ``tokenizer``; ``None`` if it is not served.
     """
 
     def __init__(
-        self, server: GrpcServer | HttpServer, model: ServedModel, tokenizer: Tokenizer | None
+        self,
+        server: GrpcServer | HttpServer,
+        model: ServedModel,
+        tokenizer: Tokenizer | None,
+        *,
+        can_stream: bool,
     ) -> None:
-        self.model = model
+        super().__init__(model, can_stream=can_stream)
         self.server = server
+        self.protocol = "grpc" if isinstance(server, GrpcServer) else "http"
+        self.can_tokenize = tokenizer is not None
         self._tokenizer = tokenizer
         self._sent_adapters: set[int] = set()
-
-    @property
-    def can_tokenize(self) -> bool:
-        """Whether texts can be asked of a model that takes ids."""
-        return self._tokenizer is not None
 
     async def close(self) -> None:
         """End the connection."""
         await self.server.close()
-
-    async def ask(
-        self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
-    ) -> tuple[Answer, ...]:
-        """Send a request, with the weights of its adapter if the server has not got them yet.
-
-        ``on_text`` is called with each part of the first text as it comes; ``ended`` ends the answers early,
-        once set. Raises RequestFailed with the server's error message.
-        """
-        adapter = request.adapter
-        if adapter is None:
-            return await self._ask(request, on_text, ended)
-        if adapter.task_id in self._sent_adapters:
-            try:
-                return await self._ask(
-                    _with_adapter(self.model, request, adapter, whole=False), on_text, ended
-                )
-            except RequestFailed as error:
-                # It was evicted, or another server has taken the request.
-                if not is_unknown_adapter(str(error)):
-                    raise
-        answers = await self._ask(_with_adapter(self.model, request, adapter, whole=True), on_text, ended)
-        self._sent_adapters.add(adapter.task_id)
-        return answers
 
     async def stop(self, request_id: str) -> None:
         """End a request on the server that another client has sent."""
@@ -121,46 +112,73 @@ class TritonModel:
         except (RequestFailed, KeyError, IndexError):
             return None
 
-    async def replies(self, request: Request) -> AsyncGenerator[Reply]:
-        """Yield the reply at each response; leaving it ends the request there. Raises RequestFailed."""
-        reply = Reply(self.model, request, self.server.protocol)
-        async with aclosing(self._responses(request, None, Course())) as responses:
-            async for outputs in responses:
-                reply.add(outputs)
-                yield reply
+    async def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+        """Yield each response; the weights of an adapter are sent if the server has not got them yet."""
+        adapter = request.adapter
+        if adapter is None:
+            sent = [request]
+        else:
+            whole = _with_adapter(self.model, request, adapter, whole=True)
+            known = _with_adapter(self.model, request, adapter, whole=False)
+            sent = [known, whole] if adapter.task_id in self._sent_adapters else [whole]
+        for last in sent:
+            try:
+                async with aclosing(self._responses(last, course)) as responses:
+                    async for response in responses:
+                        yield response
+                break
+            except RequestFailed as error:
+                # It was evicted, or another server has taken the request.
+                if last is sent[-1] or not is_unknown_adapter(str(error)):
+                    raise
+        if adapter is not None:
+            self._sent_adapters.add(adapter.task_id)
 
-    async def _ask(
-        self, request: Request, on_text: OnText | None, ended: asyncio.Event | None
-    ) -> tuple[Answer, ...]:
-        reply, course = Reply(self.model, request, self.server.protocol), Course()
-        answers = await reply.answers(self._responses(request, ended, course), course, on_text)
-        if self.model.takes_text or self._tokenizer is None:
-            return answers
-        decoded = [await self._decoded(answer, reply.started) for answer in answers]
-        if on_text is not None:
-            on_text(decoded[0].text)
-        return tuple(decoded)
+    async def _responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
+        async with aclosing(self._outputs(request, course)) as received:
+            async for outputs in received:
+                try:
+                    yield to_response(
+                        outputs,
+                        takes_text=self.model.takes_text,
+                        prompts=len(request.prompts),
+                        logits=request.logits,
+                    )
+                except WrongResponse as error:
+                    raise RequestFailed(f"Model {self.model.name!r} answered with {error}.") from None
 
-    async def _responses(
-        self, request: Request, ended: asyncio.Event | None, course: Course
-    ) -> AsyncGenerator[Outputs]:
+    async def _outputs(self, request: Request, course: Course) -> AsyncGenerator[Outputs]:
         if isinstance(self.server, HttpServer):
-            responses = self.server.responses(self.model, self._body(request), request)
-            async with aclosing(until_ended(responses, course, request.stop_after_s, ended)) as bounded:
-                async for outputs in bounded:
+            async with aclosing(self._http_outputs(self.server, request, course)) as received:
+                async for outputs in received:
                     yield outputs
             return
         sent = await self._tensors(self.server, request)
-        async with self.server.call(self.model, sent, request, ended) as call:
-            async with aclosing(call.responses()) as received:
-                async for outputs in received:
-                    yield outputs
-            course.is_stopped = call.is_stopped
+        async with (
+            self.server.call(self.model, sent, request, course) as call,
+            aclosing(call.responses()) as received,
+        ):
+            async for outputs in received:
+                yield outputs
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    async def _http_outputs(
+        self, server: HttpServer, request: Request, course: Course
+    ) -> AsyncGenerator[Outputs]:
+        # "generate" takes one response only.
+        stream = request.stream or request.options.get("return_sequences", 1) > 1
+        url = server.model_url(self.model.name, stream=stream)
+        events = server.events(url, self._body(request), request, stream=stream)
+        async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
+            async for event in bounded:
+                outputs = _read(url, event.data)
+                if "error" in outputs:
+                    raise RequestFailed(f"{url} failed: {outputs['error'].item()}")
+                yield outputs
+
+    def _body(self, request: Request) -> bytes:
         """Return what ``generate`` is sent, whose JSON has no shapes: one prompt, and lists at most.
 
-        Raises InvalidRequest if it cannot be said so, or a number does not fit: Triton would cut it.
+        Raises InvalidRequest if JSON cannot hold the request, or a number does not fit: Triton would cut it.
         """
         if len(request.prompts) != 1:
             raise InvalidRequest("A batch goes over gRPC only.", hint="leave out --protocol http")
@@ -168,45 +186,37 @@ class TritonModel:
             raise InvalidRequest("Logits come over gRPC only.", hint="leave out --protocol http")
         if self.model.ensemble and request.stop_after_s is not None:
             raise InvalidRequest(
-                f"Over HTTP, Triton does not tell {self.model.name!r} that an answer is to end early.",
+                f"Over HTTP, Triton cannot end an answer of {self.model.name!r} early.",
                 hint="leave out --protocol http",
             )
         [prompt] = request.prompts
-        if isinstance(prompt, str) and self.model.takes_text:
-            body = {"text_input": prompt, **text_inputs(self.model, request)}
-        elif isinstance(prompt, str):
+        if isinstance(prompt, str) and not self.model.takes_text:
             raise InvalidRequest(
                 f"Model {self.model.name!r} takes token ids; over gRPC the client makes them of a text.",
                 hint="leave out --protocol http, or send ids: --token-ids 1,2,3",
             )
-        else:
-            inputs = core_inputs(self.model, request, prepared=())
-            body = {"input_ids": list(prompt), "input_lengths": len(prompt), **inputs}
+        values = _request_values(self.model, request)
+        body = {**self.model.prompt_values(prompt), **values}
         for name, value in body.items():
             if isinstance(value, np.ndarray):
                 raise InvalidRequest(
                     f"The array for {name!r} goes over gRPC only.", hint="leave out --protocol http"
                 )
-        tensors(self.model, body, 1)
-        return body
+        tensors(self.model, body)
+        return generate_body(body)
 
     async def _tensors(self, server: GrpcServer, request: Request) -> Tensors:
-        count = len(request.prompts)
-        if self.model.takes_text:
-            inputs = text_inputs(self.model, request)
-            texts = {"text_input": texts_tensor(self.model, [str(it) for it in request.prompts])}
-            return texts | tensors(self.model, inputs, count)
-        if all(not isinstance(prompt, str) for prompt in request.prompts):
-            inputs = core_inputs(self.model, request, prepared=())
-            ids = prompt_tensors(
-                self.model, [prompt for prompt in request.prompts if not isinstance(prompt, str)]
-            )
-            return ids | tensors(self.model, inputs, count)
-        inputs = core_inputs(self.model, request, prepared=PREPROCESSED)
-        options = tensors(self.model, inputs, count)
+        model, count = self.model, len(request.prompts)
+        if model.takes_text:
+            always = tensors(model, {**model.prompt_values(""), **_request_values(model, request)}, count)
+            return always | {"text_input": texts_tensor(model, [str(prompt) for prompt in request.prompts])}
+        ids = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
+        if len(ids) == count:
+            return ids_tensors(model, ids) | tensors(model, _request_values(model, request), count)
+        options = tensors(model, _request_values(model, request, _PREPROCESSED), count)
         outputs = await self._preprocess(server, request)
         prepared = {new: outputs[old] for old, new in _FROM_PREPROCESSING.items() if old in outputs}
-        return {name: it for name, it in prepared.items() if name in self.model.inputs} | options
+        return {name: array for name, array in prepared.items() if name in model.inputs} | options
 
     async def _preprocess(self, server: GrpcServer, request: Request) -> Outputs:
         """Have ``preprocessing`` turn texts, and the options that it reads, into token ids."""
@@ -220,7 +230,7 @@ class TritonModel:
             raise InvalidRequest("A batch holds texts or token ids, not both.")
         model = self._tokenizer.preprocessing
         inputs: dict[str, Any] = {}
-        for option, name in PREPROCESSED.items():
+        for option, name in _PREPROCESSED.items():
             value = request.options.get(option)
             if value is not None and name not in model.inputs:
                 raise InvalidRequest(
@@ -234,11 +244,11 @@ class TritonModel:
         plain = Request((), timeout_s=request.timeout_s)
         return await server.infer(model, texts | tensors(model, inputs, len(request.prompts)), plain)
 
-    async def _decoded(self, answer: Answer, started: float) -> Answer:
+    async def decoded(self, answer: Answer) -> Answer:
         """Have ``postprocessing`` turn an answer's ids into texts."""
-        if self._tokenizer is None or not isinstance(self.server, GrpcServer):
+        if self.model.takes_text or self._tokenizer is None or not isinstance(self.server, GrpcServer):
             return answer
-        texts = []
+        begun, texts = time.monotonic(), []
         for ids in answer.token_ids:
             sent = {
                 "TOKENS_BATCH": np.array([[ids]], dtype=np.int32).reshape(1, 1, -1),
@@ -249,9 +259,15 @@ class TritonModel:
                 raise RequestFailed(f"Model {POSTPROCESSING!r} answered without an 'OUTPUT' output.")
             value = outputs["OUTPUT"].reshape(-1)[0]
             texts.append(value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value))
-        return replace(
-            answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=time.monotonic() - started
-        )
+        latency_s = answer.latency_s + time.monotonic() - begun
+        return replace(answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=latency_s)
+
+
+def _read(url: str, body: bytes) -> Outputs:
+    try:
+        return generate_outputs(body)
+    except WrongResponse as error:
+        raise RequestFailed(f"{url} answered with {error}.") from None
 
 
 def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, whole: bool) -> Request:
@@ -268,3 +284,52 @@ def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, who
             f"Model {model.name!r} has no inputs for LoRA adapters.", hint="leave out --lora-dir"
         )
     return replace(request, inputs={**request.inputs, **inputs})
+
+
+def _request_values(model: ServedModel, request: Request, prepared: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the inputs of a request by name, without those of its prompts.
+
+    ``prepared`` are options that ``preprocessing`` has read. Raises InvalidRequest if the model lacks the
+    input of an option or output.
+    """
+    left = {name: value for name, value in request.options.items() if name not in set(prepared)}
+    values: dict[str, Any] = {}
+    if model.takes_text and not all(isinstance(prompt, str) for prompt in request.prompts):
+        raise InvalidRequest(f"Model {model.name!r} takes text, not token ids.", hint="--model tensorrt_llm")
+    for name in () if model.takes_text else left:
+        if BY_NAME[name].kind in _TEXT_KINDS:
+            raise InvalidRequest(
+                f"Model {model.name!r} takes {BY_NAME[name].flag} as token ids, which 'preprocessing' makes.",
+                hint="ask a text instead of token ids, or choose another model with --model",
+            )
+    for name, value in left.items():
+        values[_input_of(model, name)] = value
+        if name == "prompt_embedding_table":
+            values["prompt_vocab_size"] = len(value)
+    for name, value in request.inputs.items():
+        if name not in model.inputs:
+            raise InvalidRequest(
+                f"Model {model.name!r} has no input {name!r}.", hint=f"it has {', '.join(model.inputs)}"
+            )
+        values[name] = value
+    for output in request.logits:
+        if f"return_{output}" not in model.inputs:
+            raise InvalidRequest(
+                f"Model {model.name!r} cannot be asked for {output}.",
+                hint="choose another model with --model",
+            )
+        values[f"return_{output}"] = True
+    if request.stream:
+        values |= {name: True for name in STREAM_INPUTS if name in model.inputs}
+    return values
+
+
+def _input_of(model: ServedModel, name: str) -> str:
+    option = BY_NAME[name]
+    for each in option.inputs:
+        if each in model.inputs:
+            return each
+    raise InvalidRequest(
+        f"Model {model.name!r} has no input for {option.flag} ({option.text or option.core}).",
+        hint="leave it out, or choose another model with --model",
+    )

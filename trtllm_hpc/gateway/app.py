@@ -16,12 +16,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trtllm_hpc import __version__
+from trtllm_hpc.client.model import gathered
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.gateway.answers import Chats, Completions, as_json, model_card, usage
 from trtllm_hpc.gateway.errors import ApiError, from_failure
-from trtllm_hpc.gateway.generation import Generation, Prompt, together
+from trtllm_hpc.gateway.generation import Generation, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
+from trtllm_hpc.wire.events import write_event
+from trtllm_hpc.wire.openai import DONE
+from trtllm_hpc.wire.openai_answer import AnswerWriter, Json, model_card, usage
 
 Result = TypeVar("Result")
 
@@ -77,90 +80,82 @@ class _Routes:
 
     async def models(self, request: Request) -> Response:
         """The one model."""
-        return _raw(f'{{"object":"list","data":[{self._card()}]}}')
+        return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
         """The model of a name."""
         self._service.check_model(request.path_params["name"])
-        return _raw(self._card())
+        return JSONResponse(self._card())
 
     async def completions(self, request: Request) -> Response:
         """Continue texts."""
-        asked = parse(CompletionRequest, await request.body())
-        self._service.check_model(asked.model)
-        prompts = await asyncio.to_thread(self._service.prompts, asked)
-        shape = Completions(asked, self._service.tokenizer)
-        return await self._answered(request, asked, prompts, shape, self._service.echoes(asked))
+        return await self._answered(request, parse(CompletionRequest, await request.body()))
 
     async def chat_completions(self, request: Request) -> Response:
         """Answer a chat."""
-        asked = parse(ChatRequest, await request.body())
+        return await self._answered(request, parse(ChatRequest, await request.body()))
+
+    async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
+        """Answer all prompts, whole or as a stream."""
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
-        return await self._answered(request, asked, prompts, Chats(asked, self._service.tokenizer), [""])
-
-    async def _answered(
-        self,
-        request: Request,
-        asked: CompletionRequest | ChatRequest,
-        prompts: list[Prompt],
-        shape: Completions | Chats,
-        texts: list[str],
-    ) -> Response:
-        """Answer all prompts, whole or as a stream; ``texts`` are what each answer begins with."""
+        begins = [self._service.echo(asked, at) for at in range(len(prompts))]
         generation = await _unless_gone(request, self._service.generation(asked))
+        is_chat = isinstance(asked, ChatRequest)
+        writer = AnswerWriter(asked.model, is_chat=is_chat, usage_follows=asked.wants_usage)
         if asked.stream:
-            events = _events(asked, prompts, shape, texts, generation)
+            events = _events(asked, prompts, writer, begins, generation)
             # Before the first part an error has a status of its own.
             first = await _unless_gone(request, anext(events))
             return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
-        answers = [generation.answers(prompt) for prompt in prompts]
-        found = await _unless_gone(request, together(answers))
-        for text, each in zip(texts, found, strict=True):
-            for answer in each:
-                answer.text = text + answer.text
-        flat = [answer for each in found for answer in each]
-        used = usage(_tokens(prompts), sum(len(answer.ids) for answer in flat))
-        return _raw(as_json(shape.whole(flat, used)))
+        answers = await _unless_gone(request, gathered([generation.answers(prompt) for prompt in prompts]))
+        flat = [(begin, part) for begin, parts in zip(begins, answers, strict=True) for part in parts]
+        choices = [
+            writer.choice(index, begin + part.text, generation.tokens(part), part.finish or "stop")
+            for index, (begin, part) in enumerate(flat)
+        ]
+        used = usage(_tokens(prompts), sum(len(part.ids) for _, part in flat))
+        return JSONResponse(writer.whole(choices, used))
 
-    def _card(self) -> str:
+    def _card(self) -> Json:
         facts = self._service.facts
-        return as_json(model_card(facts.name, self._created, facts.max_seq_len))
+        return model_card(facts.name, self._created, facts.max_seq_len)
 
 
 async def _events(
     asked: CompletionRequest | ChatRequest,
     prompts: list[Prompt],
-    shape: Completions | Chats,
-    texts: list[str],
+    writer: AnswerWriter,
+    begins: list[str],
     generation: Generation,
 ) -> AsyncGenerator[str]:
-    """Yield the events of a stream; those that come before the first token together with it."""
+    """Yield the events of a stream; those that come before the first token together with it.
+
+    ``begins`` are the texts that the answers to each prompt begin with.
+    """
     streams = [generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)]
-    begun = [False] * len(streams)
+    begun: set[int] = set()
     tokens = 0
     async with aclosing(merged(streams)) as parts:
         async for index, part in parts:
             tokens += len(part.ids)
-            event = ""
-            if not begun[index]:
-                begun[index] = True
-                event = "".join(_event(as_json(each)) for each in shape.begin(index))
-                if text := texts[index // asked.n]:
-                    event += _event(shape.text_chunk(index, text))
-            if part.finish or asked.wants_log_probs:
-                event += _event(as_json(shape.chunk(index, part)))
-            elif part.text:
-                event += _event(shape.text_chunk(index, part.text))
-            if event:
-                yield event
+            chunks: list[Json] = []
+            if index not in begun:
+                begun.add(index)
+                chunks += writer.begin(index)
+                if text := begins[index // asked.n]:
+                    chunks.append(writer.chunk(index, text))
+            if part.finish or part.text or asked.wants_log_probs:
+                chunks.append(writer.chunk(index, part.text, generation.tokens(part), part.finish))
+            if chunks:
+                yield "".join(map(_event, chunks))
     if asked.wants_usage:
-        yield _event(as_json(shape.last(usage(_tokens(prompts), tokens))))
-    yield "data: [DONE]\n\n"
+        yield _event(writer.last(usage(_tokens(prompts), tokens)))
+    yield write_event(DONE.decode())
 
 
-def _event(data: str) -> str:
-    return f"data: {data}\n\n"
+def _event(chunk: Json) -> str:
+    return write_event(json.dumps(chunk, ensure_ascii=False, separators=(",", ":")))
 
 
 async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
@@ -171,7 +166,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
             async for event in events:
                 yield event
         except (ApiError, RequestFailed) as error:
-            yield _event(json.dumps(_as_api_error(error).body()))
+            yield _event(_as_api_error(error).body())
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
@@ -196,10 +191,6 @@ async def _left(receive: Callable[[], Awaitable[Any]]) -> None:
 
 def _tokens(prompts: list[Prompt]) -> int:
     return sum(len(prompt.ids) for prompt in prompts)
-
-
-def _raw(text: str) -> Response:
-    return Response(text, media_type="application/json")
 
 
 def _as_api_error(error: Exception) -> ApiError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, RequestRefused, ServerUnreachable
+from trtllm_hpc.wire.openai_answer import error_body
 
 _QUEUE_WORDS = "maximum queue size"
 """Of TensorRT-LLM's executor, of Triton and of the reference backend, in any case."""
@@ -31,20 +32,11 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, object]:
         """Return the answer as plain JSON types."""
-        kinds = {404: "not_found_error", 429: "rate_limit_error", 504: "timeout_error"}
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": kinds.get(self.status, usual),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        return error_body(self.message, self.status, param=self.param, code=self.code)
 
 
 def from_failure(error: RequestFailed) -> ApiError:
-    """Return what the client is told of a request to Triton that failed.
+    """Return the error for the client of a request to Triton that failed.
 
     Hints are left out: they name options of our own command line.
     """

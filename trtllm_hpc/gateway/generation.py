@@ -6,31 +6,34 @@ Each answer is one request of token ids, also where several are asked for: so
 
 from __future__ import annotations
 
-import asyncio
+import math
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.model import gathered
 from trtllm_hpc.client.options import BY_NAME
+from trtllm_hpc.client.reply import Text
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.gateway.errors import ApiError
 from trtllm_hpc.gateway.facts import Facts
 from trtllm_hpc.gateway.requests import GenerationRequest
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer, TextStream
+from trtllm_hpc.wire.openai_answer import Finish, Token
 
+_LEAST_LOG_PROB = -9999.0
+"""OpenAI's value for a token that is never chosen; JSON has no infinity."""
 ANSWER_TIMEOUT_S = 3600.0
 """For the whole answer; a client that has waited long enough goes away before that."""
 USUAL_MAX_TOKENS = 1024
 """Of a chat's answer where the engine's ``max_seq_len`` is not known."""
 _LONGEST_WORD = 64
-"""Tokens of a text to stop at that the server is told; longer ones only the gateway looks for."""
-
-Finish = Literal["stop", "length"]
+"""Most tokens of a text to stop at that is sent to the server; only the gateway looks for longer texts."""
 
 
 @dataclass(frozen=True)
@@ -43,23 +46,6 @@ class Part:
     """Of each of ``ids``, if asked for."""
     finish: Finish | None = None
     """Why the answer has ended; ``None``: it goes on."""
-
-
-@dataclass
-class Answer:
-    """The whole of one answer."""
-
-    text: str = ""
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finish: Finish = "stop"
-
-    def add(self, part: Part) -> None:
-        """Take in a part."""
-        self.text += part.text
-        self.ids.extend(part.ids)
-        self.log_probs.extend(part.log_probs)
-        self.finish = part.finish or self.finish
 
 
 @dataclass(frozen=True)
@@ -87,73 +73,64 @@ class Generation:
         self._options = self._model_options()
         self._inputs = self._model_inputs()
 
-    async def parts(self, prompt: Prompt, choice: int) -> AsyncGenerator[Part]:
+    async def parts(self, prompt: Prompt, choice: int, *, stream: bool = True) -> AsyncGenerator[Part]:
         """Yield one answer as it comes; closing the generator ends it on the server.
 
         Raises RequestFailed; see ``AsyncClient.generate``.
         """
-        ids, log_probs = 0, 0
-        text = TextStream(self._tokenizer, self._request.stop, skip_special_tokens=self.skips_special_tokens)
-        last: Sequence[int] = ()
-        async with aclosing(self._client.replies(self._asked(prompt, choice, stream=True))) as replies:
+        answer = _Growing(self, prompt)
+        async with aclosing(self._client.replies(self._asked(prompt, choice, stream=stream))) as replies:
+            async for reply in replies:
+                if (part := answer.add(reply.beams)) is not None:
+                    yield part
+                    if part.finish:
+                        return
+        yield answer.end()
+
+    async def answers(self, prompt: Prompt) -> list[Part]:
+        """Return the whole answers to a prompt. Raises RequestFailed; see ``AsyncClient.generate``."""
+        if self._request.beam_width > 1:
+            return (await self._beams(prompt))[: self._request.n]
+        return await gathered([self._answer(prompt, choice) for choice in range(self._request.n)])
+
+    async def _answer(self, prompt: Prompt, choice: int) -> Part:
+        # Only who reads along can end an answer where its text ends, within a token.
+        async with aclosing(self.parts(prompt, choice, stream=bool(self._request.stop))) as parts:
+            return joined([part async for part in parts])
+
+    async def _beams(self, prompt: Prompt) -> list[Part]:
+        beams: Sequence[Text] = ()
+        async with aclosing(self._client.replies(self._asked(prompt, 0, stream=False))) as replies:
             async for reply in replies:
                 beams = reply.beams
-                if not beams or len(beams[0].ids) == ids:
-                    continue
-                last = self._without_prompt(prompt, beams[0].ids)
-                new = tuple(last[ids:])
-                probabilities = tuple(beams[0].log_probs[log_probs : len(last)])
-                ids, log_probs = len(last), log_probs + len(probabilities)
-                part = text.add(new)
-                if text.is_stopped:
-                    yield Part(part, new, probabilities, "stop")
-                    return
-                yield Part(part, new, probabilities)
-        rest = text.end()
-        yield Part(rest, finish="stop" if text.is_stopped else self._finish(prompt, last))
+        answers = []
+        for beam in beams:
+            answer = _Growing(self, prompt)
+            answers.append(joined([answer.add([beam]) or Part(), answer.end()]))
+        return answers
 
-    async def answers(self, prompt: Prompt) -> list[Answer]:
-        """Return the answers to a prompt. Raises RequestFailed; see ``AsyncClient.generate``."""
-        if self._request.beam_width > 1:
-            return (await self._whole(prompt, 0))[: self._request.n]
-        return await together([self._answer(prompt, choice) for choice in range(self._request.n)])
+    def text_stream(self) -> TextStream:
+        """Return the text of one answer, without tokens yet."""
+        return TextStream(self._tokenizer, self._request.stop, skip_special_tokens=self.skips_special_tokens)
 
-    async def _answer(self, prompt: Prompt, choice: int) -> Answer:
-        if not (self._request.stop and self._client.model.decoupled):
-            return (await self._whole(prompt, choice))[0]
-        # Only who reads along can end it where the text does, within a token.
-        answer = Answer()
-        async with aclosing(self.parts(prompt, choice)) as parts:
-            async for part in parts:
-                answer.add(part)
-        return answer
+    def tokens(self, part: Part) -> list[Token] | None:
+        """Return the tokens of a part with their probabilities; ``None`` if they are not asked for."""
+        if not self._request.wants_log_probs or not part.ids:
+            return None
+        texts = [self._tokenizer.decode([each], skip_special_tokens=False) for each in part.ids]
+        log_probs = [value if math.isfinite(value) else _LEAST_LOG_PROB for value in part.log_probs]
+        return [Token(*pair) for pair in zip(texts, log_probs, strict=False)]
 
-    async def _whole(self, prompt: Prompt, choice: int) -> list[Answer]:
-        found: list[Answer] = []
-        async with aclosing(self._client.replies(self._asked(prompt, choice, stream=False))) as replies:
-            async for reply in replies:
-                found = [self._read(prompt, beam.ids, beam.log_probs) for beam in reply.beams]
-        # A model that ends an answer at once may send no tokens.
-        return found or [Answer()]
-
-    def _read(self, prompt: Prompt, ids: Sequence[int], log_probs: Sequence[float]) -> Answer:
-        ids = self._without_prompt(prompt, ids)
-        text = TextStream(self._tokenizer, self._request.stop, skip_special_tokens=self.skips_special_tokens)
-        whole = text.add(ids)
-        whole += text.end()
-        finish: Finish = "stop" if text.is_stopped else self._finish(prompt, ids)
-        return Answer(whole, list(ids), list(log_probs[: len(ids)]), finish)
-
-    def _finish(self, prompt: Prompt, ids: Sequence[int]) -> Finish:
-        """Why an answer has ended: some backends send the token that ended it, others do not."""
+    def finish(self, prompt: Prompt, ids: Sequence[int]) -> Finish:
+        """Return why an answer has ended: some backends send the token that ended it, others do not."""
         if ids and ids[-1] in self._ends:
             return "stop"
         room = self._facts.max_seq_len
         is_full = room is not None and len(prompt.ids) + len(ids) >= room
         return "length" if is_full or len(ids) >= prompt.max_tokens else "stop"
 
-    def _without_prompt(self, prompt: Prompt, ids: Sequence[int]) -> Sequence[int]:
-        """Old models cannot be told to leave the prompt out; a stream never has it."""
+    def without_prompt(self, prompt: Prompt, ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens of an answer: old models repeat the prompt before it, unless they stream."""
         if "exclude_input_in_output" in self._client.model.inputs:
             return ids
         count = len(prompt.ids)
@@ -221,15 +198,44 @@ class Generation:
         return array
 
 
-async def together(coroutines: Sequence[Any]) -> list[Any]:
-    """Await all; after an error, or when nobody waits any more, the others are cancelled."""
-    tasks = [asyncio.ensure_future(each) for each in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+class _Growing:
+    """One answer as its tokens come."""
+
+    def __init__(self, generation: Generation, prompt: Prompt) -> None:
+        self._generation, self._prompt = generation, prompt
+        self._text = generation.text_stream()
+        self._ids: Sequence[int] = ()
+        self._count = self._log_probs = 0
+
+    def add(self, beams: Sequence[Text]) -> Part | None:
+        """Return what the first beam has more than before; ``None`` if nothing."""
+        if not beams:
+            return None
+        self._ids = self._generation.without_prompt(self._prompt, beams[0].ids)
+        new = tuple(self._ids[self._count :])
+        if not new:
+            return None
+        self._count += len(new)
+        log_probs = tuple(beams[0].log_probs[self._log_probs : len(self._ids)])
+        self._log_probs += len(log_probs)
+        text = self._text.add(new)
+        return Part(text, new, log_probs, "stop" if self._text.is_stopped else None)
+
+    def end(self) -> Part:
+        """Return the last part, after all tokens."""
+        rest = self._text.end()
+        stopped = self._text.is_stopped
+        return Part(rest, finish="stop" if stopped else self._generation.finish(self._prompt, self._ids))
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """Return the parts of an answer as one."""
+    return Part(
+        "".join(part.text for part in parts),
+        tuple(token for part in parts for token in part.ids),
+        tuple(value for part in parts for value in part.log_probs),
+        parts[-1].finish,
+    )
 
 
 def _sampling(request: GenerationRequest) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class _Body(BaseModel):
 
 
 class StreamOptions(_Body):
-    """What a stream tells besides text."""
+    """What a stream has besides text."""
 
     include_usage: bool = False
     """Whether the last chunk has the tokens of the whole request."""
@@ -91,12 +91,12 @@ class GenerationRequest(_Body):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether the last chunk of a stream tells the tokens."""
+        """Whether the last chunk of a stream has the number of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether the answer tells the logarithm of each token's probability."""
+        """Whether the answer has the logarithm of each token's probability."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -142,7 +142,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether the answer tells the logarithm of each token's probability."""
+        """Whether the answer has the logarithm of each token's probability."""
         return self.logprobs is not None
 
     def check(self) -> None:
@@ -155,7 +155,7 @@ class CompletionRequest(GenerationRequest):
             raise ApiError("best_of other than n is not supported.", param="best_of")
         if self.logprobs is not None and self.logprobs > 1:
             raise ApiError(
-                "The served model tells the probability of each chosen token only: logprobs may be 0 or 1.",
+                "The served model reports the probability of each chosen token only: logprobs may be 0 or 1.",
                 param="logprobs",
             )
         if self.echo and self.logprobs is not None:
@@ -203,7 +203,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def wants_log_probs(self) -> bool:
-        """Whether the answer tells the logarithm of each token's probability."""
+        """Whether the answer has the logarithm of each token's probability."""
         return self.logprobs
 
     def check(self) -> None:
@@ -211,7 +211,7 @@ class ChatRequest(GenerationRequest):
         super().check()
         if self.top_logprobs:
             raise ApiError(
-                "The served model tells the probability of each chosen token only: leave top_logprobs out.",
+                "The served model reports the probability of each chosen token only: leave top_logprobs out.",
                 param="top_logprobs",
             )
 
@@ -256,5 +256,7 @@ def _wrong(error: ValidationError) -> ApiError:
 
 
 def _is_list(value: Any, kind: type) -> bool:
-    """Whether a value is a list of this kind alone; ``true`` is no number."""
-    return isinstance(value, list) and all(isinstance(it, kind) and not isinstance(it, bool) for it in value)
+    """Whether a value is a list of this kind alone; ``true`` is not a number."""
+    return isinstance(value, list) and all(
+        isinstance(item, kind) and not isinstance(item, bool) for item in value
+    )

@@ -64,7 +64,7 @@ def inherited(descriptor: int) -> socket.socket:
         found = socket.socket(fileno=descriptor)
         is_listening = bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
     except OSError as error:
-        raise StartFailed(f"--fd {descriptor} is no open socket: {error.strerror}.") from None
+        raise StartFailed(f"--fd {descriptor} is not an open socket: {error.strerror}.") from None
     if not is_listening:
         raise StartFailed(f"The socket of --fd {descriptor} does not listen.")
     return found

@@ -9,7 +9,6 @@ from typing import Any
 
 from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Target
-from trtllm_hpc.client.served_model import CORE_MODEL
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.chat_template import ChatTemplate
 from trtllm_hpc.gateway.errors import ApiError
@@ -17,6 +16,7 @@ from trtllm_hpc.gateway.facts import Facts
 from trtllm_hpc.gateway.generation import USUAL_MAX_TOKENS, Generation, Part, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
+from trtllm_hpc.wire.served_model import CORE_MODEL
 
 _READY_TIMEOUT_S = 5.0
 
@@ -88,11 +88,12 @@ class Service:
         ]
         return [self._prompt(each, request.max_tokens, "prompt") for each in ids]
 
-    def echoes(self, request: CompletionRequest) -> list[str]:
-        """Return what the answers to each prompt begin with: the prompt, if it is to be repeated."""
-        if not request.echo:
-            return [""] * len(request.prompt)
-        return [each if isinstance(each, str) else self.tokenizer.decode(each) for each in request.prompt]
+    def echo(self, request: CompletionRequest | ChatRequest, at: int) -> str:
+        """Return what the answers to one of the prompts begin with: the prompt, if it is to be repeated."""
+        if isinstance(request, ChatRequest) or not request.echo:
+            return ""
+        prompt = request.prompt[at]
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
     def _encoded(self, text: str, special: bool, key: str) -> list[int]:
         """Return a text as token ids, unless it is far too long: tokenizing it would take minutes."""

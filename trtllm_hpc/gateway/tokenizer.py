@@ -1,7 +1,4 @@
-"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens.
-
-It uses the library ``tokenizers`` alone: transformers takes seconds to import.
-"""
+"""The model's own tokenizer: texts to token ids, ids to text, and its special tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import read_json
 
@@ -37,19 +35,7 @@ class ModelTokenizer:
 
     @cached_property
     def _library(self) -> Any:
-        from tokenizers import Tokenizer
-
-        file = self.folder / "tokenizer.json"
-        if not file.is_file():
-            raise RequestFailed(f"There is no tokenizer.json in {self.folder}.")
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library, written in Rust, raises a bare Exception
-            raise RequestFailed(f"{file} cannot be read: {error}") from None
-        # The file may set these for batches; prompts are encoded one by one.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        return read_tokenizer(self.folder)
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -126,7 +112,7 @@ class TextStream:
         self._begin = self._read = 0
         """A token's text may depend on the one before, so decoding begins at the last part's first token."""
         self._text = ""
-        self._told = 0
+        self._returned = 0
         self.is_stopped = False
         """Whether a text to stop at was found."""
 
@@ -153,16 +139,16 @@ class TextStream:
     def _certain(self, *, held_back: bool) -> str:
         """Return the text up to a text to stop at, or to what may become one."""
         if not self.is_stopped:
-            # Text that was told cannot belong to one: it would have been held back.
-            found = [at for stop in self._stops if (at := self._text.find(stop, self._told)) >= 0]
+            # Text that was returned cannot belong to one: it would have been held back.
+            found = [at for stop in self._stops if (at := self._text.find(stop, self._returned)) >= 0]
             if found:
                 self.is_stopped = True
                 self._text = self._text[: min(found)]
         end = len(self._text)
         if held_back and not self.is_stopped:
             end -= max((_overlap(self._text, stop) for stop in self._stops), default=0)
-        part = self._text[self._told : end]
-        self._told = max(self._told, end)
+        part = self._text[self._returned : end]
+        self._returned = max(self._returned, end)
         return part
 
 

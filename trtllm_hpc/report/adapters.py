@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, PerRequest, distribution
 from trtllm_hpc.bench.records import NoValue, RequestRecord
-from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.report.formatting import NONE, quantity
 
 TITLE = "By LoRA adapter"
@@ -15,7 +15,9 @@ HEADER = ("LoRA adapter", "requests", "failed", "sent again", "TTFT p50", "TPOT 
 """The last four in milliseconds."""
 
 
-def adapter_rows(measurement: Measurement, records: Sequence[RequestRecord], level: int) -> list[list[str]]:
+def adapter_rows(
+    measurement: MeasurementSummary, records: Sequence[RequestRecord], level: int
+) -> list[list[str]]:
     """Return a row of text for each adapter, and one for the requests without; nothing if none has any."""
     by_adapter: dict[int | None, list[RequestRecord]] = {}
     for record in records:
@@ -32,7 +34,7 @@ def adapter_rows(measurement: Measurement, records: Sequence[RequestRecord], lev
     ]
 
 
-def _names(measurement: Measurement) -> dict[int | None, str]:
+def _names(measurement: MeasurementSummary) -> dict[int | None, str]:
     """Return the number and the folder's name of each adapter, by its number."""
     names: dict[int | None, str] = {None: "none"}
     for place, one in enumerate(measurement.settings.get("workload", {}).get("lora", ()), 1):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.metrics import ITL, METRICS, PerRequest
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.report.headline import is_valid, level_labels
 
@@ -18,7 +18,7 @@ _PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it i
 """Metrics with one value for each request; the gaps between tokens are several."""
 
 
-def requests_frame(measurement: Measurement, records: Sequence[RequestRecord]) -> DataFrame:
+def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRecord]) -> DataFrame:
     """Return one row for each request, in the order of the file."""
     labels = level_labels(measurement)
     return _pandas().DataFrame([_request_row(record, labels) for record in records])
@@ -48,7 +48,7 @@ def _request_row(record: RequestRecord, labels: Sequence[str]) -> dict[str, Any]
     }
 
 
-def levels_frame(measurement: Measurement) -> DataFrame:
+def levels_frame(measurement: MeasurementSummary) -> DataFrame:
     """Return one row for each level of load, in the order of measurement."""
     labels = level_labels(measurement)
     rows = [

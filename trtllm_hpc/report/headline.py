@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from trtllm_hpc.bench.levels import ClosedLoop
-from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
 
 KEPT_UP = 0.9
 """Share of the requests sent each second that a server finishes at least which keeps up with them: what is
 under way at the ends of a short window takes some away. Growing latency is the finer sign."""
 
 
-def level_labels(measurement: Measurement) -> list[str]:
+def level_labels(measurement: MeasurementSummary) -> list[str]:
     """What each level is called; levels of one name are numbered."""
     names = [result.level.label for result in measurement.levels]
     twice = {name for name, count in Counter(names).items() if count > 1}
@@ -22,7 +22,7 @@ def level_labels(measurement: Measurement) -> list[str]:
     ]
 
 
-def ascending_levels(measurement: Measurement) -> list[int]:
+def ascending_levels(measurement: MeasurementSummary) -> list[int]:
     """Return the indices of the levels from the lowest load to the highest.
 
     A search tries its rates in another order.
@@ -31,7 +31,7 @@ def ascending_levels(measurement: Measurement) -> list[int]:
     return sorted(range(len(levels)), key=lambda place: load_of(levels[place]))
 
 
-def headline_level(measurement: Measurement) -> int | None:
+def headline_level(measurement: MeasurementSummary) -> int | None:
     """The level whose figures stand for the measurement; ``None`` without levels.
 
     The one that the search found; else, of those that are valid (of all if none is), the highest load that

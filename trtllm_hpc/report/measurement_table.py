@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.results import Interval, LevelResult, Measurement
+from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
 from trtllm_hpc.report.adapters import HEADER, adapter_rows
 from trtllm_hpc.report.formatting import NONE, plus_minus, quantity
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels
@@ -37,13 +37,13 @@ _LEVEL_FIGURES = {
 _FEW_FIGURES = ("finished\n(1/s)", _GOODPUT, _TOKENS, "TTFT\np99", "latency\np99")
 
 
-def print_measurement(measurement: Measurement, records: Sequence[RequestRecord] = ()) -> None:
+def print_measurement(measurement: MeasurementSummary, records: Sequence[RequestRecord] = ()) -> None:
     """Print the table, in its narrow form where the terminal is narrow."""
     sys.stdout.write(measurement_text(measurement, records, terminal_width() or _WIDTH))
 
 
 def measurement_text(
-    measurement: Measurement, records: Sequence[RequestRecord] = (), width: int = _WIDTH
+    measurement: MeasurementSummary, records: Sequence[RequestRecord] = (), width: int = _WIDTH
 ) -> str:
     """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
 
@@ -62,7 +62,7 @@ def measurement_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _levels(measurement: Measurement, narrow: bool) -> Table:
+def _levels(measurement: MeasurementSummary, narrow: bool) -> Table:
     figures = _figures_of(measurement, narrow)
     table = Table("level", "failed", *figures, right=("failed", *figures), gap=2)
     labels = level_labels(measurement)
@@ -77,7 +77,7 @@ def _levels(measurement: Measurement, narrow: bool) -> Table:
     return table
 
 
-def _figures_of(measurement: Measurement, narrow: bool) -> list[str]:
+def _figures_of(measurement: MeasurementSummary, narrow: bool) -> list[str]:
     """Return the headers of the figures that were measured.
 
     In the narrow form goodput, where there is an SLO, takes the place of tokens.
@@ -97,7 +97,7 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
 
 
-def _latencies(measurement: Measurement, level: int, narrow: bool) -> Table:
+def _latencies(measurement: MeasurementSummary, level: int, narrow: bool) -> Table:
     result = measurement.levels[level]
     statistics = ("p50", "p99", "max") if narrow else ("mean", "p50", "p90", "p95", "p99", "max")
     margin = "± of p99"

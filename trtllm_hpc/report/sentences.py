@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.results import Measurement, Pass, Tried
+from trtllm_hpc.bench.results import MeasurementSummary, Pass, Tried
 from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import cut, search_sentence
 from trtllm_hpc.report.headline import is_valid, level_labels, load_of
 
 
-def title(measurement: Measurement) -> str:
+def title(measurement: MeasurementSummary) -> str:
     """Which measurement it is, and below that of what."""
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(measurement.started_at))
     host = measurement.provenance.get("server", {}).get("host")
@@ -25,7 +25,7 @@ def title(measurement: Measurement) -> str:
     )
 
 
-def sentences(measurement: Measurement) -> Iterator[str]:
+def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
     if measurement.search is not None:
         yield f"search: {search_sentence(measurement.search)}"
@@ -71,7 +71,7 @@ MAX_FAILED_SHARE = 0.01
 """With a larger share of failed requests a level keeps no SLO, whatever the answered ones took."""
 
 
-def _slo_sentences(measurement: Measurement) -> Iterator[str]:
+def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
     search = measurement.search
     slo = measurement.settings.get("slo") if search is None else search.slo
     if not slo:
@@ -92,7 +92,7 @@ def _slo_sentences(measurement: Measurement) -> Iterator[str]:
             yield f"slo does not hold at {label}{passes}: {broken}"
 
 
-def _judged(measurement: Measurement, slo: str) -> Iterator[Tried]:
+def _judged(measurement: MeasurementSummary, slo: str) -> Iterator[Tried]:
     """Judge each level by its passes, as a search does: it holds if every one of them keeps the limits."""
     limits = _parsed(slo)
     if limits is None:
@@ -116,12 +116,12 @@ def fails_too_often(one: Pass) -> bool:
     return one.failed > MAX_FAILED_SHARE * one.measured
 
 
-def _failed_meanwhile(measurement: Measurement) -> str:
+def _failed_meanwhile(measurement: MeasurementSummary) -> str:
     failed = sum(one.failed for level in measurement.levels for one in level.passes)
     return f" (for the requests that were answered; {failed} failed)" if failed else ""
 
 
-def reasons_not_held(measurement: Measurement, tried: Tried) -> list[str]:
+def reasons_not_held(measurement: MeasurementSummary, tried: Tried) -> list[str]:
     """Return why the limits do not hold at a rate, with the figures that tables show.
 
     A search judged each pass by itself; tables show the means over passes.

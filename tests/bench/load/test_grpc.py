@@ -25,15 +25,15 @@ from trtllm_hpc.bench.load.http2 import (
     encode_frame,
     split_frames,
 )
-from trtllm_hpc.bench.load.loops import Ended, LoadResult
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import Reply, Target
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 
 
 def run_all(target: Target, *payloads: bytes) -> LoadResult:
-    return run_open(target, payloads, [0.0] * len(payloads), Clock())
+    return run_load(OpenPlan(target, payloads, Clock(), [0.0] * len(payloads)))
 
 
 def test_answers_arrive_unchanged_in_the_order_of_sending() -> None:
@@ -105,7 +105,7 @@ def test_a_request_that_times_out_does_not_affect_others() -> None:
     with grpc_server() as ready:
         # Two seconds, since those that are fine must be answered within them on any machine.
         target = Target(ready, "m", timeout_s=2)
-        load = run_open(target, [b"never", b"fine", b"later"], [0.0, 0.0, 2.1], Clock())
+        load = run_load(OpenPlan(target, [b"never", b"fine", b"later"], Clock(), [0.0, 0.0, 2.1]))
     slow, fine, later = load.replies
     assert slow.status == "DEADLINE_EXCEEDED" and slow.ended_s - slow.sent_s >= 2
     assert fine.ok and later.ok
@@ -137,7 +137,7 @@ def test_a_timeout_at_the_server_is_reported_with_its_length() -> None:
 
 def test_a_closed_loop_keeps_its_concurrency_and_sends_its_count() -> None:
     with grpc_server() as ready:
-        load = run_closed(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], 3, Clock(), count=20)
+        load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.02", b"b", b"c"], Clock(), 3, count=20))
     replies = load.replies
     assert [reply.index for reply in replies] == [0, 1, 2] * 6 + [0, 1]
     assert all(0 <= count <= 3 for count in outstanding(replies))
@@ -151,22 +151,22 @@ def test_replies_have_the_index_of_the_workload() -> None:
     payloads = [b"a", b"b", b"c"]
     with grpc_server() as ready:
         target = Target(ready, "m")
-        once = run_open(target, payloads, [0.0] * 3, Clock(), first_index=7)
-        repeated = run_closed(target, payloads, 1, Clock(), count=5, first_index=10)
+        once = run_load(OpenPlan(target, payloads, Clock(), [0.0] * 3, first_index=7))
+        repeated = run_load(ClosedPlan(target, payloads, Clock(), 1, count=5, first_index=10))
     assert [reply.index for reply in once.replies] == [7, 8, 9]
     assert [reply.index for reply in repeated.replies] == [10, 11, 12, 10, 11]
 
 
 def test_a_closed_loop_ends_by_time() -> None:
     with grpc_server() as ready:
-        load = run_closed(Target(ready, "m"), [b"sleep 0.03"], 2, Clock(), until_s=0.2)
+        load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.03"], Clock(), 2, until_s=0.2))
     assert all(reply.ok and reply.due_s < load.start_s + 0.2 for reply in load.replies)
     assert load.replies[-1].ended_s >= load.start_s + 0.2
 
 
 def test_a_limit_of_streams_leads_to_more_connections() -> None:
     with grpc_server(max_concurrent_streams=2) as ready:
-        load = run_closed(Target(ready, "m"), [b"sleep 0.01"], 7, Clock(), count=60)
+        load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.01"], Clock(), 7, count=60))
     assert Counter(reply.status for reply in load.replies) == {"ok": 60}
 
 
@@ -175,7 +175,7 @@ def test_no_request_fails_when_the_server_closes_connections_gracefully() -> Non
     server = Behaviour()
     with grpc_server(behaviour=server, max_connection_age_ms=60, max_connection_age_grace_ms=60_000) as ready:
         # Half a second, or more on a slow machine.
-        load = run_closed(Target(ready, "m"), [b"sleep 0.01"], 4, Clock(), count=200)
+        load = run_load(ClosedPlan(Target(ready, "m"), [b"sleep 0.01"], Clock(), 4, count=200))
     assert Counter(reply.status for reply in load.replies) == {"ok": 200}
     assert len(server.peers) > 2
 
@@ -185,7 +185,7 @@ def test_only_requests_during_a_restart_of_the_server_fail() -> None:
     with ExitStack() as first, ExitStack() as second:
         ready = first.enter_context(grpc_server())
 
-        def restart(ended: Ended) -> None:
+        def restart(ended: Reply) -> None:
             what = "no connection" if "no connection to 127.0.0.1" in (ended.error or "") else ended.status
             seen[what] += 1
             if (what, seen[what]) == ("ok", 20):
@@ -195,7 +195,9 @@ def test_only_requests_during_a_restart_of_the_server_fail() -> None:
 
         # The last request is due seconds after the one that meets no server.
         due_s = [*(number / 100 for number in range(90)), 3.0]
-        load = run_open(Target(ready, "m", timeout_s=60), [b"x"] * 91, due_s, Clock(), progress=restart)
+        load = run_load(
+            OpenPlan(Target(ready, "m", timeout_s=60), [b"x"] * 91, Clock(), due_s), progress=restart
+        )
     statuses = [reply.status for reply in load.replies]
     # When it stops, the server cancels the requests that it has begun.
     assert len(statuses) == 91 and set(statuses) - {"CANCELLED"} == {"ok", "UNAVAILABLE"}
@@ -207,15 +209,15 @@ def test_a_server_that_does_not_return_ends_the_load(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(loops, "GIVE_UP_S", 0.5)
     answered = threading.Event()
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         if ended.ok:
             answered.set()
 
     def load(target: Target) -> LoadResult:
         if closed:
-            return run_closed(target, [b"sleep 0.01"], 4, Clock(), until_s=60, progress=count)
+            return run_load(ClosedPlan(target, [b"sleep 0.01"], Clock(), 4, until_s=60), progress=count)
         due_s = [number / 100 for number in range(6000)]
-        return run_open(target, [b"x"] * 6000, due_s, Clock(), progress=count)
+        return run_load(OpenPlan(target, [b"x"] * 6000, Clock(), due_s), progress=count)
 
     with ThreadPoolExecutor(1) as executor:
         with grpc_server() as ready:
@@ -233,8 +235,10 @@ def test_a_server_that_only_fails_ends_the_load_after_a_number_of_requests(proce
     with grpc_server() as ready:
         target = Target(ready, "m", timeout_s=5)
         due_s = [number / 100 for number in range(2000)]
-        answered = run_open(target, [b"x"] * 100, [0.0] * 100, Clock(), max_failures=20)
-        load = run_open(target, [b"fail: no"] * 2000, due_s, Clock(), max_failures=20, processes=processes)
+        answered = run_load(OpenPlan(target, [b"x"] * 100, Clock(), [0.0] * 100, max_failures=20))
+        load = run_load(
+            OpenPlan(target, [b"fail: no"] * 2000, Clock(), due_s, max_failures=20), processes=processes
+        )
     assert answered.failures is None and len(answered.replies) == 100
     assert load.failures is not None and load.failures >= 20 and not load.disconnected
     assert len(load.replies) < 1000
@@ -262,7 +266,7 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
     """The schedule began half a second ago."""
     due = [number / 1000 - 0.5 for number in range(500)]
     with grpc_server() as ready:
-        load = run_open(Target(ready, "m"), [b"x"] * 500, due, Clock())
+        load = run_load(OpenPlan(Target(ready, "m"), [b"x"] * 500, Clock(), due))
     assert [reply.index for reply in load.replies] == list(range(500))
     assert all(reply.ok and reply.sent_s > reply.due_s for reply in load.replies)
     first = load.replies[0]
@@ -272,20 +276,22 @@ def test_a_late_request_is_sent_at_once_and_none_is_dropped() -> None:
 def test_progress_counts_each_answer() -> None:
     counted: list[tuple[bool, float]] = []
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         counted.append((ended.ok, ended.latency_s))
 
     with grpc_server() as ready:
-        load = run_open(Target(ready, "m"), [b"x", b"fail: y"], [0.0, 0.01], Clock(), progress=count)
+        load = run_load(
+            OpenPlan(Target(ready, "m"), [b"x", b"fail: y"], Clock(), [0.0, 0.01]), progress=count
+        )
     assert sorted(counted) == sorted((reply.ok, reply.ended_s - reply.due_s) for reply in load.replies)
 
 
 def test_an_exception_in_a_callback_ends_the_load() -> None:
-    def broken(ended: Ended) -> None:
+    def broken(ended: Reply) -> None:
         raise ZeroDivisionError("as if")
 
     with grpc_server() as ready, pytest.raises(ZeroDivisionError, match="as if"):
-        run_open(Target(ready, "m"), [b"x"], [0.0], Clock(), progress=broken)
+        run_load(OpenPlan(Target(ready, "m"), [b"x"], Clock(), [0.0]), progress=broken)
 
 
 def test_a_server_of_another_protocol_is_not_ready() -> None:
@@ -308,7 +314,7 @@ def test_a_server_of_another_protocol_is_not_ready() -> None:
 def test_waiting_for_a_slow_last_answer_does_not_lower_the_busiest_share() -> None:
     with grpc_server() as ready:
         payloads = [b"sleep 1", *[b"b"] * 2000]
-        load = run_closed(Target(ready, "m"), payloads, 2, Clock(), until_s=0.3)
+        load = run_load(ClosedPlan(Target(ready, "m"), payloads, Clock(), 2, until_s=0.3))
     use = load.client
     assert use.wall_s > 1 and use.busiest_share > 1.5 * use.cpu_s / use.wall_s
 
@@ -318,13 +324,14 @@ import asyncio
 import sys
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 def count(ended):
     print("answer", flush=True)
 async def cell():
     target = Target(endpoint(int(sys.argv[1])), "m")
-    load = run_open(target, [b"a", b"b", b"never"], [0, 0.05, 100], Clock(), progress=count)
+    load = run_load(OpenPlan(target, [b"a", b"b", b"never"], Clock(), [0, 0.05, 100]), progress=count)
     print(len(load.replies), load.interrupted, flush=True)
 asyncio.new_event_loop().run_until_complete(cell())
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.bench.load.grpc_server import endpoint
+from tests.bench.models import CORE, LLM_API, UNBATCHED_CORE
 from trtllm_hpc.bench.load.messages import (
     Chunk,
-    CoreModel,
     ParsedReply,
     Reply,
     Target,
@@ -21,7 +22,7 @@ from trtllm_hpc.bench.load.messages import (
     parse_reply,
 )
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.served_model import TextModel
+from trtllm_hpc.wire.served_model import ENSEMBLE
 
 GRPC = Target(endpoint(1), "ensemble")
 HTTP = Target(endpoint(1), "ensemble", protocol="http")
@@ -54,12 +55,12 @@ def test_a_text_request_has_upstreams_four_inputs() -> None:
 
 
 def test_a_core_request_has_ids_and_their_number() -> None:
-    assert inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel()))) == {
+    assert inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", CORE))) == {
         "input_ids": ("INT32", [1, 3], int32(5) + int32(6) + int32(7)),
         "input_lengths": ("INT32", [1, 1], int32(3)),
         "request_output_len": ("INT32", [1, 1], int32(7)),
     }
-    unbatched = inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", CoreModel(batched=False))))
+    unbatched = inputs(encode_request(IDS, Target(endpoint(1), "tensorrt_llm", UNBATCHED_CORE)))
     assert {name: shape for name, (_, shape, _) in unbatched.items()} == {
         "input_ids": [3],
         "input_lengths": [1],
@@ -68,7 +69,7 @@ def test_a_core_request_has_ids_and_their_number() -> None:
 
 
 def test_the_llm_apis_model_gets_its_own_inputs() -> None:
-    target = Target(endpoint(1), "tensorrt_llm", TextModel(takes_sampling_params=True, batched=False))
+    target = Target(endpoint(1), "tensorrt_llm", LLM_API)
     assert set(inputs(encode_request(Request(9, "x"), target))) == {"text_input", "sampling_param_max_tokens"}
 
 
@@ -90,7 +91,7 @@ def test_an_exact_length_is_sent_as_the_minimum() -> None:
 def test_generate_gets_plain_json_without_an_id() -> None:
     expected = {"text_input": "“é”", "max_tokens": 9, "bad_words": "", "stop_words": ""}
     assert json.loads(encode_request(Request(9, "“é”"), HTTP, "3")) == expected
-    core = Target(endpoint(1), "tensorrt_llm", CoreModel(), "http")
+    core = Target(endpoint(1), "tensorrt_llm", CORE, "http")
     assert json.loads(encode_request(IDS, core)) == {
         "input_ids": [5, 6, 7],
         "input_lengths": 3,
@@ -99,8 +100,8 @@ def test_generate_gets_plain_json_without_an_id() -> None:
 
 
 def test_the_same_request_gives_the_same_bytes() -> None:
-    assert encode_request(IDS, Target(endpoint(1), "m", CoreModel())) == encode_request(
-        Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CoreModel())
+    assert encode_request(IDS, Target(endpoint(1), "m", CORE)) == encode_request(
+        Request(7, token_ids=(5, 6, 7)), Target(endpoint(1), "m", CORE)
     )
 
 
@@ -108,7 +109,7 @@ def test_ids_for_text_models_and_texts_for_core_models_are_refused() -> None:
     with pytest.raises(ValueError, match="takes texts"):
         encode_request(IDS, GRPC)
     with pytest.raises(ValueError, match="token ids"):
-        encode_request(Request(7, "x"), Target(endpoint(1), "m", CoreModel()))
+        encode_request(Request(7, "x"), Target(endpoint(1), "m", CORE))
 
 
 def response(**outputs: Any) -> Any:
@@ -138,7 +139,7 @@ def test_an_answer_is_parsed_with_the_models_length() -> None:
 
 def test_of_several_beams_the_first_is_used_without_padding() -> None:
     beams = response(output_ids=[[[1, 2, -1], [3, 4, 5]]], sequence_length=[[2, 3]])
-    found = parse_reply(reply(beams), Target(endpoint(1), "m", CoreModel()))
+    found = parse_reply(reply(beams), Target(endpoint(1), "m", CORE))
     assert (found.token_ids, found.chunks[-1].sequence_length) == ((1, 2), 2)
 
 
@@ -146,19 +147,35 @@ def test_the_empty_response_that_ends_a_stream_is_left_out() -> None:
     def streamed(**outputs: Any) -> Any:
         return service_pb2.ModelStreamInferResponse(infer_response=response(**outputs))
 
-    target = Target(endpoint(1), "m", CoreModel(), streaming=True, decoupled=True)
+    target = Target(endpoint(1), "m", CORE, streaming=True, decoupled=True)
     found = parse_reply(reply(streamed(output_ids=[[[8]]]), streamed(output_ids=[[[9]]]), streamed()), target)
     assert [(chunk.time_s, chunk.token_ids) for chunk in found.chunks] == [(1.0, (8,)), (2.0, (9,))]
     assert found.token_ids == (8, 9) and found.chunks[-1].sequence_length is None and found.streamed
 
 
 def test_json_answers_are_parsed_to_the_same() -> None:
-    core = Target(endpoint(1), "m", CoreModel(), "http", streaming=True)
-    found = parse_reply(reply(b'{"output_ids":[4,5],"sequence_length":2}', b'{"output_ids":6}'), core)
+    core = Target(endpoint(1), "m", CORE, "http", streaming=True)
+    pieces = (b'data: {"output_ids":[4,5],"sequence_length":2}\n\nda', b'ta: {"output_ids":6}\n\n')
+    found = parse_reply(reply(*pieces), core)
     assert [chunk.token_ids for chunk in found.chunks] == [(4, 5), (6,)]
     assert parse_reply(reply(b'{"text_output":"hi","sequence_length":3}'), HTTP) == ParsedReply(
         (Chunk(1.0, "hi", None, 3),)
     )
+
+
+def test_of_texts_that_repeat_those_before_the_new_letters_count() -> None:
+    """Decoded from all bytes so far, as BLS does with ``accumulate_tokens``."""
+    written = "a\u20acb\u00e9 so"
+    texts = [written.encode()[:end].decode(errors="replace") for end in range(1, 11)]
+    assert texts[1:4] == ["a\ufffd", "a\ufffd", "a\u20ac"]
+    bls = replace(ENSEMBLE, accumulates=True)
+    streamed = Target(endpoint(1), "tensorrt_llm_bls", bls, streaming=True, decoupled=True)
+    messages = [
+        service_pb2.ModelStreamInferResponse(infer_response=response(text_output=[text])) for text in texts
+    ]
+    found = parse_reply(reply(*messages), streamed)
+    assert [chunk.text for chunk in found.chunks] == ["a", "", "", "\u20ac", "b", "", "\u00e9", *" so"]
+    assert found.text == written
 
 
 def test_a_failed_request_has_no_chunks() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.bench.openai_server import DONE, Script, delta, event, openai_server
+from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Reply, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.openai import events
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Protocol
@@ -36,7 +36,7 @@ def sent(
 ) -> tuple[Reply, ParsedReply]:
     with openai_server(script) as endpoint:
         target = Target(endpoint, "one", protocol=protocol, streaming=streaming, timeout_s=10)
-        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+        [reply] = run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0])).replies
     return reply, parse_reply(reply, target)
 
 
@@ -63,24 +63,6 @@ def test_an_exact_length_is_a_minimum_and_ends_at_no_token() -> None:
 
 
 # What comes back --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cut", [1, 2, 7, 64, 10_000])
-def test_events_are_found_wherever_the_network_has_cut_the_stream(cut: int) -> None:
-    stream = (
-        b': a comment\r\ndata: {"a": 1}\r\n\r\n\r\ndata:{"b":\ndata: 2}\n\nevent: error\nid: 7\ndata: x\n\n'
-        b"retry: 5\n\ndata: [DONE]"
-    )
-    pieces = [(float(at), stream[at : at + cut]) for at in range(0, len(stream), cut)]
-    found = list(events(pieces))
-    assert [(it.data, it.kind) for it in found] == [
-        (b'{"a": 1}', b""),
-        (b'{"b":\n2}', b""),
-        (b"x", b"error"),
-        (b"[DONE]", b""),
-    ]
-    ends = [stream.index(b"1}") + 5, stream.index(b"2}") + 3, stream.index(b"x\n") + 2, len(stream) - 1]
-    assert [it.time_s for it in found] == [float(end // cut * cut) for end in ends]
 
 
 def test_the_first_text_is_the_first_that_has_letters() -> None:
@@ -158,7 +140,7 @@ def test_an_error_has_its_status_and_the_servers_message(answer: bytes, words: s
 def test_a_slow_answer_times_out() -> None:
     with openai_server(Script([event("GR"), 600.0])) as endpoint:
         target = Target(endpoint, "one", protocol="openai", streaming=True, timeout_s=0.2)
-        [reply] = run_open(target, [encode_request(REQUEST, target)], [0.0], Clock()).replies
+        [reply] = run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0])).replies
     assert reply.status == "DEADLINE_EXCEEDED" and reply.ended_s - reply.sent_s >= 0.2
 
 
@@ -170,7 +152,7 @@ def test_a_closed_loop_with_a_key(tmp_path: Path, processes: int) -> None:
         keyed = Endpoint(**{**vars(endpoint), "key_file": str(tmp_path / "key")})
         target = Target(keyed, "one", protocol="openai", streaming=True)
         payloads = [encode_request(REQUEST, target)]
-        load = run_closed(target, payloads, 4, Clock(), count=12, processes=processes)
+        load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=12), processes=processes)
     assert len(load.replies) == 12 and all(reply.ok for reply in load.replies)
     assert {key for _, _, key in script.asked} == {"Bearer secret"}
     gaps = [
@@ -186,4 +168,4 @@ def test_without_a_server_the_load_does_not_start() -> None:
     endpoint = Endpoint("1", "here", "127.0.0.1", 0, 0, 0, [], 0.0, openai_url=f"http://127.0.0.1:{port}/v1")
     target = Target(endpoint, "one", protocol="openai")
     with pytest.raises(NotReady, match=f"No HTTP connection to http://127.0.0.1:{port}/v1"):
-        run_open(target, [encode_request(REQUEST, target)], [0.0], Clock())
+        run_load(OpenPlan(target, [encode_request(REQUEST, target)], Clock(), [0.0]))

@@ -9,15 +9,16 @@ from typing import Literal
 import pytest
 
 from tests.bench.load.observe import interrupted
+from tests.bench.models import CORE, LLM_API
 from tests.client.echo_server import echo_server
-from trtllm_hpc.bench.load.loops import LoadResult
-from trtllm_hpc.bench.load.messages import CoreModel, ParsedReply, Target, encode_request, parse_reply
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.served_model import TextModel
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire.served_model import ENSEMBLE
 
 pytestmark = pytest.mark.triton
 
@@ -27,7 +28,7 @@ BOTH = pytest.mark.parametrize("protocol", ["grpc", "http"])
 
 def send(target: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply]]:
     payloads = [encode_request(request, target, str(number)) for number, request in enumerate(requests)]
-    load = run_open(target, payloads, [0.0] * len(requests), Clock())
+    load = run_load(OpenPlan(target, payloads, Clock(), [0.0] * len(requests)))
     return load, [parse_reply(reply, target) for reply in load.replies]
 
 
@@ -40,7 +41,7 @@ def send_one(target: Target, request: Request) -> ParsedReply:
 @BOTH
 @pytest.mark.parametrize("model", ["ensemble", "llm_api"])
 def test_text_models_without_streaming(endpoint: Endpoint, protocol: Protocol, model: str) -> None:
-    kind = TextModel(takes_sampling_params=True, batched=False) if model == "llm_api" else TextModel()
+    kind = LLM_API if model == "llm_api" else ENSEMBLE
     parsed = send_one(Target(endpoint, model, kind, protocol), Request(9, "Grüße, “you”"))
     assert (parsed.text, parsed.token_ids, parsed.chunks[-1].sequence_length) == ("GRÜSSE, “YOU”", None, 8)
     assert len(parsed.chunks) == 1 and not parsed.streamed
@@ -66,7 +67,7 @@ def test_a_model_that_is_not_decoupled_can_be_streamed_too(endpoint: Endpoint, p
 
 @BOTH
 def test_the_core_model_takes_ids(endpoint: Endpoint, protocol: Protocol) -> None:
-    target = Target(endpoint, "tensorrt_llm", CoreModel(), protocol)
+    target = Target(endpoint, "tensorrt_llm", CORE, protocol)
     parsed = send_one(target, Request(5, token_ids=(11, 12, 13)))
     # This one repeats the prompt and stops two tokens early.
     assert parsed.token_ids == (11, 12, 13, 7, 7, 7) and parsed.chunks[-1].sequence_length == 6
@@ -80,7 +81,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
     target = Target(
         endpoint,
         "core_decoupled",
-        CoreModel(),
+        CORE,
         protocol,
         streaming,
         decoupled=True,
@@ -94,7 +95,7 @@ def test_the_core_model_streams_ids(endpoint: Endpoint, protocol: Protocol, stre
 @BOTH
 def test_several_ids_in_one_response_are_all_received(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(
-        endpoint, "core_decoupled", CoreModel(), protocol, True, decoupled=True, stream_input="streaming"
+        endpoint, "core_decoupled", CORE, protocol, True, decoupled=True, stream_input="streaming"
     )
     parsed = send_one(target, Request(8, token_ids=(0, 6)))
     assert [chunk.token_ids for chunk in parsed.chunks] == [(1,), (2, 3), (4, 5, 6), (7,), (8,)]
@@ -153,7 +154,7 @@ def test_a_request_that_takes_too_long_times_out(endpoint: Endpoint, protocol: P
 def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protocol) -> None:
     target = Target(endpoint, "ensemble", protocol=protocol)
     payloads = [encode_request(Request(3, word), target) for word in ("one", "two", "three")]
-    load = run_closed(target, payloads, 4, Clock(), count=50)
+    load = run_load(ClosedPlan(target, payloads, Clock(), 4, count=50))
     assert [parse_reply(reply, target).text for reply in load.replies] == (["ONE", "TWO", "THREE"] * 17)[:50]
 
 
@@ -161,7 +162,7 @@ def test_a_closed_loop_over_either_protocol(endpoint: Endpoint, protocol: Protoc
 def test_without_a_server_the_load_does_not_start(protocol: Protocol) -> None:
     unreachable = Endpoint("1", "node01", "127.0.0.1", 1, 1, 1, [], 0.0)
     with pytest.raises(NotReady, match="host node01"):
-        run_open(Target(unreachable, "ensemble", protocol=protocol), [b"{}"], [0.0], Clock())
+        run_load(OpenPlan(Target(unreachable, "ensemble", protocol=protocol), [b"{}"], Clock(), [0.0]))
 
 
 @pytest.mark.alone
@@ -173,7 +174,7 @@ def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
     target = Target(endpoint, "ensemble", protocol=protocol)
     prompts = ["fast", "sleep 2: slow", *["fast"] * 48]
     payloads = [encode_request(Request(4, prompt), target) for prompt in prompts]
-    load = run_open(target, payloads, [number / 20 for number in range(50)], Clock())
+    load = run_load(OpenPlan(target, payloads, Clock(), [number / 20 for number in range(50)]))
     assert all(reply.ok for reply in load.replies) and len(load.replies) == 50
     waits_s = [reply.ended_s - reply.due_s for reply in load.replies]
     # The k-th request after the stall began waits for the rest of it: no coordinated omission.
@@ -189,7 +190,8 @@ def test_a_stall_of_the_server_fully_shows_in_the_latency_from_schedule(
 _INTERRUPTED = """
 import sys
 from trtllm_hpc.bench.load.messages import Target, encode_request
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.runtime.records import Endpoint
@@ -198,7 +200,7 @@ target = Target(Endpoint("1", "h", "127.0.0.1", int(sys.argv[1]), int(sys.argv[2
 payloads = [encode_request(Request(4, text), target) for text in ["one", "two", "sleep 2: x", "never"]]
 def count(ended):
     print("answer", flush=True)
-load = run_open(target, payloads, [0, 0.05, 0.1, 100], Clock(), progress=count)
+load = run_load(OpenPlan(target, payloads, Clock(), [0, 0.05, 0.1, 100]), progress=count)
 print([reply.index for reply in load.replies], load.interrupted, flush=True)
 """
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.bench.load.grpc_server import endpoint, grpc_server
 from tests.bench.load.observe import interrupted, outstanding
-from trtllm_hpc.bench.load.loops import Ended
-from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_closed, run_open
+from trtllm_hpc.bench.load.loops import ClosedPlan, OpenPlan
+from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 
@@ -21,12 +21,12 @@ def test_an_open_loop_keeps_times_and_order() -> None:
     payloads = [b"%d" % number for number in range(31)]
     counted: list[bool] = []
 
-    def count(ended: Ended) -> None:
+    def count(ended: Reply) -> None:
         counted.append(ended.ok and ended.latency_s > 0)
 
     with grpc_server() as ready:
         due_s = [number / 100 for number in range(31)]
-        load = run_open(Target(ready, "m"), payloads, due_s, Clock(), processes=3, progress=count)
+        load = run_load(OpenPlan(Target(ready, "m"), payloads, Clock(), due_s), processes=3, progress=count)
     assert sorted(reply.index for reply in load.replies) == list(range(31))
     assert counted == [True] * 31
     for reply in load.replies:
@@ -41,7 +41,9 @@ def test_an_open_loop_keeps_times_and_order() -> None:
 def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
     with grpc_server() as ready:
         payloads = [b"sleep 0.01", b"b", b"c"]
-        load = run_closed(Target(ready, "m"), payloads, 5, Clock(), count=41, first_index=9, processes=2)
+        load = run_load(
+            ClosedPlan(Target(ready, "m"), payloads, Clock(), 5, count=41, first_index=9), processes=2
+        )
     assert len(load.replies) == 41 and all(reply.ok for reply in load.replies)
     assert all(reply.chunks[0][1] == payloads[reply.index - 9] for reply in load.replies)
     assert set(Counter(reply.index for reply in load.replies)) == {9, 10, 11}
@@ -52,20 +54,21 @@ def test_a_closed_loop_is_shared_by_slots_and_count() -> None:
 
 def test_without_a_server_the_load_does_not_start() -> None:
     with pytest.raises(NotReady, match="host node01"):
-        run_closed(Target(endpoint(1), "m"), [b"x"], 2, Clock(), count=5, processes=2)
+        run_load(ClosedPlan(Target(endpoint(1), "m"), [b"x"], Clock(), 2, count=5), processes=2)
 
 
 _INTERRUPTED = """
 import sys
 from tests.bench.load.grpc_server import endpoint
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.run import run_open
+from trtllm_hpc.bench.load.loops import OpenPlan
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 def count(ended):
     print("answer", flush=True)
 if __name__ == "__main__":
-    load = run_open(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 4, [0, 0.05, 100, 101], Clock(),
-                    progress=count, processes=2)
+    plan = OpenPlan(Target(endpoint(int(sys.argv[1])), "m"), [b"x"] * 4, Clock(), [0, 0.05, 100, 101])
+    load = run_load(plan, progress=count, processes=2)
     print(len(load.replies), load.interrupted, flush=True)
 """
 

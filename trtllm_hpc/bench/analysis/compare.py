@@ -9,7 +9,7 @@ from typing import ClassVar
 from trtllm_hpc.bench.analysis.diff import environment_diff, settings_diff, workload_diff
 from trtllm_hpc.bench.analysis.statistics import Estimate, mean_of_passes, value_of, welch_test
 from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest
-from trtllm_hpc.bench.results import LevelResult, Measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
 
 STATISTICS = ("mean", "p50", "p99")
@@ -38,7 +38,7 @@ class Tolerance:
 
     relative: float = 0.05
     absolute: float = 0.0
-    """In the unit of each figure. Upstream's 50 hides a latency that rises from 10 to 60 ms."""
+    """In the unit of each figure. Upstream's 50 would hide a latency that rises from 10 to 60 ms."""
 
     def __str__(self) -> str:
         relative = f"{self.relative * 100:.4g} %"
@@ -49,17 +49,13 @@ class Tolerance:
         return abs(after - before) > self.absolute + self.relative * abs(before)
 
 
-UPSTREAM_TOLERANCE = Tolerance(relative=0.05, absolute=50.0)
-"""The defaults of ``benchmark_core_model.py``."""
-
-
 @dataclass(frozen=True)
 class Side:
     """One of the two measurements."""
 
     name: str
     """As the user named it."""
-    measurement: Measurement
+    measurement: MeasurementSummary
 
     @property
     def levels(self) -> dict[str, LevelResult]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trtllm_hpc.bench.results import Measurement
+from trtllm_hpc.bench.results import MeasurementSummary
 
 _WORKLOAD = ("workload.*", "max_tokens", "exact_output", "arrival", "burstiness")
 """Settings that decide what is requested, and when."""
@@ -42,7 +42,7 @@ _ENVIRONMENT = (
 _MAX_LENGTH = 60
 
 
-def workload_diff(a: Measurement, b: Measurement) -> list[str]:
+def workload_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
     """Return the differences between the workloads, a line each; none if the figures can be compared."""
     digests = [side.provenance.get("workload", {}).get("sha256") for side in (a, b)]
     same_requests = digests[0] is not None and digests[0] == digests[1]
@@ -63,12 +63,12 @@ def _has_fixed_requests(settings: dict[str, Any]) -> bool:
     return settings.get("duration_seconds") is None and not settings.get("find_max")
 
 
-def settings_diff(a: Measurement, b: Measurement) -> list[str]:
+def settings_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
     """Return the other settings that differ and may influence the figures, a line each."""
     return _diff(_settings(a), _settings(b), only=("*",), ignored=(*_IGNORED, *_WORKLOAD))
 
 
-def _settings(measurement: Measurement) -> dict[str, str]:
+def _settings(measurement: MeasurementSummary) -> dict[str, str]:
     served = {
         "model": measurement.model,
         "protocol": measurement.protocol,
@@ -79,7 +79,7 @@ def _settings(measurement: Measurement) -> dict[str, str]:
     return _flat({**measurement.settings, **served})
 
 
-def environment_diff(a: Measurement, b: Measurement) -> list[str]:
+def environment_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
     """Return what else differed where they ran, a line each."""
     return _diff(_flat(a.provenance), _flat(b.provenance), only=_ENVIRONMENT)
 

@@ -233,7 +233,8 @@ class GrpcClient:
 
     def _on_connection_change(self) -> None:
         """A connection has room again, or is over."""
-        for connection in [one for one in self._connections if not one.usable and not one.busy]:
+        idle = [each for each in self._connections if not each.usable and not each.busy]
+        for connection in idle:
             self._connections.remove(connection)
             connection.close()
         while self._waiting and any(connection.has_room for connection in self._connections):

@@ -8,19 +8,15 @@ from urllib.parse import quote
 
 import aiohttp
 
-from trtllm_hpc.bench.load import openai
-from trtllm_hpc.bench.load.messages import Reply, Target
+from trtllm_hpc.bench.load.messages import CHAT, Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
-from trtllm_hpc.client.http import error_message
 from trtllm_hpc.errors import NotReady
+from trtllm_hpc.wire import openai, triton_response
+from trtllm_hpc.wire.response import error_message
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
 """Before a request that found no server fails: a closed loop would otherwise send as fast as it can."""
-_EVENT_END = b"\n\n"
-_EVENT_PREFIX = b"data: "
-_ERROR_PREFIX = b'{"error"'
-"""How Triton's errors begin; with ``generate`` their HTTP status may be 200."""
 
 
 class HttpClient:
@@ -35,7 +31,8 @@ class HttpClient:
         self._on_end = on_end
         endpoint = target.endpoint
         if target.is_openai:
-            self._url = f"{endpoint.openai_url}/{openai.PATHS[target.protocol]}"
+            path = openai.CHAT_PATH if target.protocol == CHAT else openai.COMPLETIONS_PATH
+            self._url = f"{endpoint.openai_url}/{path}"
             self._live_url = f"{endpoint.openai_url}/models"
         else:
             method = "generate_stream" if target.streaming else "generate"
@@ -102,42 +99,23 @@ class HttpClient:
         self._on_end(reply)
 
     async def _receive(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
+        """Receive an answer; a stream is kept in pieces, to be parsed after the pass."""
+        keep = reply.chunks.append
         if response.status != 200:
-            reply.status, reply.error = f"HTTP {response.status}", _error_message(await response.read())
-        elif self._target.is_openai:
-            await self._receive_openai(reply, response)
-        elif self._target.streaming:
-            await self._receive_events(reply, response)
-        else:
-            self._add_chunk(reply, await response.read())
-
-    async def _receive_openai(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
-        """Receive a stream piece by piece, to be read after the pass; at its end look whether it is whole."""
-        if not self._target.streaming:
-            body = await response.read()
-            reply.chunks.append((self._clock.now(), body))
+            reply.status = f"HTTP {response.status}"
+            reply.error = error_message(await response.read()) or "no error message"
             return
-        now, keep = self._clock.now, reply.chunks.append
-        async for piece in response.content.iter_any():
-            keep((now(), piece))
-        error = openai.stream_error(b"".join(piece for _, piece in reply.chunks))
+        if self._target.streaming:
+            async for piece in response.content.iter_any():
+                keep((self._clock.now(), piece))
+        else:
+            keep((self._clock.now(), await response.read()))
+        error = self._error(b"".join(piece for _, piece in reply.chunks))
         if error is not None:
             reply.status, reply.error = "HTTP 200", error
 
-    async def _receive_events(self, reply: Reply, response: aiohttp.ClientResponse) -> None:
-        """Receive server-sent events, each a line ``data: {...}`` and an empty one."""
-        rest = b""
-        async for piece in response.content.iter_any():
-            *events, rest = (rest + piece).split(_EVENT_END)
-            for event in events:
-                self._add_chunk(reply, event.removeprefix(_EVENT_PREFIX))
-
-    def _add_chunk(self, reply: Reply, answer: bytes) -> None:
-        if answer.startswith(_ERROR_PREFIX):
-            reply.status, reply.error = "HTTP 200", _error_message(answer)
-        else:
-            reply.chunks.append((self._clock.now(), answer))
-
-
-def _error_message(body: bytes) -> str:
-    return error_message(body[:65536].removeprefix(_EVENT_PREFIX)) or "no error message"
+    def _error(self, answer: bytes) -> str | None:
+        """Return what is wrong with a whole answer."""
+        if not self._target.is_openai:
+            return triton_response.generate_error(answer)
+        return openai.stream_error(answer) if self._target.streaming else None

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
@@ -35,58 +36,61 @@ MIN_UNCONNECTED = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """What is sent."""
+    """What is sent, and to whom."""
 
     target: Target
     payloads: Sequence[bytes]
-    indices: range
-    """Index in the workload of each payload."""
     clock: Clock
-    weights: Sequence[bytes | None]
-    """What to append to each payload if the server does not know its LoRA adapter; empty without adapters."""
-    max_failures: int
-    """The load ends when so many requests in a row have failed; 0: never."""
+    first_index: int = field(default=0, kw_only=True)
+    """Index in the workload of the first payload."""
+    index_step: int = field(default=1, kw_only=True)
+    """From the index of one payload to that of the next: with several processes their number."""
+    weights: Sequence[bytes | None] = field(default=(), kw_only=True)
+    """What to append to each payload, and send it again, if the server does not know its LoRA adapter; only
+    over gRPC. Empty without adapters."""
+    max_failures: int = field(default=0, kw_only=True)
+    """The load ends when so many requests of a process have failed in a row; 0: never."""
+
+    @cached_property
+    def indices(self) -> range:
+        """Index in the workload of each payload."""
+        return range(
+            self.first_index, self.first_index + len(self.payloads) * self.index_step, self.index_step
+        )
 
 
 @dataclass(frozen=True)
 class OpenPlan(Plan):
-    """Each payload is sent at its time."""
+    """Each payload is sent when it is due, whatever the server does.
+
+    A late request is sent at once, and its reply shows the delay; none is dropped.
+    """
 
     due_s: Sequence[float]
+    """Seconds after the start, in ascending order."""
+
+    def __post_init__(self) -> None:
+        if len(self.payloads) != len(self.due_s):
+            raise ValueError(f"{len(self.payloads)} payloads for {len(self.due_s)} times")
 
 
 @dataclass(frozen=True)
 class ClosedPlan(Plan):
-    """A fixed number of requests is outstanding."""
+    """A fixed number of requests is outstanding; after the last payload the first is sent again."""
 
     concurrency: int
-    count: int | None
-    until_s: float | None
+    count: int | None = None
+    """Requests in all; ``None`` needs ``until_s``."""
+    until_s: float | None = None
+    """Nothing is sent from then on, in seconds after the start."""
+
+    def __post_init__(self) -> None:
+        if self.count is None and self.until_s is None:
+            raise ValueError("a closed loop needs an end: count or until_s")
 
 
-class Ended(NamedTuple):
-    """A request that has ended, as far as that is known while the load runs; see :class:`Reply`."""
-
-    workload_index: int
-    due_s: float
-    sent_s: float
-    ended_s: float
-    status: str
-    error: str | None
-
-    @property
-    def ok(self) -> bool:
-        """Whether a whole answer came."""
-        return self.status == OK
-
-    @property
-    def latency_s(self) -> float:
-        """From schedule."""
-        return self.ended_s - self.due_s
-
-
-Count = Callable[[Ended], object]
-"""Called for each request that has ended; must be quick."""
+Count = Callable[[Reply], object]
+"""Called for each request that has ended; must be quick. With several processes replies have no chunks."""
 Control = Callable[[Callable[[], object]], float]
 """Called once connected, with a function that ends the load from any thread; returns the start time."""
 
@@ -253,8 +257,7 @@ class _Loop(ABC):
             return
         self.outstanding -= 1
         if self.count is not None:
-            times = (reply.due_s, reply.sent_s, reply.ended_s)
-            self.count(Ended(reply.index, *times, reply.status, reply.error))
+            self.count(reply)
         fails, is_gone = self.failure_watch.gives_up(reply), self.disconnect_watch.gives_up(reply)
         if fails or is_gone:
             self.disconnected = is_gone

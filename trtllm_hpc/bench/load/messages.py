@@ -5,34 +5,32 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-
-from trtllm_hpc.bench.load import openai
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.connection import infer_request
-from trtllm_hpc.client.lora import TASK_ID_INPUT, Adapter, task_inputs
-from trtllm_hpc.client.served_model import LENGTH_OUTPUT, TEXT_OUTPUT, TextModel, text_inputs
+from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire import openai
+from trtllm_hpc.wire.events import EventReader
+from trtllm_hpc.wire.response import Response, Usage, WrongResponse
+from trtllm_hpc.wire.served_model import (
+    CONFIG_INPUT,
+    ENSEMBLE,
+    LLM_API_LENGTH,
+    TASK_ID_INPUT,
+    WEIGHTS_INPUT,
+    ServedModel,
+)
+from trtllm_hpc.wire.triton_request import Tensors, generate_body, infer_request, tensors
+from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-_IDS_OUTPUT = "output_ids"
-_INTEGER_TYPES = {"INT32": "<i4", "INT64": "<i8", "UINT32": "<u4", "UINT64": "<u8"}
-
-
-@dataclass(frozen=True)
-class CoreModel:
-    """A model that takes token ids, upstream's ``tensorrt_llm``."""
-
-    batched: bool = True
-    """Whether its inputs have a batch dimension."""
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+COMPLETIONS, CHAT = "openai", "openai-chat"
+"""OpenAI's protocols, by their names in the settings."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,8 @@ class Target:
 
     endpoint: Endpoint
     model: str
-    kind: TextModel | CoreModel = field(default_factory=TextModel)
+    served: ServedModel = ENSEMBLE
+    """With Triton: the model's inputs."""
     protocol: Protocol = "grpc"
     streaming: bool = False
     """Whether answers are requested as a stream."""
@@ -55,12 +54,12 @@ class Target:
     """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none. Over
     OpenAI's protocol its key ``min_tokens``."""
     instance: int | None = None
-    """The one behind the door that gets the requests, over gRPC; ``None``: any."""
+    """The instance behind the door that gets the requests, over gRPC; ``None``: any."""
 
     @property
     def token_ids(self) -> bool:
         """Whether it takes token ids instead of a text."""
-        return isinstance(self.kind, CoreModel)
+        return not self.served.takes_text
 
     @property
     def is_openai(self) -> bool:
@@ -76,69 +75,62 @@ class Target:
 def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
     """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
-    Raises ValueError for a text to a model that takes token ids, or the other way round.
+    Raises ValueError for a prompt that the model or the protocol does not take, or for a LoRA adapter over
+    OpenAI's protocol.
     """
+    prompt = list(request.token_ids or ()) if request.prompt is None else request.prompt
     if target.is_openai:
-        exact = target.min_length_input is not None
-        return openai.encode(request, target.protocol, target.model, streaming=target.streaming, exact=exact)
-    inputs = _inputs(request, target)
+        return _encode_openai(request, prompt, target)
+    values = target.served.prompt_values(prompt) | _options(request, target)
     if target.protocol == "http":
-        return _generate_body(inputs)
-    return bytes(infer_request(target.model, inputs, request_id).SerializeToString())
+        return generate_body(values)
+    message = infer_request(target.model, tensors(target.served, values), request_id)
+    return bytes(message.SerializeToString())
+
+
+def _encode_openai(request: Request, prompt: str | list[int], target: Target) -> bytes:
+    """``ignore_eos`` and ``min_tokens`` are keys of ``trtllm-serve`` and vLLM, not of OpenAI."""
+    if request.lora_task_id is not None:
+        raise ValueError("OpenAI's protocol has no field for the weights of LoRA adapters")
+    is_chat = target.protocol == CHAT
+    if is_chat and request.prompt is None:
+        raise ValueError("a chat takes texts, not token ids")
+    options: dict[str, Any] = {"max_tokens": request.max_tokens}
+    if target.min_length_input is not None:
+        options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
+    messages = [{"role": "user", "content": prompt}] if is_chat else []
+    return openai.encode_request(
+        target.model, prompt, messages=messages, stream=target.streaming, options=options
+    )
+
+
+def _options(request: Request, target: Target) -> dict[str, Any]:
+    """Return the inputs of Triton's models beside the prompt.
+
+    A core model is sent no end token, so that answers have the requested length.
+    """
+    served = target.served
+    length = (
+        LLM_API_LENGTH if served.is_llm_api else "max_tokens" if served.takes_text else "request_output_len"
+    )
+    values: dict[str, Any] = {length: request.max_tokens}
+    if target.min_length_input is not None:
+        values[target.min_length_input] = request.max_tokens
+    if target.streaming and target.decoupled and target.stream_input is not None:
+        values[target.stream_input] = True
+    if request.lora_task_id is not None:
+        values[TASK_ID_INPUT] = request.lora_task_id
+    return values
 
 
 def encode_weights(adapter: Adapter) -> bytes:
-    """Return what makes a serialised request with a known adapter one that makes it known.
+    """Return the LoRA weights to append to a serialised request that names their adapter.
 
-    It is appended to the request: Protocol Buffers join the lists of two messages, here those of the inputs
-    and of their contents, and what is empty in the second stays as it was in the first.
+    Protocol Buffers join the lists of two messages, here those of the inputs and of their contents, and what
+    is empty in the second stays as it was in the first.
     """
-    more = {name: array for name, array in adapter.inputs().items() if name != TASK_ID_INPUT}
-    return bytes(infer_request("", more).SerializeToString())
-
-
-def _inputs(request: Request, target: Target) -> dict[str, NDArray[Any]]:
-    kind = target.kind
-    shape = (1, 1) if kind.batched else (1,)
-    if isinstance(kind, CoreModel):
-        inputs = _core_inputs(request, shape)
-    elif request.prompt is None:
-        raise ValueError(f"model {target.model!r} takes texts, not token ids")
-    else:
-        inputs = text_inputs(request.prompt, request.max_tokens, kind)
-    if target.min_length_input is not None:
-        inputs[target.min_length_input] = np.full(shape, request.max_tokens, dtype=np.int32)
-    if target.streaming and target.decoupled and target.stream_input is not None:
-        inputs[target.stream_input] = np.full(shape, True)
-    if request.lora_task_id is not None:
-        inputs |= task_inputs(request.lora_task_id)
-    return inputs
-
-
-def _core_inputs(request: Request, shape: tuple[int, ...]) -> dict[str, NDArray[Any]]:
-    """Upstream's three required inputs. No end token is sent, so answers have the requested length."""
-    if request.token_ids is None:
-        raise ValueError("a core model takes token ids, not a text")
-    ids = np.array(request.token_ids, dtype=np.int32)
-    return {
-        "input_ids": ids.reshape((*shape[:-1], ids.size)),
-        "input_lengths": np.full(shape, ids.size, dtype=np.int32),
-        "request_output_len": np.full(shape, request.max_tokens, dtype=np.int32),
-    }
-
-
-def _generate_body(inputs: dict[str, NDArray[Any]]) -> bytes:
-    """The body for Triton's ``generate`` extension, which finds the shapes itself.
-
-    It has no id: Triton (seen at 2.51) takes one for a parameter of the model.
-    """
-    body: dict[str, Any] = {}
-    for name, array in inputs.items():
-        values = [
-            value.decode() if isinstance(value, bytes) else value for value in array.reshape(-1).tolist()
-        ]
-        body[name] = values if name == "input_ids" else values[0]
-    return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
+    weights: Tensors = {WEIGHTS_INPUT: adapter.weights, CONFIG_INPUT: adapter.config}
+    return bytes(infer_request("", weights).SerializeToString())
 
 
 @dataclass(slots=True)
@@ -157,8 +149,8 @@ class Reply:
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """Each response with its time of arrival, as bytes of the protocol; one unless streamed. Of a stream of
-    OpenAI's protocol each piece, as the network brought it."""
+    """Each response with its time of arrival, as bytes of the protocol; one unless streamed. Of a stream over
+    HTTP each piece, as the network brought it."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
@@ -166,6 +158,11 @@ class Reply:
     def ok(self) -> bool:
         """Whether a whole answer came."""
         return self.status == OK
+
+    @property
+    def latency_s(self) -> float:
+        """From schedule."""
+        return self.ended_s - self.due_s
 
 
 @dataclass(frozen=True)
@@ -187,8 +184,8 @@ class ParsedReply:
     chunks: tuple[Chunk, ...] = ()
     """Without the empty response that ends a stream; over OpenAI's protocol, without any that has no text."""
     streamed: bool = False
-    usage: openai.Usage | None = None
-    """The server's own count; ``None`` if it has not told one."""
+    usage: Usage | None = None
+    """The server's own count; ``None`` if the answer has none."""
 
     @property
     def text(self) -> str | None:
@@ -205,69 +202,67 @@ class ParsedReply:
 
 def parse_reply(reply: Reply, target: Target) -> ParsedReply:
     """Parse the responses to one request. Those without output, or in no known format, are left out."""
-    if target.is_openai:
-        return _parse_openai(reply, target)
-    chunks = (_chunk(time_s, raw, target) for time_s, raw in reply.chunks)
-    return ParsedReply(tuple(chunk for chunk in chunks if chunk is not None), target.streaming)
-
-
-def _parse_openai(reply: Reply, target: Target) -> ParsedReply:
-    whole = (openai.Event(*response) for response in reply.chunks)
     chunks, usage = list[Chunk](), None
-    for event in openai.events(reply.chunks) if target.streaming else whole:
-        part = openai.parse(event.data)
-        if part is None:
+    is_events = target.streaming and target.protocol != "grpc"
+    for time_s, raw in timed_events(reply.chunks) if is_events else reply.chunks:
+        try:
+            response = _parse(raw, target)
+        except WrongResponse:
             continue
-        usage = part.usage or usage
-        if part.text:
-            chunks.append(Chunk(event.time_s, part.text))
+        usage = response.usage or usage
+        if response.parts and (chunk := _chunk(time_s, response, target)) is not None:
+            chunks.append(chunk)
+    if target.streaming and target.served.accumulates:
+        chunks = [replace(chunk, text=text) for chunk, text in zip(chunks, _added(chunks), strict=True)]
     return ParsedReply(tuple(chunks), target.streaming, usage)
 
 
-def _chunk(time_s: float, raw: bytes, target: Target) -> Chunk | None:
+def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
+    """Yield what each text has more than those before; a broken letter at its end may yet become whole."""
+    shown = 0
+    for chunk in chunks:
+        text = chunk.text or ""
+        end = len(text) if chunk is chunks[-1] else len(text.rstrip(_REPLACEMENT))
+        yield text[shown:end]
+        shown = max(shown, end)
+
+
+def timed_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
+    """Yield the data of a stream's events, each with the time of the piece that completed it."""
+    reader, time_s = EventReader(), 0.0
+    for time_s, piece in pieces:
+        for event in reader.add(piece):
+            yield time_s, event.data
+    for event in reader.end():
+        yield time_s, event.data
+
+
+def _parse(raw: bytes, target: Target) -> Response:
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-
-    try:
-        outputs = _generate_outputs(raw) if target.protocol == "http" else _infer_outputs(raw, target)
-    except (DecodeError, ValueError):
-        return None
-    text, ids, lengths = (outputs.get(name) for name in (TEXT_OUTPUT, _IDS_OUTPUT, LENGTH_OUTPUT))
-    if text is None and not ids:
-        return None
-    length = int(lengths[0]) if lengths else None
-    if ids is not None:
-        # Beams follow one another, all as long as the longest.
-        ids = tuple(ids[: len(ids) // max(1, len(lengths or ()))][:length])
-    return Chunk(time_s, text, ids, length)
-
-
-def _generate_outputs(raw: bytes) -> dict[str, Any]:
-    """Outputs of an answer of the ``generate`` extension: lists of numbers, one text."""
-    answer = json.loads(raw)
-    if not isinstance(answer, dict):
-        return {}
-    outputs = {
-        name: value if isinstance(value, list) else [value]
-        for name in (_IDS_OUTPUT, LENGTH_OUTPUT)
-        if (value := answer.get(name)) is not None
-    }
-    text = answer.get(TEXT_OUTPUT)
-    return {**outputs, TEXT_OUTPUT: text[0] if isinstance(text, list) and text else text}
-
-
-def _infer_outputs(raw: bytes, target: Target) -> dict[str, Any]:
     from tritonclient.grpc import service_pb2
 
-    if target.uses_stream_call:
-        response = service_pb2.ModelStreamInferResponse.FromString(raw).infer_response
+    if target.is_openai:
+        return openai.parse_response(raw)
+    if target.protocol == "http":
+        outputs = generate_outputs(raw)
     else:
-        response = service_pb2.ModelInferResponse.FromString(raw)
-    outputs: dict[str, Any] = {}
-    for output, raw in zip(response.outputs, response.raw_output_contents, strict=False):
-        if output.name == TEXT_OUTPUT and output.datatype == "BYTES" and len(raw) >= 4:
-            # Each string is preceded by its length.
-            end = 4 + int.from_bytes(raw[:4], "little")
-            outputs[TEXT_OUTPUT] = raw[4:end].decode("utf-8", errors="replace")
-        elif output.name in (_IDS_OUTPUT, LENGTH_OUTPUT) and output.datatype in _INTEGER_TYPES:
-            outputs[output.name] = np.frombuffer(raw, dtype=_INTEGER_TYPES[output.datatype]).tolist()
-    return outputs
+        try:
+            if target.uses_stream_call:
+                message = service_pb2.ModelStreamInferResponse.FromString(raw).infer_response
+            else:
+                message = service_pb2.ModelInferResponse.FromString(raw)
+        except DecodeError:
+            raise WrongResponse("no message of Triton's service") from None
+        outputs = infer_outputs(message, ANSWER_OUTPUTS)
+    return to_response(outputs, takes_text=target.served.takes_text)
+
+
+def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:
+    """Return the first text or beam of a response; over OpenAI's protocol ``None`` if it has no letters."""
+    part = response.parts[0]
+    if part.ids is not None:
+        return Chunk(time_s, token_ids=tuple(part.ids), sequence_length=part.length)
+    text = part.text.decode("utf-8", errors="replace") if isinstance(part.text, bytes) else part.text or ""
+    # What a model thinks before it answers is generated as well.
+    text = part.thought + text
+    return Chunk(time_s, text, sequence_length=part.length) if text or not target.is_openai else None

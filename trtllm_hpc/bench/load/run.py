@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, Ended, LoadResult, OpenPlan, Plan, run_in_process
-from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan, run_in_process
+from trtllm_hpc.bench.load.messages import Reply
 from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.errors import NotReady
 
@@ -24,77 +24,14 @@ _READY, _COUNTED, _DONE, _NOT_READY = "ready", "counted", "done", "not ready"
 _START, _STOP = "start", "stop"
 
 
-def run_open(
-    target: Target,
-    payloads: Sequence[bytes],
-    due_s: Sequence[float],
-    clock: Clock,
-    *,
-    first_index: int = 0,
-    weights: Sequence[bytes | None] = (),
-    max_failures: int = 0,
-    progress: Count | None = None,
-    processes: int = 1,
-) -> LoadResult:
-    """Send each payload when it is due, whatever the server does, and wait for every answer.
+def run_load(plan: Plan, *, progress: Count | None = None, processes: int = 1) -> LoadResult:
+    """Run a load and wait for every answer.
 
-    A late request is sent at once, and its reply shows the delay; none is dropped.
-
-    Args:
-        due_s: seconds after the start, in ascending order.
-        first_index: index in the workload of the first payload.
-        weights: what to append to each payload, and send it again, if the server does not know its LoRA
-            adapter; only over gRPC.
-        max_failures: the load ends when so many requests of a process have failed in a row.
-        processes: each sends every n-th request.
-
-    Raises:
-        NotReady: no connection to the endpoint.
+    Several processes send every n-th request, or share the outstanding ones of a closed loop: at most one
+    process for each of these. Raises NotReady if there is no connection to the endpoint.
     """
-    if len(payloads) != len(due_s):
-        raise ValueError(f"{len(payloads)} payloads for {len(due_s)} times")
-    indices = range(first_index, first_index + len(payloads))
-    plan = OpenPlan(target, payloads, indices, clock, weights, max_failures, due_s)
-    return _run(plan, processes, progress)
-
-
-def run_closed(
-    target: Target,
-    payloads: Sequence[bytes],
-    concurrency: int,
-    clock: Clock,
-    *,
-    count: int | None = None,
-    until_s: float | None = None,
-    first_index: int = 0,
-    weights: Sequence[bytes | None] = (),
-    max_failures: int = 0,
-    progress: Count | None = None,
-    processes: int = 1,
-) -> LoadResult:
-    """Keep ``concurrency`` requests outstanding, and wait for every answer.
-
-    When the payloads run out, it starts again with the first.
-
-    Args:
-        count: requests in all; ``None`` needs ``until_s``.
-        until_s: nothing is sent from then on, in seconds after the start.
-        first_index: index in the workload of the first payload.
-        weights, max_failures: as for :func:`run_open`.
-        processes: they share the outstanding requests; at most one process for each of these.
-
-    Raises:
-        NotReady: no connection to the endpoint.
-    """
-    if count is None and until_s is None:
-        raise ValueError("a closed loop needs an end: count or until_s")
-    indices = range(first_index, first_index + len(payloads))
-    limits = (concurrency, count, until_s)
-    plan = ClosedPlan(target, payloads, indices, clock, weights, max_failures, *limits)
-    return _run(plan, min(processes, concurrency), progress)
-
-
-def _run(plan: Plan, processes: int, progress: Count | None) -> LoadResult:
+    if isinstance(plan, ClosedPlan):
+        processes = min(processes, plan.concurrency)
     return _run_shared(plan, processes, progress) if processes > 1 else run_in_process(plan, progress)
 
 
@@ -123,20 +60,19 @@ def _run_shared(plan: Plan, processes: int, progress: Count | None) -> LoadResul
 
 def _share_of(plan: Plan, share: int, processes: int) -> Plan:
     """The part of one process: every n-th request."""
-    part = replace(
-        plan,
-        payloads=plan.payloads[share::processes],
-        indices=plan.indices[share::processes],
-        weights=plan.weights[share::processes],
-    )
-    if isinstance(part, OpenPlan):
-        return replace(part, due_s=part.due_s[share::processes])
-    assert isinstance(part, ClosedPlan) and isinstance(plan, ClosedPlan)
-    if not part.payloads:  # fewer requests than processes
-        part = plan
+    every_nth: dict[str, Any] = {
+        "payloads": plan.payloads[share::processes],
+        "first_index": plan.first_index + share,
+        "index_step": processes,
+        "weights": plan.weights[share::processes],
+    }
+    if isinstance(plan, OpenPlan):
+        return replace(plan, **every_nth, due_s=plan.due_s[share::processes])
+    assert isinstance(plan, ClosedPlan)
     count = None if plan.count is None else len(range(share, plan.count, processes))
     slots = len(range(share, plan.concurrency, processes))
-    return replace(part, count=count, concurrency=slots)
+    has_few = share >= len(plan.payloads)  # fewer requests than processes
+    return replace(plan, **({} if has_few else every_nth), count=count, concurrency=slots)
 
 
 def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> list[LoadResult]:
@@ -154,8 +90,8 @@ def _collect(plan: Plan, pipes: list[Connection], progress: Count | None) -> lis
                     if len(ready) == len(pipes):
                         _send_all(pipes, (_START, plan.clock.now() + _LEAD_S))
                 elif kind == _COUNTED and progress is not None:
-                    for ended in value:
-                        progress(ended)
+                    for reply in value:
+                        progress(reply)
                 elif kind == _NOT_READY:
                     raise NotReady(value)
                 elif kind == _DONE:
@@ -190,7 +126,9 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         max(result.client.busiest_share for result in results),
         len(results),
     )
-    last_sends_s = [max((reply.due_s for reply in it.replies), default=it.start_s) for it in results]
+    last_sends_s = [
+        max((reply.due_s for reply in result.replies), default=result.start_s) for result in results
+    ]
     return LoadResult(
         sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.sent_s),
         use,
@@ -202,25 +140,11 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
     )
 
 
-class _CountBuffer:
-    """What a worker has counted and not yet reported."""
-
-    def __init__(self) -> None:
-        self._counts: list[Ended] = []
-
-    def add(self, ended: Ended) -> None:
-        self._counts.append(ended)
-
-    def take(self) -> list[Ended]:
-        taken, self._counts = self._counts, []
-        return taken
-
-
 def _work(pipe: Connection, plan: Plan) -> None:
     """The main function of a worker. Ctrl-C and SIGTERM reach it only through its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    counts = _CountBuffer()
+    counted = deque[Reply]()
     lock = threading.Lock()
     ended = threading.Event()
 
@@ -228,10 +152,16 @@ def _work(pipe: Connection, plan: Plan) -> None:
         with lock:
             pipe.send((kind, value))
 
+    def count(reply: Reply) -> None:
+        counted.append(replace(reply, chunks=[]))
+
+    def report_new() -> None:
+        if new := [counted.popleft() for _ in range(len(counted))]:
+            send(_COUNTED, new)
+
     def report() -> None:
         while not ended.wait(_REPORT_INTERVAL_S):
-            if new := counts.take():
-                send(_COUNTED, new)
+            report_new()
 
     def control(stop: Callable[[], object]) -> float:
         send(_READY, None)
@@ -241,9 +171,9 @@ def _work(pipe: Connection, plan: Plan) -> None:
         return start_s
 
     try:
-        result = run_in_process(plan, counts.add, control)
+        result = run_in_process(plan, count, control)
         ended.set()
-        send(_COUNTED, counts.take())
+        report_new()
         send(_DONE, result)
     except NotReady as error:
         send(_NOT_READY, error.message)

@@ -15,7 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from trtllm_hpc.bench.server_metrics.trtllm_serve import Found, from_page, from_statistics
+from trtllm_hpc.bench.server_metrics.trtllm_serve import (
+    BATCHER,
+    BLOCKS,
+    GENERAL,
+    MEMORY,
+    REQUESTS,
+    Found,
+    from_page,
+    from_statistics,
+)
 
 _KEY = re.compile(r"(\w+)\[(.+)\]")
 
@@ -132,12 +141,7 @@ def _growth(now: float | None, before: float | None) -> float | None:
     return None if now is None or before is None or now < before else now - before
 
 
-_REQUESTS = "nv_trt_llm_request_metrics", "request_type"
-_MEMORY = "nv_trt_llm_runtime_memory_metrics", "memory_type"
-_BLOCKS = "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type"
-_BATCHER = "nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric"
 _STATIC = "nv_trt_llm_v1_metrics", "v1_specific_metric"
-_GENERAL = "nv_trt_llm_general_metrics", "general_type"
 _TRANSFERS = "nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type"
 _ENGINE = ("nv_trt_llm_", "nv_llm_")
 _SUCCESS = Source("nv_inference_request_success")
@@ -166,29 +170,29 @@ def _ratio(key: str, label: str, group: tuple[str, str], over: str, under: str) 
 
 
 SERIES: tuple[Series, ...] = (
-    _engine("requests_active", "requests in the engine", "requests", _REQUESTS, "active"),
-    _engine("requests_scheduled", "requests in the last step", "requests", _REQUESTS, "scheduled"),
-    _engine("requests_context", "of these, in context phase", "requests", _REQUESTS, "context"),
-    _engine("requests_waiting", "requests waiting for the engine", "requests", _REQUESTS, "waiting"),
-    _engine("requests_max", "maximum requests in the engine", "requests", _REQUESTS, "max"),
-    _engine("requests_paused", "paused requests", "requests", _BATCHER, "paused_requests"),
-    _engine("generation_requests", "requests generating", "requests", _BATCHER, "generation_requests"),
-    _engine("context_tokens", "prompt tokens in the last step", "tokens", _BATCHER, "total_context_tokens"),
+    _engine("requests_active", "requests in the engine", "requests", REQUESTS, "active"),
+    _engine("requests_scheduled", "requests in the last step", "requests", REQUESTS, "scheduled"),
+    _engine("requests_context", "of these, in context phase", "requests", REQUESTS, "context"),
+    _engine("requests_waiting", "requests waiting for the engine", "requests", REQUESTS, "waiting"),
+    _engine("requests_max", "maximum requests in the engine", "requests", REQUESTS, "max"),
+    _engine("requests_paused", "paused requests", "requests", BATCHER, "paused_requests"),
+    _engine("generation_requests", "requests generating", "requests", BATCHER, "generation_requests"),
+    _engine("context_tokens", "prompt tokens in the last step", "tokens", BATCHER, "total_context_tokens"),
     _engine("static_tokens", "static batch: generated tokens", "tokens", _STATIC, "total_generation_tokens"),
     _engine(
         "static_context_tokens", "static batch: prompt tokens", "tokens", _STATIC, "total_context_tokens"
     ),
     _engine("static_empty_slots", "static batch: empty slots", "requests", _STATIC, "empty_generation_slots"),
-    _ratio("kv_used_share", "KV cache in use", _BLOCKS, "used", "max"),
-    _engine("kv_blocks_used", "KV blocks in use", "blocks", _BLOCKS, "used"),
-    _engine("kv_blocks_free", "KV blocks free", "blocks", _BLOCKS, "free"),
-    _engine("kv_blocks_max", "KV blocks in total", "blocks", _BLOCKS, "max"),
-    _engine("kv_blocks_reused", "reused KV blocks", "blocks", _BLOCKS, "reused"),
-    _engine("kv_tokens_per_block", "tokens per KV block", "tokens", _BLOCKS, "tokens_per"),
-    _engine("memory_gpu_bytes", "GPU memory of the engine", "bytes", _MEMORY, "gpu"),
-    _engine("memory_cpu_bytes", "host memory of the engine", "bytes", _MEMORY, "cpu"),
-    _engine("memory_pinned_bytes", "pinned memory of the engine", "bytes", _MEMORY, "pinned"),
-    _rate("iterations_per_s", "steps of the engine", "1/s", "engine", Source(*_GENERAL, "iteration_counter")),
+    _ratio("kv_used_share", "KV cache in use", BLOCKS, "used", "max"),
+    _engine("kv_blocks_used", "KV blocks in use", "blocks", BLOCKS, "used"),
+    _engine("kv_blocks_free", "KV blocks free", "blocks", BLOCKS, "free"),
+    _engine("kv_blocks_max", "KV blocks in total", "blocks", BLOCKS, "max"),
+    _engine("kv_blocks_reused", "reused KV blocks", "blocks", BLOCKS, "reused"),
+    _engine("kv_tokens_per_block", "tokens per KV block", "tokens", BLOCKS, "tokens_per"),
+    _engine("memory_gpu_bytes", "GPU memory of the engine", "bytes", MEMORY, "gpu"),
+    _engine("memory_cpu_bytes", "host memory of the engine", "bytes", MEMORY, "cpu"),
+    _engine("memory_pinned_bytes", "pinned memory of the engine", "bytes", MEMORY, "pinned"),
+    _rate("iterations_per_s", "steps of the engine", "1/s", "engine", Source(*GENERAL, "iteration_counter")),
     _rate("output_tokens_per_s", "tokens of finished answers", "tokens/s", "engine", _OUTPUT_TOKENS),
     _rate(
         "input_tokens_per_s",

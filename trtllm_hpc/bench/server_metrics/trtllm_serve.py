@@ -24,42 +24,43 @@ class Found(NamedTuple):
     value: float
 
 
-_REQUESTS = ("nv_trt_llm_request_metrics", "request_type")
-_BATCHER = ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric")
-_BLOCKS = ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
-_MEMORY = ("nv_trt_llm_runtime_memory_metrics", "memory_type")
-_GENERAL = ("nv_trt_llm_general_metrics", "general_type")
+REQUESTS = ("nv_trt_llm_request_metrics", "request_type")
+BATCHER = ("nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric")
+BLOCKS = ("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type")
+MEMORY = ("nv_trt_llm_runtime_memory_metrics", "memory_type")
+GENERAL = ("nv_trt_llm_general_metrics", "general_type")
+"""Names of Triton's metrics, each with the label that tells its figures apart."""
 
 _STATISTICS: dict[tuple[str, ...], tuple[tuple[str, str], str]] = {
-    ("numActiveRequests",): (_REQUESTS, "active"),
-    ("numQueuedRequests",): (_REQUESTS, "waiting"),
-    ("maxNumActiveRequests",): (_REQUESTS, "max"),
-    ("inflightBatchingStats", "numScheduledRequests"): (_REQUESTS, "scheduled"),
-    ("inflightBatchingStats", "numContextRequests"): (_REQUESTS, "context"),
-    ("inflightBatchingStats", "numGenRequests"): (_BATCHER, "generation_requests"),
-    ("inflightBatchingStats", "numPausedRequests"): (_BATCHER, "paused_requests"),
-    ("inflightBatchingStats", "numCtxTokens"): (_BATCHER, "total_context_tokens"),
-    ("kvCacheStats", "maxNumBlocks"): (_BLOCKS, "max"),
-    ("kvCacheStats", "freeNumBlocks"): (_BLOCKS, "free"),
-    ("kvCacheStats", "usedNumBlocks"): (_BLOCKS, "used"),
-    ("kvCacheStats", "tokensPerBlock"): (_BLOCKS, "tokens_per"),
-    ("kvCacheStats", "reusedBlocks"): (_BLOCKS, "reused"),
-    ("gpuMemUsage",): (_MEMORY, "gpu"),
-    ("cpuMemUsage",): (_MEMORY, "cpu"),
-    ("pinnedMemUsage",): (_MEMORY, "pinned"),
-    ("iter",): (_GENERAL, "iteration_counter"),
+    ("numActiveRequests",): (REQUESTS, "active"),
+    ("numQueuedRequests",): (REQUESTS, "waiting"),
+    ("maxNumActiveRequests",): (REQUESTS, "max"),
+    ("inflightBatchingStats", "numScheduledRequests"): (REQUESTS, "scheduled"),
+    ("inflightBatchingStats", "numContextRequests"): (REQUESTS, "context"),
+    ("inflightBatchingStats", "numGenRequests"): (BATCHER, "generation_requests"),
+    ("inflightBatchingStats", "numPausedRequests"): (BATCHER, "paused_requests"),
+    ("inflightBatchingStats", "numCtxTokens"): (BATCHER, "total_context_tokens"),
+    ("kvCacheStats", "maxNumBlocks"): (BLOCKS, "max"),
+    ("kvCacheStats", "freeNumBlocks"): (BLOCKS, "free"),
+    ("kvCacheStats", "usedNumBlocks"): (BLOCKS, "used"),
+    ("kvCacheStats", "tokensPerBlock"): (BLOCKS, "tokens_per"),
+    ("kvCacheStats", "reusedBlocks"): (BLOCKS, "reused"),
+    ("gpuMemUsage",): (MEMORY, "gpu"),
+    ("cpuMemUsage",): (MEMORY, "cpu"),
+    ("pinnedMemUsage",): (MEMORY, "pinned"),
+    ("iter",): (GENERAL, "iteration_counter"),
 }
 _GAUGES = {
-    "trtllm_num_requests_running": (_REQUESTS, "active"),
-    "trtllm_num_requests_waiting": (_REQUESTS, "waiting"),
-    "trtllm_max_num_active_requests": (_REQUESTS, "max"),
-    "trtllm_num_scheduled_requests": (_REQUESTS, "scheduled"),
-    "trtllm_num_context_requests": (_REQUESTS, "context"),
-    "trtllm_num_generation_requests": (_BATCHER, "generation_requests"),
-    "trtllm_kv_cache_max_blocks": (_BLOCKS, "max"),
-    "trtllm_kv_cache_free_blocks": (_BLOCKS, "free"),
-    "trtllm_kv_cache_used_blocks": (_BLOCKS, "used"),
-    "trtllm_gpu_memory_usage_bytes": (_MEMORY, "gpu"),
+    "trtllm_num_requests_running": (REQUESTS, "active"),
+    "trtllm_num_requests_waiting": (REQUESTS, "waiting"),
+    "trtllm_max_num_active_requests": (REQUESTS, "max"),
+    "trtllm_num_scheduled_requests": (REQUESTS, "scheduled"),
+    "trtllm_num_context_requests": (REQUESTS, "context"),
+    "trtllm_num_generation_requests": (BATCHER, "generation_requests"),
+    "trtllm_kv_cache_max_blocks": (BLOCKS, "max"),
+    "trtllm_kv_cache_free_blocks": (BLOCKS, "free"),
+    "trtllm_kv_cache_used_blocks": (BLOCKS, "used"),
+    "trtllm_gpu_memory_usage_bytes": (MEMORY, "gpu"),
 }
 """Of newer releases; taken where there are no statistics, which another reader may have taken away."""
 _OF_REQUESTS = {

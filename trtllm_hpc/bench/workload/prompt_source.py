@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from trtllm_hpc.bench.workload.random_numbers import Codes
 from trtllm_hpc.bench.workload.request import (
@@ -160,7 +160,8 @@ class _SharedPrefixes:
         common = self._tokens.setdefault(prefix, tokens)
         self._expected[prefix] = max(self._expected.get(prefix, 0), len(tokens))
         if common != tokens:
-            self._tokens[prefix] = common[: _common_length(common, tokens)]
+            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(common, tokens, strict=False))
+            self._tokens[prefix] = [token for token, _ in pairs]
 
     def notes(self) -> list[str]:
         return [
@@ -169,12 +170,6 @@ class _SharedPrefixes:
             for prefix, tokens in self._tokens.items()
             if len(tokens) < self._expected[prefix]
         ]
-
-
-def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
-    pairs = zip(first, second, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 class TextWriter:

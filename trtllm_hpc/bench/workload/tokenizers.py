@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,14 +18,17 @@ from trtllm_hpc.bench.workload.request import (
     Vocabulary,
     settings_error,
 )
-from trtllm_hpc.client.connection import grpc_client, grpc_error, infer_inputs
+from trtllm_hpc.client.connection import grpc_calls
 from trtllm_hpc.client.http import call_json
+from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.config.benchmark import Workload
-from trtllm_hpc.errors import NotReady, RequestFailed
+from trtllm_hpc.errors import NotReady, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
+from trtllm_hpc.wire.response import WrongResponse
+from trtllm_hpc.wire.triton_request import infer_request
+from trtllm_hpc.wire.triton_response import infer_outputs
 
-_FILE = "tokenizer.json"
 _SERVED_MODEL = "preprocessing"
 _PROBES = ("Hello world", " two  spaces\n", "naïve café, 12345!", "The quick brown fox")
 """Texts that different tokenizers are unlikely to encode alike."""
@@ -41,12 +44,8 @@ class Tokenization:
     """A sentence for readers of the results."""
 
 
-class UnusableTokenizer(Exception):
-    """A folder's tokenizer cannot be read; the message says why."""
-
-
 class LocalTokenizer:
-    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises UnusableTokenizer.
+    """The library ``tokenizers`` with a folder's ``tokenizer.json``; raises RequestFailed.
 
     With ``special`` it adds the tokens that begin and end a text, as upstream's ``preprocessing`` does unless
     ``add_special_tokens`` is off.
@@ -57,7 +56,7 @@ class LocalTokenizer:
     def __init__(self, folder: Path, *, special: bool = True) -> None:
         self.name = str(folder)
         self._special = special
-        self._tokenizer = _read_tokenizer(folder / _FILE)
+        self._tokenizer = read_tokenizer(folder)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""
@@ -76,22 +75,6 @@ class LocalTokenizer:
         ids = sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values()) - special)
         known = [token for token in ids if size is None or token < size]
         return Vocabulary(known, self.name, size or ids[-1] + 1)
-
-
-def _read_tokenizer(file: Path) -> Any:
-    if not file.is_file():
-        raise UnusableTokenizer(f"there is no {_FILE} in {file.parent}")
-    import tokenizers
-
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(file))
-    # The library, written in Rust, raises a bare Exception for anything wrong with a file.
-    except Exception as error:  # noqa: BLE001
-        raise UnusableTokenizer(f"{file} cannot be read: {error}") from None
-    # The file may set these for batches; prompts are encoded one by one.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 class ServedTokenizer:
@@ -114,28 +97,25 @@ class ServedTokenizer:
         Raises NotReady if the server is not there, or not any more; RequestFailed with the server's error
         message.
         """
-        from tritonclient.utils import InferenceServerException
-
         try:
-            with grpc_client(self._endpoint) as client:
-                return [self._infer(client, text) for text in texts]
-        except InferenceServerException as error:
-            is_away = error.status() == "StatusCode.UNAVAILABLE"
-            message = grpc_error(error, self._endpoint, _SERVED_MODEL)
-            raise (NotReady if is_away else RequestFailed)(message) from error
+            with grpc_calls(self._endpoint, self._timeout_s) as call:
+                return [self._infer(call, text) for text in texts]
+        except ServerUnreachable as error:
+            raise NotReady(error.message) from error
 
     def follow(self, endpoint: Endpoint) -> None:
         """Call the server there, from now on."""
         self._endpoint = endpoint
 
-    def _infer(self, client: Any, text: str) -> list[int]:
-        inputs = infer_inputs(self._arrays(text))
-        answer = client.infer(_SERVED_MODEL, inputs, client_timeout=self._timeout_s)
-        ids, lengths = answer.as_numpy("INPUT_ID"), answer.as_numpy("REQUEST_INPUT_LEN")
-        if ids is None or lengths is None:
-            raise RequestFailed(f"Model {_SERVED_MODEL!r} answered without INPUT_ID or REQUEST_INPUT_LEN.")
-        found: list[int] = ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()
-        return found
+    def _infer(self, call: Callable[[str, Any], Any], text: str) -> list[int]:
+        answer = call("ModelInfer", infer_request(_SERVED_MODEL, self._arrays(text)))
+        try:
+            outputs = infer_outputs(answer)
+            ids, lengths = outputs["INPUT_ID"], outputs["REQUEST_INPUT_LEN"]
+        except (WrongResponse, KeyError) as error:
+            raise RequestFailed(f"Model {_SERVED_MODEL!r} did not return token ids: {error}.") from None
+        tokens: list[int] = ids.reshape(-1)[: int(lengths.reshape(-1)[0])].tolist()
+        return tokens
 
     def _arrays(self, text: str) -> dict[str, Any]:
         """The inputs; stop and bad words, empty, only where the model requires them."""
@@ -176,14 +156,14 @@ def _find_local(workload: Workload, folders: Sequence[Path]) -> LocalTokenizer |
     if workload.tokenizer is not None:
         try:
             return LocalTokenizer(Path(workload.tokenizer))
-        except UnusableTokenizer as error:
+        except RequestFailed as error:
             raise settings_error(
-                "tokenizer", str(error), code="bad-tokenizer", value=workload.tokenizer
+                "tokenizer", error.message, code="bad-tokenizer", value=workload.tokenizer
             ) from None
     for folder in folders:
         # The reference backend's engines have it in a subfolder.
         for candidate in (folder, folder / "tokenizer"):
-            with suppress(UnusableTokenizer):
+            with suppress(RequestFailed):
                 return LocalTokenizer(candidate)
     return None
 

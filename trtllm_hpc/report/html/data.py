@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from trtllm_hpc.bench.records import RequestRecord, read_records
-from trtllm_hpc.bench.results import LevelResult, Measurement, read_measurement
+from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STAGES, RunPaths
@@ -100,7 +100,7 @@ class ReportData:
 
     run: str
     """Id of the run."""
-    measurement: Measurement
+    measurement: MeasurementSummary
     records: list[RequestRecord]
     samples: list[ServerSample]
     start: StartTimeline

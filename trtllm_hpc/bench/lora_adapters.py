@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from trtllm_hpc.bench.load.loops import ClosedPlan
 from trtllm_hpc.bench.load.messages import Target, encode_request, encode_weights
-from trtllm_hpc.bench.load.run import run_closed
+from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.lora import Adapter, read_adapter
@@ -21,7 +22,7 @@ _PROMPT = "LoRA"
 
 
 @dataclass(frozen=True)
-class Adapters:
+class LoraAdapters:
     """The adapters that requests of a workload name."""
 
     folders: Mapping[int, Path]
@@ -29,16 +30,18 @@ class Adapters:
     adapters: Sequence[Adapter]
 
     @classmethod
-    def read(cls, workload: Workload, paths: RunPaths) -> Adapters:
+    def read(cls, workload: Workload, paths: RunPaths) -> LoraAdapters:
         """Read the adapters of a workload; mostly none. Raises RequestFailed if one cannot be read."""
         task_ids = workload.lora_task_ids
-        named = (one.directory or paths.converted_adapter(one.adapter or "") for one in workload.lora)
+        named = (
+            adapter.directory or paths.converted_adapter(adapter.adapter or "") for adapter in workload.lora
+        )
         folders = dict(zip(task_ids, map(Path, named), strict=True))
         return cls(folders, [read_adapter(folder, task_id) for task_id, folder in folders.items()])
 
     @cached_property
     def weights(self) -> dict[int, bytes]:
-        """What makes a request one that makes its adapter known, by task id."""
+        """LoRA weights to send with the first request of each adapter, by task ID."""
         return {adapter.task_id: encode_weights(adapter) for adapter in self.adapters}
 
     def make_known(self, targets: Sequence[Target], example: Request, clock: Clock) -> None:
@@ -50,8 +53,8 @@ class Adapters:
         """
         for target in targets:
             for instance in range(target.endpoint.instances):
-                one = target.endpoint.instances == 1
-                server = replace(target, protocol="grpc", instance=None if one else instance)
+                is_only = target.endpoint.instances == 1
+                server = replace(target, protocol="grpc", instance=None if is_only else instance)
                 self._make_known(server, example, clock)
 
     def _make_known(self, server: Target, example: Request, clock: Clock) -> None:
@@ -67,7 +70,7 @@ class Adapters:
         ]
         if not payloads:
             return
-        load = run_closed(server, payloads, 1, clock, count=len(payloads))
+        load = run_load(ClosedPlan(server, payloads, clock, 1, count=len(payloads)))
         if load.interrupted:
             raise KeyboardInterrupt
         for reply in load.replies:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtllm_hpc.bench.adapters import Adapters
+from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths
@@ -27,11 +27,11 @@ def test_a_given_folder_and_one_that_the_build_has_converted(tmp_path: Path) -> 
     paths.folder.mkdir()
     (paths.folder / "lora").symlink_to(tmp_path / "cache")
     lora = [{"adapter": "luotuo"}, {"directory": str(save(tmp_path / "given", 2)), "task_id": 9}]
-    found = Adapters.read(Workload.model_validate({"lora": lora}), paths)
+    found = LoraAdapters.read(Workload.model_validate({"lora": lora}), paths)
     assert [(one.task_id, int(one.weights[0, 0, 0])) for one in found.adapters] == [(1, 1), (9, 2)]
 
 
 def test_one_that_was_not_converted_is_told_with_its_folder(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run-1")
     with pytest.raises(RequestFailed, match="run-1/lora/luotuo is no folder"):
-        Adapters.read(Workload.model_validate({"lora": [{"adapter": "luotuo"}]}), paths)
+        LoraAdapters.read(Workload.model_validate({"lora": [{"adapter": "luotuo"}]}), paths)

@@ -1,0 +1,51 @@
+"""Server-sent events (HTML standard, 9.2.6), for streams of OpenAI's protocol and Triton's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    data: bytes
+    kind: bytes = b""
+    """Its ``event:`` line; most events have none."""
+
+
+class EventReader:
+    """Finds the events of a stream, wherever the network has cut it.
+
+    Lines end with LF or CR LF, an event with an empty line. Several ``data`` lines are joined; comments and
+    other fields are left out.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[bytes] = []
+        self._kind = b""
+
+    def add(self, piece: bytes) -> list[Event]:
+        """Return the events that this piece of the stream completes."""
+        events = []
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for raw in lines:
+            line = raw.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"event:"):
+                self._kind = line[6:].strip()
+            elif not line:
+                if self._data:
+                    events.append(Event(b"\n".join(self._data), self._kind))
+                self._data, self._kind = [], b""
+        return events
+
+    def end(self) -> list[Event]:
+        """Return the last event if its empty line is missing."""
+        return self.add(b"\n\n")
+
+
+def write_event(data: str) -> str:
+    """Return an event with one line of data."""
+    return f"data: {data}\n\n"

@@ -1,0 +1,126 @@
+"""OpenAI's completions and chats: requests as bodies, and bodies and events as responses.
+
+Keys beyond OpenAI's are those of ``trtllm-serve`` (``tensorrt_llm/serve/openai_protocol.py``), which vLLM
+shares.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trtllm_hpc.wire.events import Event, EventReader
+from trtllm_hpc.wire.response import Part, Response, Usage, WrongResponse, error_message
+
+COMPLETIONS_PATH, CHAT_PATH = "completions", "chat/completions"
+"""Below the server's URL."""
+
+DONE = b"[DONE]"
+"""Data of the event that ends a stream."""
+INCOMPLETE = "the stream ended before its end: it has neither [DONE] nor a reason why the answer ended"
+
+_END = re.compile(rb"data:\s*\[DONE\]\s*\Z")
+_FINISHED = re.compile(rb'"finish_reason":\s*"')
+"""For servers that end a stream without ``[DONE]``, as ``transformers serve`` does."""
+_ERROR = re.compile(rb'"error"|^event:\s*error', re.MULTILINE)
+"""Not a part of a text: JSON has a backslash before a quotation mark in one, and no line breaks."""
+
+
+def encode_request(
+    model: str,
+    prompt: str | Sequence[Any],
+    *,
+    messages: Sequence[Mapping[str, Any]] = (),
+    stream: bool = False,
+    options: Mapping[str, Any],
+) -> bytes:
+    """Return the body of a request.
+
+    Args:
+        prompt: a text, token ids, or a list of these; not sent in a chat.
+        messages: make the request a chat.
+        options: by the protocol's keys.
+    """
+    body: dict[str, Any] = {"model": model}
+    if messages:
+        body["messages"] = [dict(message) for message in messages]
+    else:
+        body["prompt"] = prompt
+    body |= {**options, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", errors="replace")
+
+
+def parse_response(data: bytes) -> Response:
+    """Return the response in a body, or in the data of an event. Raises WrongResponse."""
+    try:
+        plain = json.loads(data)
+    except ValueError:
+        raise WrongResponse(f"what cannot be read as JSON: {data[:200]!r}") from None
+    if not isinstance(plain, dict) or not ("choices" in plain or "usage" in plain):
+        raise WrongResponse(f"what cannot be read as a response of OpenAI's protocol: {data[:200]!r}")
+    choices = plain.get("choices") or []
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        raise WrongResponse(f"wrong choices: {data[:200]!r}")
+    is_last = any(choice.get("finish_reason") for choice in choices)
+    return Response([_part(choice) for choice in choices], _usage(plain.get("usage")), is_last)
+
+
+def _part(choice: Mapping[str, Any]) -> Part:
+    """Return the text of a choice, of completions or of a chat, as a whole or in a stream."""
+    index, thought = choice.get("index", 0), None
+    if "text" in choice:
+        text = choice["text"]
+    else:
+        message = choice.get("delta") or choice.get("message") or {}
+        if not isinstance(message, dict):
+            raise WrongResponse(f"a wrong message: {message!r}")
+        text = message.get("content")
+        thought = message.get("reasoning_content") or message.get("reasoning")
+    if not isinstance(text or "", str) or not isinstance(index, int):
+        raise WrongResponse(f"a wrong output in choice {index!r}: {text!r}")
+    return Part(
+        text or "",
+        thought=thought if isinstance(thought, str) else "",
+        log_probs=_log_probs(choice.get("logprobs")),
+        sequence=index,
+    )
+
+
+def _log_probs(plain: Any) -> tuple[float, ...]:
+    values = plain.get("token_logprobs") if isinstance(plain, dict) else None
+    return tuple(value for value in values or () if isinstance(value, (int, float)))
+
+
+def _usage(plain: Any) -> Usage | None:
+    if not isinstance(plain, dict):
+        return None
+    counts = (plain.get(key) for key in ("prompt_tokens", "completion_tokens"))
+    return Usage(*(count if isinstance(count, int) else None for count in counts))
+
+
+def event_error(event: Event) -> str | None:
+    """Return the server's message if an event of a stream is an error."""
+    if event.kind != b"error":
+        try:
+            plain = json.loads(event.data)
+        except ValueError:
+            return None
+        if not (isinstance(plain, dict) and (plain.get("error") or plain.get("object") == "error")):
+            return None
+    return error_message(event.data) or "an error without a message"
+
+
+def stream_error(stream: bytes) -> str | None:
+    """Return what is wrong with a whole stream: an error in it, or that it is not complete."""
+    if _ERROR.search(stream):
+        reader = EventReader()
+        for event in [*reader.add(stream), *reader.end()]:
+            if (error := event_error(event)) is not None:
+                return error
+    if _END.search(stream[-64:]) or _FINISHED.search(stream):
+        return None
+    return INCOMPLETE
