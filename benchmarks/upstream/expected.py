@@ -24,33 +24,36 @@ _ENGINE = {
     "max_seq_len": "max_seq_len",
     "max_num_tokens": "max_num_tokens",
     "max_beam_width": "max_beam_width",
+    "enable_chunked_prefill": "enable_chunked_prefill",
+    "capacity_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
 }
-_REPOSITORY = {
-    "tokenizer": "tokenizer",
-    "chunked_context": "enable_chunked_prefill",
-    "batch_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
-    "kv_cache_free_gpu_mem_fraction": "kv_cache_config.free_gpu_memory_fraction",
-    "max_tokens_in_paged_kv_cache": "kv_cache_config.max_tokens",
-    "kv_cache_reuse": "kv_cache_config.enable_block_reuse",
-    "kv_cache_host_memory_bytes": "kv_cache_config.host_cache_size",
-    "max_attention_window_size": "kv_cache_config.max_attention_window",
-    "sink_token_length": "kv_cache_config.sink_token_length",
+_KV_CACHE = {
+    key: f"kv_cache_config.{key}"
+    for key in (
+        *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
+        *("max_attention_window", "sink_token_length"),
+    )
 }
 _TRANSFER = {"kv_transfer": "backend", "kv_transfer_tokens": "max_tokens_in_buffer"}
 
 
 def expected_arguments(job: Job, role: str | None) -> dict[str, Any]:
     """Return the arguments that a job file states, for a server of one phase or for all servers."""
-    engine, repository, serve = (job.get(section, {}) for section in ("engine", "repository", "serve"))
+    engine, kv_cache, serve = (job.get(section, {}) for section in ("engine", "kv_cache", "serve"))
     phases = serve.get("disaggregated") or {}
     phase = phases.get(role, {}) if role is not None else {}
     stated: dict[str, Any] = {"model": job["model"]["path"]}
-    for keys, section in ((_ENGINE, engine), (_REPOSITORY, repository), (_ENGINE, phase)):
+    for keys, section in (
+        (_ENGINE, engine),
+        ({"tokenizer": "tokenizer"}, job["model"]),
+        (_KV_CACHE, kv_cache),
+        (_ENGINE, phase),
+    ):
         for key, path in keys.items():
             if section.get(key) is not None:
                 stated = merged(stated, _at(path, section[key]))
     if (sharing := serve.get("instances_per_gpu", 1)) > 1:
-        fraction = repository.get("kv_cache_free_gpu_mem_fraction", 0.9) / sharing
+        fraction = kv_cache.get("free_gpu_memory_fraction", 0.9) / sharing
         stated = merged(stated, {"kv_cache_config": {"free_gpu_memory_fraction": fraction}})
     for key, name in _TRANSFER.items():
         if role is not None and key in phases:

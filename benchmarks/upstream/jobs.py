@@ -108,8 +108,8 @@ def _engine(**keys: Any) -> Job:
     return {"engine": keys}
 
 
-def _repository(**keys: Any) -> Job:
-    return {"repository": keys}
+def _kv_cache(**keys: Any) -> Job:
+    return {"kv_cache": keys}
 
 
 def _serve(**keys: Any) -> Job:
@@ -144,9 +144,9 @@ _SIZES = [
     _engine(dtype="bfloat16", max_input_len=2048),
 ]
 _CACHES = [
-    _repository(kv_cache_free_gpu_mem_fraction=0.75, kv_cache_reuse=False),
-    _repository(max_tokens_in_paged_kv_cache=200_000, kv_cache_host_memory_bytes=2**34, kv_cache_reuse=True),
-    _repository(max_attention_window_size=[4096, 4096, 32768], sink_token_length=4),
+    _kv_cache(free_gpu_memory_fraction=0.75, enable_block_reuse=False),
+    _kv_cache(max_tokens=200_000, host_cache_size=2**34, enable_block_reuse=True),
+    _kv_cache(max_attention_window=[4096, 4096, 32768], sink_token_length=4),
     _api(kv_cache_config={"dtype": "fp8", "tokens_per_block": 64, "event_buffer_max_size": 1024}),
     _api(kv_cache_config={"enable_partial_reuse": False, "copy_on_partial_reuse": False, "dtype": "auto"}),
     _api(kv_cache_config={"mamba_ssm_cache_dtype": "bfloat16", "secondary_offload_min_priority": 30}),
@@ -154,12 +154,12 @@ _CACHES = [
     _api(kv_cache_config={"max_gpu_total_bytes": 2**36, "onboard_blocks": False, "dtype": "nvfp4"}),
 ]
 _SCHEDULERS = [
-    _repository(batch_scheduler_policy="max_utilization"),
-    _repository(batch_scheduler_policy="guaranteed_no_evict", chunked_context=True),
+    _engine(capacity_scheduler_policy="max_utilization"),
+    _engine(capacity_scheduler_policy="guaranteed_no_evict", enable_chunked_prefill=True),
     _api(scheduler_config={"capacity_scheduler_policy": "STATIC_BATCH"}),
     _api(scheduler_config={"context_chunking_policy": "EQUAL_PROGRESS"}, enable_chunked_prefill=True),
     merged(
-        _repository(batch_scheduler_policy="max_utilization"),
+        _engine(capacity_scheduler_policy="max_utilization"),
         _api(
             scheduler_config={
                 "dynamic_batch_config": {
@@ -228,7 +228,7 @@ _ANSWERS = [
     _api(guided_decoding_backend="llguidance", num_postprocess_workers=4, stream_interval=10),
     _api(sampler_type="TorchSampler", gather_generation_logits=True, skip_tokenizer_init=False),
     _api(trust_remote_code=True, tokenizer_mode="slow", max_stats_len=10),
-    _repository(tokenizer="/models/tokenizer d'un autre"),
+    {"model": {"tokenizer": "/models/tokenizer d'un autre"}},
     _api(
         lora_config={"lora_target_modules": ["attn_q", "attn_v"], "max_lora_rank": 16, "max_loras": 2},
         peft_cache_config={"host_cache_size": 2**31, "device_cache_percent": 0.05},
@@ -259,8 +259,8 @@ _RUNTIME = [
 _SERVERS = [
     _serve(instances=3),
     _serve(door="none", openai="none"),
-    merged(_serve(instances=2, instances_per_gpu=2), _repository(kv_cache_free_gpu_mem_fraction=0.8)),
-    merged(_serve(frontend="triton"), _repository(decoupled=True)),
+    merged(_serve(instances=2, instances_per_gpu=2), _kv_cache(free_gpu_memory_fraction=0.8)),
+    merged(_serve(frontend="triton"), {"repository": {"decoupled": True}}),
     _serve(frontend="triton", door="none"),
     _phases({"servers": 1}, {"servers": 2}, kv_transfer="UCX", kv_transfer_tokens=8192),
     _phases(

@@ -31,6 +31,7 @@ PLAIN = merged(
     {
         "engine": {
             "tensor_parallel": 2,
+            "capacity_scheduler_policy": "max_utilization",
             "llm_api": {
                 "speculative_config": {
                     "decoding_type": "DraftTarget",
@@ -39,10 +40,7 @@ PLAIN = merged(
                 }
             },
         },
-        "repository": {
-            "batch_scheduler_policy": "max_utilization",
-            "max_attention_window_size": [4096, 8192],
-        },
+        "kv_cache": {"max_attention_window": [4096, 8192]},
     },
 )
 PHASES = {
@@ -207,7 +205,7 @@ def test_what_a_job_file_says_of_a_phase() -> None:
         BASE,
         {
             "engine": {"llm_api": {"kv_cache_config": {"dtype": "fp8"}, "stream_interval": 2}},
-            "repository": {"kv_cache_free_gpu_mem_fraction": 0.5, "kv_cache_reuse": False},
+            "kv_cache": {"free_gpu_memory_fraction": 0.5, "enable_block_reuse": False},
             "serve": {
                 "disaggregated": {
                     "kv_transfer": "UCX",

@@ -15,6 +15,7 @@ from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Model
+from trtllm_hpc.config.kv_cache import KvCache
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
 from trtllm_hpc.validation.load import load
@@ -34,6 +35,7 @@ OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
     *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command", "health_path"),
+    *("kv_cache", "repository", "max_attention_window"),
 )
 """Keys with a default that the reference backend does nothing with."""
 
@@ -60,10 +62,11 @@ def test_commented_values_in_the_job_file_are_the_defaults() -> None:
     # What has no default to show: it is one's own, or follows from other keys.
     own = "path|directory|certificate|nodes|memory_gib|memory_gib_per_node"
     following = (
-        "gpus|bls_instances|max_num_tokens|max_tokens_in_paged_kv_cache|kv_cache_free_gpu_mem_fraction"
+        "gpus|bls_instances|max_num_tokens|max_tokens|free_gpu_memory_fraction"
         "|minimum_instances|restarts|frontend|image"
     )
     text = re.sub(rf"(?m)^ *({own}|{following}): .*\n", "", text)
+    text = re.sub(r"(?m)^kv_cache:\n(?!  )", "", text)
     Path("all.yaml").write_text(text)
     job, every = load(Path("job.yaml"), "local").job, load(Path("all.yaml"), "local").job
     assert every == job
@@ -78,7 +81,7 @@ def test_the_job_file_for_tensorrt_llm_loads_and_names_every_key() -> None:
     text = Path("llama.yaml").read_text()
     job = load(Path("llama.yaml"), "pyxis", ["model.family=llama"]).job
     assert (job.name, job.engine.backend, job.engine.max_batch_size) == ("llama", "tensorrtllm", 64)
-    for section in (Model, Engine, Repository):
+    for section in (Model, Engine, KvCache, Repository):
         absent = [key for key in section.model_fields if not re.search(rf"(?m)[ #:,]{key}[:,]", text)]
         assert absent == (["synthetic"] if section is Model else [])
 

@@ -162,7 +162,7 @@ CASES = {
 0.16.0 t5 {$T5}
 0.16.0 bart {$T5}
 # Before 0.13 the encoder's cache is switched off in other words.
-0.12.0 t5 {$T5, kv_cache: paged}
+0.12.0 t5 {$T5, kv_cache_type: paged}
 # The prompt's length stands for the encoder's. An answer need not be longer than the prompt.
 0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 512, max_seq_len: 1024}
 0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 2048, encoder_decoder: true}
@@ -174,7 +174,7 @@ CASES = {
 # ModelType.DECODER_ONLY stands in the model.py of every release.
 0.16.0 t5 {$T5, backend: python}
 # What does not go with it.
-0.16.0 t5 {$T5, context_fmha: true, paged_context_fmha: true, repository: {chunked_context: true}}
+0.16.0 t5 {$T5, context_fmha: true, paged_context_fmha: true, enable_chunked_prefill: true}
 0.16.0 llama {encoder_decoder: true}
 # One engine alone would be built, and Triton's models take text.
 0.5.0 whisper {}
@@ -206,11 +206,11 @@ CASES = {
 # The release's own prompt length leaves no room for an answer.
 0.10.0 llama {max_seq_len: 1024}
 # A paged cache, and the logits.
-0.7.1 llama {kv_cache: paged}
-0.8.0 llama {kv_cache: paged}
-0.12.0 llama {kv_cache: paged}
-0.13.0 llama {kv_cache: paged, max_batch_size: 7}
-1.2.1 llama {kv_cache: paged}
+0.7.1 llama {kv_cache_type: paged}
+0.8.0 llama {kv_cache_type: paged}
+0.12.0 llama {kv_cache_type: paged}
+0.13.0 llama {kv_cache_type: paged, max_batch_size: 7}
+1.2.1 llama {kv_cache_type: paged}
 0.6.0 llama {gather_context_logits: true}
 0.7.1 llama {gather_context_logits: true}
 0.8.0 llama {gather_context_logits: true}
@@ -265,10 +265,10 @@ CASES = {
 # Keys and each other.
 0.16.0 llama {tensor_parallel: 8, moe_tensor_parallel: 2, moe_expert_parallel: 2}
 0.16.0 llama {tensor_parallel: 8, moe_expert_parallel: 3}
-0.16.0 llama {kv_cache: continuous}
+0.16.0 llama {kv_cache_type: continuous}
 0.16.0 llama {remove_input_padding: false}
-0.16.0 llama {repository: {kv_cache_reuse: true}}
-0.16.0 llama {repository: {chunked_context: true}}
+0.16.0 llama {kv_cache: {enable_block_reuse: true}}
+0.16.0 llama {enable_chunked_prefill: true}
 0.16.0 llama {repository: {decoding_mode: medusa}}
 0.16.0 llama {repository: {gpu_weights_percent: 0.5}}
 0.7.1 llama {repository: {batching_strategy: inflight_fused_batching}}
@@ -276,15 +276,15 @@ CASES = {
 # Engines that were built for it; from 0.17 on the cache is reused by default.
 0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}, repository: {decoding_mode: lookahead}}
 0.16.0 llama {weight_streaming: true, repository: {gpu_weights_percent: 0.5}}
-0.19.0 llama {kv_cache: continuous, repository: {batching_strategy: V1}}
-0.17.0 llama {repository: {kv_cache_reuse: true, chunked_context: true}}
-1.2.1 llama {repository: {kv_cache_reuse: true, chunked_context: true}}
-0.17.0 llama {paged_context_fmha: false, repository: {kv_cache_reuse: true}}
-1.2.1 llama {paged_context_fmha: false, repository: {kv_cache_reuse: true}}
+0.19.0 llama {kv_cache_type: continuous, repository: {batching_strategy: V1}}
+0.17.0 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
+1.2.1 llama {kv_cache: {enable_block_reuse: true}, enable_chunked_prefill: true}
+0.17.0 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}
+1.2.1 llama {paged_context_fmha: false, kv_cache: {enable_block_reuse: true}}
 """,
     "llm-api": """
 # Keys that it would lose without a word.
-1.0.0 llama {backend: pytorch, kv_cache: paged}
+1.0.0 llama {backend: pytorch, kv_cache_type: paged}
 1.0.0 llama {backend: pytorch, plugins: {gemm: float16}}
 1.0.0 llama {backend: pytorch, quantization: {tool: quantize}}
 1.0.0 llama {backend: pytorch, lora: {target_modules: [attn_q]}}
@@ -317,7 +317,7 @@ CASES = {
 1.2.1 llama {serve: {frontend: openai}}
 # Chunks of prompts are whole blocks of the KV cache.
 1.2.1 llama {backend: pytorch, max_num_tokens: 1160, llm_api: {enable_chunked_prefill: true}}
-1.2.1 llama {backend: pytorch, max_num_tokens: 20, repository: {chunked_context: true}}
+1.2.1 llama {backend: pytorch, max_num_tokens: 20, enable_chunked_prefill: true}
 1.2.1 llama {backend: pytorch, max_num_tokens: 96, llm_api: {$BLOCKS_OF_64}}
 1.2.1 llama {backend: pytorch, phases: {context: {max_num_tokens: 1160, max_seq_len: 4096, $CHUNKS}}}
 1.2.1 llama {backend: pytorch, max_num_tokens: 1160}
@@ -434,7 +434,7 @@ reference - {companion: {enabled: false, $WORKLOAD}}
 """,
     "reference": """
 # Keys of other backends.
-reference - {kv_cache: paged}
+reference - {kv_cache_type: paged}
 reference - {plugins: {gemm: float16}}
 reference - {quantization: {tool: quantize}}
 reference - {lora: {target_modules: [attn_q]}}
@@ -447,7 +447,7 @@ reference - {max_input_len: 512}
 reference - {max_seq_len: 16, max_input_len: 8, companion: {benchmark: null}}
 reference - {companion: {benchmark: {max_tokens: 512}}}
 reference - {max_num_tokens: 7}
-reference - {repository: {max_tokens_in_paged_kv_cache: 511}}
+reference - {kv_cache: {max_tokens: 511}}
 reference - {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3, $CACHE_OF_1583}
 reference - {serve: {time_limit_minutes: 10}}
 reference - {companion: {endpoint_timeout_seconds: 600}}
@@ -538,7 +538,7 @@ SHORT = {
     "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
     "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",
     "SMALL": "max_input_len: 256, max_seq_len: 512",
-    "CACHE_OF_1583": "repository: {max_tokens_in_paged_kv_cache: 1583}",
+    "CACHE_OF_1583": "kv_cache: {max_tokens: 1583}",
     "ONE": "name: tensorrt_llm, gpu_device_ids: [0, 1]",
     "CONTEXT": "context: {instances: [[0, 1]]}",
     "TWO": "instances: [[2, 3]]",
@@ -549,7 +549,7 @@ SHORT = {
     "phases: {context: {partition: a}, generation: {gpus_per_node: 2}}}",
 }
 """Keys that several lines share, by what stands for them after a dollar sign."""
-SECTIONS = ("repository", "serve", "build", "companion")
+SECTIONS = ("kv_cache", "repository", "serve", "build", "companion")
 
 
 def recorded() -> dict[str, str]:

@@ -67,7 +67,7 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "lora.storage_type": (lora(**TARGETS, adapters=["/adapters/a"], storage_type="bfloat16"),),
     "lora.directories": (lora(directories=["/adapters/a"]),),
     "lora.checkpoint_source": (lora(**TARGETS, checkpoint_source="nemo"),),
-    "kv_cache": ({"kv_cache": "paged"}, {"kv_cache": "continuous"}, {"kv_cache": "disabled"}),
+    "kv_cache_type": tuple({"kv_cache_type": each} for each in ("paged", "continuous", "disabled")),
     "plugins": tuple(
         {"plugins": {name: value}}
         for name in ("gpt_attention", "gemm")
@@ -134,6 +134,9 @@ ELSEWHERE = {
     "directory": "nothing is built",
     "encoder_decoder": "another family: test_encoder_decoder.py",
     "llm_api": "for backends without these programs",
+    **dict.fromkeys(
+        ("enable_chunked_prefill", "capacity_scheduler_policy"), "for the server, not for the build"
+    ),
     **{f"options.{role}": "test_raw_options.py" for role in (*RAW_ROLES, "lora")},
 }
 
@@ -162,7 +165,9 @@ def test_every_key_has_samples() -> None:
 def test_every_key_is_rendered_or_refused_with_a_release(release: Release, family: str) -> None:
     for key, samples in SAMPLES.items():
         for sample in samples:
-            repository = {"batching_strategy": "V1"} if key in ("kv_cache", "remove_input_padding") else {}
+            repository = (
+                {"batching_strategy": "V1"} if key in ("kv_cache_type", "remove_input_padding") else {}
+            )
             made = job(
                 release.version, family, engine={"max_input_len": 512, **sample}, repository=repository
             )

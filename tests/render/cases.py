@@ -149,9 +149,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                     "calibration_dataset": "/data/cnn dailymail",
                 },
                 "workers": 4,
+                "capacity_scheduler_policy": "max_utilization",
             },
             "build": {"gpus": 4},
-            "repository": {"kv_cache_reuse": True, "batch_scheduler_policy": "max_utilization"},
+            "kv_cache": {"enable_block_reuse": True},
             "serve": {"nodes": 2},
         },
         {
@@ -211,13 +212,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "orchestrator": (
         {
             "name": "two-copies",
+            "model": {"tokenizer": "/models/llama"},
             "engine": {
                 "backend": "tensorrtllm",
                 "directory": "/engines/llama tp2",
                 "tensor_parallel": 2,
             },
             "repository": {
-                "tokenizer": "/models/llama",
                 "models": [
                     {"name": "tensorrt_llm", "gpu_device_ids": [0, 1]},
                     {"name": "tensorrt_llm_2", "gpu_device_ids": [2, 3]},
@@ -313,7 +314,7 @@ _SIXTEEN_RANKS = {
         "tensor_parallel": 16,
         "llm_api": {"kv_cache_config": {"dtype": "fp8"}, "cuda_graph_config": None},
     },
-    "repository": {"kv_cache_free_gpu_mem_fraction": 0.85},
+    "kv_cache": {"free_gpu_memory_fraction": 0.85},
     "serve": {"nodes": 2},
 }
 _EXPERTS = {

@@ -120,8 +120,8 @@ def test_an_engine_for_other_nodes_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_paged_context_attention_is_reported_with_the_key_that_needs_it(engine: Path) -> None:
-    sentence = problem(engine, paged_context="repository.kv_cache_reuse")
-    assert sentence.startswith("repository.kv_cache_reuse needs an engine with paged")
+    sentence = problem(engine, paged_context="kv_cache.enable_block_reuse")
+    assert sentence.startswith("kv_cache.enable_block_reuse needs an engine with paged")
 
 
 def test_a_missing_tokenizer_is_refused(engine: Path, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Si
 @pytest.mark.thorough
 def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(site: Site) -> None:
     """A folder that only this machine lacks may be on the nodes, so the job is submitted."""
-    section = {"model": {"path": "/models/nowhere"}, "repository": {"tokenizer": str(site.model)}}
+    section = {"model": {"path": "/models/nowhere", "tokenizer": str(site.model)}}
     said, run = site.submit(site.job("no-model", **section, engine=TWO_RANKS), exit_code=ExitCode.START)
     assert "/models/nowhere/config.json cannot be read on" in said and "correct model.path" in said
     assert not list(run.ranks.glob("serve_*"))

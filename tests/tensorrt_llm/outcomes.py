@@ -160,7 +160,7 @@ MIGRATED = """
 {repository: {instances: 2}}
 # What has nothing to decide.
 {engine: {plugins: {gemm: auto}}}
-{engine: {kv_cache: paged}}
+{engine: {kv_cache_type: paged}}
 {engine: {options: {build: [--strip_plan]}}}
 {engine: {gather_context_logits: false}}
 {repository: {instances: 1}}

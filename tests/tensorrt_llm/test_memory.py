@@ -35,6 +35,7 @@ def planned(
     version: str | None = "0.16.0",
     gpu: str | None = "a100-80gb",
     gpus: int = 8,
+    kv_cache: dict[str, Any] | None = None,
     repository: dict[str, Any] | None = None,
     serve: dict[str, Any] | None = None,
     **engine: Any,
@@ -48,6 +49,7 @@ def planned(
             "name": "job",
             "model": {"path": "/models/m", "synthetic": None},
             "engine": engine,
+            "kv_cache": kv_cache or {},
             "repository": repository or {},
             "serve": serve or {},
         }
@@ -205,12 +207,12 @@ def test_what_fits_on_the_gpu() -> None:
 def test_the_share_is_smaller_before_release_0_8() -> None:
     assert planned(LLAMA_3_8B, version="0.7.1").fraction == 0.85
     assert planned(LLAMA_3_8B, version="0.8.0").fraction == 0.9
-    set_to_half = planned(LLAMA_3_8B, repository={"kv_cache_free_gpu_mem_fraction": 0.5})
+    set_to_half = planned(LLAMA_3_8B, kv_cache={"free_gpu_memory_fraction": 0.5})
     assert set_to_half.fraction == 0.5
 
 
 def test_the_key_for_tokens_bounds_the_cache() -> None:
-    room = planned(LLAMA_3_8B, repository={"max_tokens_in_paged_kv_cache": 10_000}).room
+    room = planned(LLAMA_3_8B, kv_cache={"max_tokens": 10_000}).room
     assert room.tokens == 10_000 and room.cache == 10_000 * 128 * 1024 and room.requests == 2
 
 
@@ -243,7 +245,7 @@ def test_a_model_too_large_for_a_node_is_spread_over_several() -> None:
 
 
 def test_not_one_request_fits() -> None:
-    plan = planned(LLAMA_3_8B, max_seq_len=8192, repository={"max_tokens_in_paged_kv_cache": 4096})
+    plan = planned(LLAMA_3_8B, max_seq_len=8192, kv_cache={"max_tokens": 4096})
     assert plan.verdict == "fail" and "one request takes 8192" in plan.sentence
     assert plan.remedy is not None and "lower engine.max_seq_len" in plan.remedy
 
@@ -268,8 +270,8 @@ def test_beams_multiply_a_request() -> None:
 
 
 def test_an_attention_window_bounds_a_request() -> None:
-    repository = {"max_attention_window_size": [1024, 2048]}
-    assert planned(LLAMA_3_8B, repository=repository).limits.request_tokens == 2048
+    kv_cache = {"max_attention_window": [1024, 2048]}
+    assert planned(LLAMA_3_8B, kv_cache=kv_cache).limits.request_tokens == 2048
 
 
 def test_without_the_gpu_s_memory_the_figures_of_the_model_are_told_all_the_same() -> None:

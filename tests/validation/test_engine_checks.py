@@ -184,8 +184,8 @@ def test_reuse_and_chunked_context_need_paged_context_attention(
     tmp_path: Path, build: dict[str, Any], plugins: dict[str, Any], state: str
 ) -> None:
     engine = read_engine(new_engine(tmp_path / "e", build=build, plugins=plugins))
-    found = paged_context(engine, "repository.kv_cache_reuse")
-    assert found.state == state and "repository.kv_cache_reuse" in found.message
+    found = paged_context(engine, "kv_cache.enable_block_reuse")
+    assert found.state == state and "kv_cache.enable_block_reuse" in found.message
 
 
 def test_shared_memory() -> None:

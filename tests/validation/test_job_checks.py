@@ -88,14 +88,15 @@ def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
     ("key", "check"),
     [
         ("engine.directory", "engine-folder"),
-        ("repository.tokenizer", "tokenizer"),
+        ("model.tokenizer", "tokenizer"),
     ],
 )
 def test_a_path_that_the_system_refuses_fails_by_its_key(checked: Checked, key: str, check: str) -> None:
     # Too long a name is refused to everybody; a closed folder would not be to root, who may run this.
     path = f"/{'x' * 300}"
     section, _, name = key.partition(".")
-    rows = checked(**{section: {name: path}})
+    given = {"path": "/models/absent", "family": "llama"} if section == "model" else {}
+    rows = checked(**{section: {**given, name: path}})
     assert [row.code for row in rows.values() if path in row.message and row.state == "fail"] == [check]
     outcome = rows[check]
     assert outcome.state == "fail" and outcome.message.startswith(f"{key}: {path}")
@@ -207,7 +208,7 @@ def test_prompts_longer_than_a_step(checked: Checked) -> None:
     engine = {"max_input_len": 2000, "max_num_tokens": 1000, "paged_context_fmha": True}
     outcome = checked(engine=engine)["prompt-steps"]
     assert outcome.state == "warn" and "prompts of more than 1000 tokens" in outcome.message
-    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    assert state(checked(engine={**engine, "enable_chunked_prefill": True}), "prompt-steps") == "ok"
     assert state(checked(engine={**engine, "max_num_tokens": 2000}), "prompt-steps") == "ok"
     assert "prompt-steps" not in checked()
     assert "engine.paged_context_fmha" in str(outcome.hint)
@@ -218,8 +219,8 @@ def test_prompts_longer_than_a_step_without_an_engine(checked: Checked) -> None:
     lengths = {"max_input_len": 2000, "max_num_tokens": 1000, "max_seq_len": None}
     engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", **lengths}
     outcome = checked(engine=engine)["prompt-steps"]
-    assert outcome.hint == "raise engine.max_num_tokens, or set repository.chunked_context"
-    assert state(checked(engine=engine, repository={"chunked_context": True}), "prompt-steps") == "ok"
+    assert outcome.hint == "raise engine.max_num_tokens, or set engine.enable_chunked_prefill"
+    assert state(checked(engine={**engine, "enable_chunked_prefill": True}), "prompt-steps") == "ok"
     chunked = {**engine, "llm_api": {"enable_chunked_prefill": True}}
     assert state(checked(engine=chunked), "prompt-steps") == "ok"
 
@@ -288,8 +289,12 @@ def test_an_engine_for_other_nodes(context: Callable[..., Context], tmp_path: Pa
         ({"engine": {"gather_generation_logits": True}}, "engine-logits", "gather_generation_logits"),
         ({"companion": {"request": {"context_logits": True}}}, "engine-logits", "asks for context_logits"),
         ({"companion": {"request": {"lora": {"directory": "/a"}}}}, "engine-lora", "without --lora_plugin"),
-        ({"repository": {"kv_cache_reuse": True}}, "paged-context", "repository.kv_cache_reuse needs"),
-        ({"repository": {"chunked_context": True}}, "paged-context", "repository.chunked_context needs"),
+        ({"kv_cache": {"enable_block_reuse": True}}, "paged-context", "kv_cache.enable_block_reuse needs"),
+        (
+            {"engine": {"enable_chunked_prefill": True}},
+            "paged-context",
+            "engine.enable_chunked_prefill needs",
+        ),
         (
             {
                 "engine": {"max_seq_len": None},
@@ -318,6 +323,6 @@ def test_an_engine_that_takes_adapters(checked: Checked, tmp_path: Path) -> None
 def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:
     engine = new_engine(tmp_path / "paged", plugins={"use_paged_context_fmha": True})
     rows = checked(
-        engine={"directory": str(engine), "tensor_parallel": 4}, repository={"kv_cache_reuse": True}
+        engine={"directory": str(engine), "tensor_parallel": 4}, kv_cache={"enable_block_reuse": True}
     )
     assert state(rows, "paged-context") == "ok"

@@ -144,8 +144,8 @@ def test_config_json_tells_the_family(files: Folder) -> None:
 
 
 def test_a_finished_engine_needs_nothing_of_that(files: Folder) -> None:
-    engine = "  directory: /engines/one\nrepository: {tokenizer: /models/llama}\n"
-    files.load(trt("0.16.0", engine, model=""))
+    engine = "  directory: /engines/one\n"
+    files.load(trt("0.16.0", engine, model="model: {tokenizer: /models/llama}\n"))
 
 
 def test_keys_for_an_unknown_release_are_passed_on(files: Folder) -> None:

@@ -10,7 +10,6 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
@@ -90,6 +89,8 @@ class Backend:
     """Keys of ``engine`` that have an effect; ``None``: every key."""
     repository_keys: tuple[str, ...] | None = None
     """Keys of ``repository`` that have an effect; ``None``: what the release's templates have."""
+    kv_cache_keys: tuple[str, ...] | None = None
+    """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
     memory: MemoryModel | None = MemoryModel()
     """How the memory planner estimates buffers and the KV cache; ``None``: it cannot."""
 
@@ -172,7 +173,7 @@ class Backend:
 
     def tokenizer(self, job: JobFile) -> str | None:
         """Return the folder of the tokenizer; ``None``: what is loaded brings its own, or none is named."""
-        return job.repository.tokenizer or job.model.path
+        return job.model.tokenizer or job.model.path
 
     def paged_context_key(self, job: JobFile) -> str | None:
         """Return the key that needs an engine with attention over a paged cache for prompts too."""
@@ -180,7 +181,7 @@ class Backend:
 
     def chunking_key(self) -> str:
         """Return the keys by which long prompts are computed in parts; empty: always."""
-        return "repository.chunked_context"
+        return "engine.enable_chunked_prefill"
 
     def streams(self, job: JobFile) -> bool:
         """Return whether answers can be streamed."""
@@ -298,14 +299,18 @@ def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diag
             yield in_job("conflict", key, f"is set, but {why}", hint, setting)
 
 
-def repository_keys_have_an_effect(job: JobFile, keys: Collection[str], what: str, hint: str) -> Diagnostics:
-    """Yield the keys of ``repository`` that are set and have no effect on ``what``."""
-    for key, model_field in Repository.model_fields.items():
-        value = getattr(job.repository, key)
+def section_has_an_effect(
+    job: JobFile, section: str, keys: Collection[str], what: str, hint: str
+) -> Diagnostics:
+    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``."""
+    values = getattr(job, section)
+    given = values.model_fields_set  # raises where the section itself is a wrong value
+    for key, model_field in type(values).model_fields.items():
+        value = getattr(values, key) if key in given else None
         default = model_field.get_default(call_default_factory=True)
         if value is not None and value != default and key not in keys:
             message = f"{key} has no effect on {what}"
-            yield in_job("conflict", f"repository.{key}", message, hint, value)
+            yield in_job("conflict", f"{section}.{key}", message, hint, value)
 
 
 def leaves(key: str, value: Any) -> list[tuple[str, Any]]:

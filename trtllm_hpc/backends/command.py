@@ -14,7 +14,7 @@ from trtllm_hpc.backends.base import (
     Rule,
     ServerPlan,
     keys_have_an_effect,
-    repository_keys_have_an_effect,
+    section_has_an_effect,
 )
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
@@ -36,7 +36,7 @@ PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
 _ENGINE_KEYS = (
     *("backend", "tensor_parallel", "pipeline_parallel", "max_input_len", "max_seq_len", "max_batch_size"),
 )
-_REPOSITORY_KEYS = ("tokenizer", "models")
+_REPOSITORY_KEYS = ("models",)
 
 
 class Command(Backend):
@@ -45,6 +45,7 @@ class Command(Backend):
     name = "command"
     engine_keys = _ENGINE_KEYS
     repository_keys = _REPOSITORY_KEYS
+    kv_cache_keys = ()
     memory = None
     uses_mpi = False
     program = "server"
@@ -68,7 +69,7 @@ class Command(Backend):
             leader=expand(job.serve.command, values),
             worker=None if worker is None else expand(worker, values),
             model=job.model.path,
-            tokenizer=job.repository.tokenizer,
+            tokenizer=job.model.tokenizer,
             health=job.serve.health_path,
             generate=None,
         )
@@ -166,4 +167,5 @@ def command_keys(facts: JobFacts) -> Diagnostics:
     why = "serve.command has the server's own options"
     yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why)
     what, hint = "the backend command", "remove it, and write the server's own option into serve.command"
-    yield from repository_keys_have_an_effect(facts.job, _REPOSITORY_KEYS, what, hint)
+    yield from section_has_an_effect(facts.job, "repository", _REPOSITORY_KEYS, what, hint)
+    yield from section_has_an_effect(facts.job, "kv_cache", (), what, hint)

@@ -75,9 +75,9 @@ class EngineBackend(Backend):
 
     def paged_context_key(self, job: JobFile) -> str | None:
         """Return the key that reuses the KV cache, or computes prompts in parts."""
-        if job.repository.kv_cache_reuse:
-            return "repository.kv_cache_reuse"
-        return "repository.chunked_context" if job.repository.chunked_context else None
+        if job.kv_cache.enable_block_reuse:
+            return "kv_cache.enable_block_reuse"
+        return "engine.enable_chunked_prefill" if job.engine.enable_chunked_prefill else None
 
     def chunking_key(self) -> str:
         """Return the key of the engine, too."""

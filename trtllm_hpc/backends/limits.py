@@ -17,7 +17,7 @@ def longest_prompt(job: JobFile) -> int | None:
 
 def is_chunked(job: JobFile) -> bool:
     """Return whether prompts longer than ``max_num_tokens`` are computed in chunks."""
-    return bool(job.engine.llm_api.get("enable_chunked_prefill", job.repository.chunked_context))
+    return bool(job.engine.llm_api.get("enable_chunked_prefill", job.engine.enable_chunked_prefill))
 
 
 def num_tokens(engine: Engine) -> int:

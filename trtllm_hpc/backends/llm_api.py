@@ -36,6 +36,7 @@ class PyTorchBackend(Backend):
     release_use = "nearest"
     engine_keys = rules.ENGINE_KEYS
     repository_keys = rules.REPOSITORY_KEYS
+    kv_cache_keys = rules.KV_CACHE_KEYS
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the LLM API."""
@@ -127,20 +128,20 @@ def pytorch_arguments(job: JobFile, paths: RunPaths) -> dict[str, Any]:
     if model is None:
         raise RenderError("The LLM API loads the model itself, and none is named.", hint="set model.path")
     dtype = None if engine.dtype == "auto" else engine.dtype
-    own = {"model": model, "tokenizer": job.repository.tokenizer, "backend": "pytorch", "dtype": dtype}
+    own = {"model": model, "tokenizer": job.model.tokenizer, "backend": "pytorch", "dtype": dtype}
     return given({**own, **arguments(job)})
 
 
 def arguments(job: JobFile) -> dict[str, Any]:
     """Return the arguments of the LLM API that do not depend on what is loaded."""
-    engine, keys = job.engine, job.repository
-    policy = keys.batch_scheduler_policy
+    engine, keys = job.engine, job.kv_cache
+    policy = engine.capacity_scheduler_policy
     cache = {
         "free_gpu_memory_fraction": job.kv_cache_fraction,
-        "max_tokens": keys.max_tokens_in_paged_kv_cache,
-        "enable_block_reuse": keys.kv_cache_reuse,
-        "host_cache_size": keys.kv_cache_host_memory_bytes,
-        "max_attention_window": keys.max_attention_window_size,
+        "max_tokens": keys.max_tokens,
+        "enable_block_reuse": keys.enable_block_reuse,
+        "host_cache_size": keys.host_cache_size,
+        "max_attention_window": keys.max_attention_window,
         "sink_token_length": keys.sink_token_length,
     }
     return {
@@ -154,7 +155,7 @@ def arguments(job: JobFile) -> dict[str, Any]:
         "max_seq_len": engine.max_seq_len,
         "max_num_tokens": engine.max_num_tokens,
         "max_beam_width": engine.max_beam_width,
-        "enable_chunked_prefill": keys.chunked_context,
+        "enable_chunked_prefill": engine.enable_chunked_prefill,
         "scheduler_config": {"capacity_scheduler_policy": policy.upper()} if policy is not None else None,
         "kv_cache_config": given(cache),
     }

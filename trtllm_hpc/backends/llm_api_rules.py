@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trtllm_hpc.backends import checkpoint
-from trtllm_hpc.backends.base import keys_have_an_effect, leaves, repository_keys_have_an_effect
+from trtllm_hpc.backends.base import keys_have_an_effect, leaves, section_has_an_effect
 from trtllm_hpc.backends.limits import block_tokens, is_chunked, num_tokens
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
@@ -25,25 +25,29 @@ ENGINE_KEYS = (
     *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
     *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
     *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
+    *("enable_chunked_prefill", "capacity_scheduler_policy"),
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
 REPOSITORY_KEYS = (
-    *("decoupled", "tokenizer", "batch_scheduler_policy", "chunked_context"),
-    *("kv_cache_free_gpu_mem_fraction", "kv_cache_host_memory_bytes", "kv_cache_reuse"),
-    *("max_attention_window_size", "max_tokens_in_paged_kv_cache", "sink_token_length"),
+    "decoupled",
     # Other rules have better sentences about these.
     *("models", "parameters", "instances"),
 )
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
-    "tokenizer": "repository.tokenizer",
+    "tokenizer": "model.tokenizer",
     "backend": "engine.backend",
     "tensor_parallel_size": "engine.tensor_parallel",
     "pipeline_parallel_size": "engine.pipeline_parallel",
     "context_parallel_size": "engine.context_parallel",
 }
 """Arguments that the plan decides by: the job's ranks and mounts follow from their keys."""
+
+KV_CACHE_KEYS = (
+    *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
+    *("max_attention_window", "sink_token_length"),
+)
 
 
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
@@ -60,7 +64,8 @@ def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
     """Keys for upstream's model repository have no effect on the LLM API."""
     job = facts.job
     hint = "remove it; further arguments of LLM() go into engine.llm_api"
-    yield from repository_keys_have_an_effect(job, REPOSITORY_KEYS, "the LLM API", hint)
+    yield from section_has_an_effect(job, "repository", REPOSITORY_KEYS, "the LLM API", hint)
+    yield from section_has_an_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
     if job.repository.instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
         hint = "set it to 1, and submit the job once for each instance"

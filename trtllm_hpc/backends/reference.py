@@ -17,7 +17,7 @@ from trtllm_hpc.backends.base import (
     ServedEngine,
     TritonBackend,
     keys_have_an_effect,
-    repository_keys_have_an_effect,
+    section_has_an_effect,
 )
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
@@ -77,9 +77,9 @@ _KEYS = (
 """Of ``engine``; a rule of its own accepts two of them at 1 only."""
 _REPOSITORY_KEYS = (
     *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
-    *("accumulate_tokens", "kv_cache_free_gpu_mem_fraction", "max_queue_size"),
-    *("max_tokens_in_paged_kv_cache", "models"),
+    *("accumulate_tokens", "max_queue_size", "models"),
 )
+_KV_CACHE_KEYS = ("max_tokens", "free_gpu_memory_fraction")
 
 
 def reference_keys(facts: JobFacts) -> Diagnostics:
@@ -87,7 +87,8 @@ def reference_keys(facts: JobFacts) -> Diagnostics:
     job = facts.job
     yield from keys_have_an_effect(job.engine, _KEYS, "the reference backend has no such thing")
     what = "the backend reference"
-    yield from repository_keys_have_an_effect(job, _REPOSITORY_KEYS, what, "remove it")
+    yield from section_has_an_effect(job, "repository", _REPOSITORY_KEYS, what, "remove it")
+    yield from section_has_an_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
 
 
 def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
@@ -107,6 +108,7 @@ class Reference(TritonBackend):
     has_engine = True
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
+    kv_cache_keys = _KV_CACHE_KEYS
     # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
 
@@ -159,7 +161,7 @@ class Reference(TritonBackend):
             # Triton's parameters are strings, and an empty one has its default.
             "accumulate_tokens": str(values.accumulate_tokens).lower(),
             "max_queue_size": str(values.max_queue_size),
-            "max_tokens_in_paged_kv_cache": str(values.max_tokens_in_paged_kv_cache or ""),
+            "max_tokens_in_paged_kv_cache": str(job.kv_cache.max_tokens or ""),
             "kv_cache_free_gpu_mem_fraction": str(job.kv_cache_fraction or KV_CACHE_FRACTION),
         }
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import click
 
 from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.config.renamed import RENAMED
 from trtllm_hpc.config.schemas import schemas
 
 
 @click.command("schema")
 @click.argument("words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: [*schemas()]))
-def command(words: tuple[str, ...]) -> None:
+@click.option(
+    "--renamed", is_flag=True, help="Print the keys of job files that have new names: old, tab, new."
+)
+def command(words: tuple[str, ...], renamed: bool) -> None:
     """Print the JSON Schema NAME; without NAME, list them.
 
     'job' and 'cluster' are those of job files and cluster profiles, for editors.
@@ -22,7 +26,11 @@ def command(words: tuple[str, ...]) -> None:
     Examples:
       trtllm-hpc schema job > job.schema.json
       trtllm-hpc schema bench compare
+      trtllm-hpc schema --renamed
     """
+    if renamed:
+        click.echo("\n".join(f"{old}\t{new}" for old, new in RENAMED.items()))
+        return
     known, name = schemas(), "-".join(words)
     if not words:
         click.echo("\n".join(known))

@@ -175,6 +175,10 @@ class Engine(Section):
     max_encoder_input_len: TokenCount | None = None
     max_prompt_embedding_table_size: TokenCount | None = None
     """Virtual tokens of prompt tuning, or of images."""
+    enable_chunked_prefill: bool | None = None
+    """Compute long prompts in chunks; an engine needs ``paged_context_fmha``."""
+    capacity_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
+    """Whether a request starts only if the KV cache has room for its longest answer."""
     tokens_per_block: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Tokens in a block of the KV cache."""
     gather_context_logits: bool = False
@@ -185,7 +189,7 @@ class Engine(Section):
     """Highest rank of the LoRA adapters that a request may name; 0 builds without LoRA."""
     lora: Lora = Field(default_factory=Lora)
 
-    kv_cache: Literal["paged", "continuous", "disabled"] | None = None
+    kv_cache_type: Literal["paged", "continuous", "disabled"] | None = None
     inflight_batching: bool | None = None
     """``build.py``'s switch; without it, releases before 0.8 use V1 batching."""
     remove_input_padding: bool | None = None

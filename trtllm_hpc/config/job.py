@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
+from trtllm_hpc.config.kv_cache import KvCache
 from trtllm_hpc.config.lora import LoraAdapter
 from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.config.types import (
@@ -36,6 +37,8 @@ class Model(Section):
     ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
+    tokenizer: AbsolutePath | None = None
+    """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None
     """Folder of upstream's examples that converts it, e.g. ``llama``; ``None``: from its ``config.json``."""
 
@@ -238,6 +241,7 @@ class JobFile(Section):
     model: Model = Field(default_factory=Model)
     engine: Engine = Field(default_factory=Engine)
     build: Build = Field(default_factory=Build)
+    kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
     serve: Serve = Field(default_factory=Serve)
     companion: Companion = Field(default_factory=Companion)
@@ -245,7 +249,7 @@ class JobFile(Section):
     @property
     def kv_cache_fraction(self) -> float | None:
         """Share of the free GPU memory for one instance's KV cache; ``None``: the backend's default."""
-        asked, sharing = self.repository.kv_cache_free_gpu_mem_fraction, self.serve.instances_per_gpu
+        asked, sharing = self.kv_cache.free_gpu_memory_fraction, self.serve.instances_per_gpu
         return asked if sharing == 1 else (asked or KV_CACHE_FRACTION) / sharing
 
     @property

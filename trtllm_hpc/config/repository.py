@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section
 
-Fraction = Annotated[float, Field(gt=0, le=1)]
 DecodingMode = Literal[
     "top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"
 ]
@@ -48,8 +47,6 @@ class Repository(Section):
     """
     models: list[ModelCopy] = Field(default_factory=list)
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
-    tokenizer: AbsolutePath | None = None
-    """Folder of the tokenizer; ``None``: the model's folder."""
     tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
     """The tokenizer's class; only for releases before 0.9."""
     add_special_tokens: bool | None = None
@@ -62,30 +59,12 @@ class Repository(Section):
     batching_strategy: Literal["V1", "inflight_batching", "inflight_fused_batching"] = (
         "inflight_fused_batching"
     )
-    batch_scheduler_policy: Literal["guaranteed_no_evict", "max_utilization"] | None = None
     max_queue_delay_microseconds: Annotated[int, Field(ge=0, le=60_000_000)] = 0
     max_queue_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Requests that may wait for a place in the batch; any more are refused. 0: no limit."""
     enable_trt_overlap: bool | None = None
     """Overlap two half batches; only for releases before 0.10."""
 
-    max_tokens_in_paged_kv_cache: TokenCount | None = None
-    """Size of the KV cache in tokens; ``None``: as much as the memory, or a full batch, allows."""
-    kv_cache_free_gpu_mem_fraction: Fraction | None = None
-    """The KV cache's share of the GPU memory that is free after loading.
-
-    ``None`` is the release's default: 0.9, before 0.8 it was 0.85.
-    """
-    kv_cache_reuse: bool | None = None
-    """Reuse the KV cache of a common prompt prefix; needs ``engine.paged_context_fmha``."""
-    chunked_context: bool | None = None
-    """Compute long prompts in chunks; needs ``engine.paged_context_fmha``."""
-    kv_cache_host_memory_bytes: Annotated[int, Field(ge=0)] | None = None
-    max_attention_window_size: list[TokenCount] | None = None
-    """Attention window in tokens: one number for all layers, or one for each."""
-    sink_token_length: Annotated[int, Field(ge=0)] | None = None
-    cross_kv_cache_fraction: Fraction | None = None
-    """Share of the KV cache for the encoder's output."""
     gpu_weights_percent: Annotated[float, Field(ge=0, le=1)] | None = None
     """Share of the weights that stays on the GPU; needs ``engine.weight_streaming``."""
     gpu_device_ids: GpuIds | None = None

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from pydantic import BaseModel, ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
+from trtllm_hpc.config.renamed import RENAMED
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section
 from trtllm_hpc.errors import Diagnostic
@@ -127,6 +128,11 @@ def _bad_text(
 
 
 def _unknown_key(model: type[Section], tree: Node, path: Path) -> Diagnostic:
+    new_name = RENAMED.get(".".join(map(str, path)))
+    if new_name is not None:
+        hint = f"write {new_name}; trtllm-hpc schema --renamed lists all new names"
+        value = tree.nearest(path).plain()
+        return tree.diagnostic("renamed-key", path, f"is now {new_name}", value=value, hint=hint)
     section, key = section_at(model, path[:-1]), str(path[-1])
     known = tuple(section.model_fields) if section is not None else ()
     guess = _guess(model, section, key)

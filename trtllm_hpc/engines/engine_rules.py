@@ -22,9 +22,9 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
         return
     engine = job.engine
     hint = "leave it out, or set repository.batching_strategy to V1"
-    if engine.kv_cache in ("continuous", "disabled"):
-        message = f"a KV cache that is {engine.kv_cache} rules out {job.repository.batching_strategy}"
-        yield in_job("conflict", "engine.kv_cache", message, hint, engine.kv_cache)
+    if engine.kv_cache_type in ("continuous", "disabled"):
+        message = f"a KV cache that is {engine.kv_cache_type} rules out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.kv_cache_type", message, hint, engine.kv_cache_type)
     if engine.remove_input_padding is False:
         message = f"padded prompts rule out {job.repository.batching_strategy}"
         yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
@@ -62,12 +62,13 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
     job, toolchain = facts.job, facts.toolchain
     if toolchain is None or _is_paged(job, toolchain):
         return
-    for key in ("kv_cache_reuse", "chunked_context"):
-        if getattr(job.repository, key):
-            message = "needs an engine whose prompts are computed over the paged KV cache"
-            yield in_job(
-                "conflict", f"repository.{key}", message, "set engine.paged_context_fmha to true", True
-            )
+    wanted = {
+        "kv_cache.enable_block_reuse": job.kv_cache.enable_block_reuse,
+        "engine.enable_chunked_prefill": job.engine.enable_chunked_prefill,
+    }
+    for key in (key for key, is_wanted in wanted.items() if is_wanted):
+        message = "needs an engine whose prompts are computed over the paged KV cache"
+        yield in_job("conflict", key, message, "set engine.paged_context_fmha to true", True)
 
 
 def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
@@ -99,9 +100,9 @@ def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
     if job.engine.backend == "python":
         message = "Triton's Python backend loads decoders only, and the model has an encoder too"
         yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
-    if job.repository.chunked_context:
+    if job.engine.enable_chunked_prefill:
         message = "encoder-decoder models do not run with chunked context"
-        yield in_job("conflict", "repository.chunked_context", message, "remove it", True)
+        yield in_job("conflict", "engine.enable_chunked_prefill", message, "remove it", True)
     if job.engine.context_fmha and family.context_fmha is False:
         message = f"fused attention cannot compute {family.name}, whose attention has a position bias"
         yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)

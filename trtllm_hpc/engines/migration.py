@@ -195,13 +195,13 @@ def _speculation(edited: EditedText, job: JobFile) -> Iterator[Change]:
 
 
 def _kv_cache(edited: EditedText, job: JobFile) -> Iterator[Change]:
-    if not edited.has(("engine", "kv_cache")):
+    if not edited.has(("engine", "kv_cache_type")):
         return
-    edited.remove(("engine", "kv_cache"))
-    if job.engine.kv_cache in (None, "paged"):
-        yield Change("dropped", "engine.kv_cache", None, "it is always paged")
+    edited.remove(("engine", "kv_cache_type"))
+    if job.engine.kv_cache_type in (None, "paged"):
+        yield Change("dropped", "engine.kv_cache_type", None, "it is always paged")
     else:
-        yield Change("lost", "engine.kv_cache", None, "the KV cache is always paged", None)
+        yield Change("lost", "engine.kv_cache_type", None, "the KV cache is always paged", None)
 
 
 def _by_rules(edited: EditedText, job: JobFile) -> Iterator[Change]:

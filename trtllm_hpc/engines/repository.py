@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.engines.build_steps import GENERATION_STEP
 from trtllm_hpc.engines.facts import EngineFacts, generation_of
-from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, as_words, settable
+from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, as_words, settable, value_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
@@ -97,7 +97,7 @@ class _Recipes:
 
     def _text_models(self) -> list[ModelRecipe]:
         keys = self.job.repository
-        tokenizer = keys.tokenizer or self.job.model.path
+        tokenizer = self.job.model.tokenizer or self.job.model.path
         models = []
         for model in ("preprocessing", "postprocessing"):
             instances = getattr(keys, f"{model}_instances")
@@ -124,12 +124,12 @@ class _Recipes:
         }
         if self.has_encoder:
             chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
-            fraction = job.repository.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
+            fraction = job.kv_cache.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
             chosen["cross_kv_cache_fraction"] = fraction
         if job.kv_cache_fraction is not None:
             chosen["kv_cache_free_gpu_mem_fraction"] = job.kv_cache_fraction
         if job.repository.guided_decoding_backend is not None and job.engine.backend == "python":
-            chosen["tokenizer_dir"] = job.repository.tokenizer or job.model.path
+            chosen["tokenizer_dir"] = job.model.tokenizer or job.model.path
         if copy.gpu_device_ids is not None:
             chosen["gpu_device_ids"] = copy.gpu_device_ids
         edits = ModelEdits(
@@ -158,7 +158,7 @@ class _Recipes:
     def _from_keys(self, model: str) -> dict[str, Value | None]:
         chosen: dict[str, Value | None] = {}
         for key, places in KEYS.items():
-            value = getattr(self.job.repository, key)
+            value = value_of(self.job, key)
             if value is not None:
                 chosen |= {name: as_words(value) for owner, name in places if owner == model}
         return chosen

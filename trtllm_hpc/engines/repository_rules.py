@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
-from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, PLANNED, as_words, settable
+from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
@@ -21,40 +20,40 @@ def no_llm_api(facts: EngineFacts) -> Diagnostics:
 
 
 def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
-    """A key of ``repository`` is a placeholder, or a parameter, of the release's templates."""
+    """A key for upstream's templates is a placeholder, or a parameter, of the release's templates."""
     job, release = facts.job, facts.release
     if release is None:
         return
     for key, places in KEYS.items():
-        value = getattr(job.repository, key)
-        if value is None or value == Repository.model_fields[key].default:
+        value = value_of(job, key)
+        if value is None or value == default_of(key):
             continue
         here = [settable(release, model)[name] for model, name in places if name in settable(release, model)]
         if not here:
             message = f"TensorRT-LLM {release.version} has no {places[0][1]}{_history(release, *places[0])}"
-            yield in_job("conflict", f"repository.{key}", message, "remove it, or use another release", value)
+            yield in_job("conflict", key, message, "remove it, or use another release", value)
         elif misfit := here[0].misfit(as_words(value)):
             message = f"{misfit} in TensorRT-LLM {release.version}"
-            yield in_job("bad-value", f"repository.{key}", message, "choose another value", value)
+            yield in_job("bad-value", key, message, "choose another value", value)
 
 
 def one_window_before_lists(facts: EngineFacts) -> Diagnostics:
     """Only releases from 0.13 on take an attention window for each layer."""
-    release, windows = facts.release, facts.job.repository.max_attention_window_size
+    release, windows = facts.release, facts.job.kv_cache.max_attention_window
     if release is None or windows is None or len(windows) < 2:
         return
     if not release.at_least("0.13.0"):
         message = f"TensorRT-LLM {release.version} takes one window for all layers; lists came with 0.13.0"
-        field = "repository.max_attention_window_size"
+        field = "kv_cache.max_attention_window"
         yield in_job("conflict", field, message, "leave one number in the list", windows)
 
 
 def repository_has_tokenizer(facts: EngineFacts) -> Diagnostics:
     """Pre- and postprocessing do not load without a tokenizer."""
     job = facts.job
-    if job.repository.tokenizer is None and job.model.path is None:
+    if job.model.tokenizer is None and job.model.path is None:
         message = "neither a tokenizer nor a model with one is named"
-        yield in_job("missing", "repository.tokenizer", message, "name the tokenizer's folder")
+        yield in_job("missing", "model.tokenizer", message, "name the tokenizer's folder")
 
 
 def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:

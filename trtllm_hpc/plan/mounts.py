@@ -41,7 +41,7 @@ def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
         "engine.quantization.calibration_dataset": [engine.quantization.calibration_dataset],
         "engine.quantization.checkpoint": [engine.quantization.checkpoint],
         "engine.speculative.model": [speculative.model] if speculative is not None else [],
-        "repository.tokenizer": [repository.tokenizer],
+        "model.tokenizer": [job.model.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,
         "engine.lora.directories": engine.lora.directories,
         "repository.models": [copy.engine for copy in repository.models],

@@ -208,7 +208,7 @@ def steps(context: Context) -> Diagnostic | None:
     longest, step = engine.max_input_len, engine.max_num_tokens
     if longest is None or step is None:
         return None
-    in_parts = engine.llm_api.get("enable_chunked_prefill", context.job.repository.chunked_context)
+    in_parts = engine.llm_api.get("enable_chunked_prefill", context.job.engine.enable_chunked_prefill)
     if longest <= step or in_parts:
         return ok("prompts fit into a step, or are computed in parts")
     return warn(
@@ -265,7 +265,7 @@ def tokenizer(context: Context) -> Diagnostic | None:
     if path is None:
         return fail(
             "no tokenizer is named, and an engine has none",
-            "set repository.tokenizer to a folder with the model's tokenizer",
+            "set model.tokenizer to a folder with the model's tokenizer",
         )
     folder = context.path_here(path)
     if not folder.is_dir():

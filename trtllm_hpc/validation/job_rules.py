@@ -55,7 +55,7 @@ def steps_hold_a_batch(job: JobFile) -> Diagnostics:
 
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
-    budget, longest = job.repository.max_tokens_in_paged_kv_cache, job.engine.longest_request
+    budget, longest = job.kv_cache.max_tokens, job.engine.longest_request
     if budget is not None and longest is not None and budget < longest:
         beams = "" if job.engine.max_beam_width in (None, 1) else f" and {job.engine.max_beam_width} beams"
         message = (
@@ -63,7 +63,7 @@ def cache_holds_a_request(job: JobFile) -> Diagnostics:
             f"{job.engine.max_seq_len}{beams}: in whole blocks it takes {longest}"
         )
         hint = f"set it to {longest} or more, or lower engine.max_seq_len"
-        yield in_job("conflict", "repository.max_tokens_in_paged_kv_cache", message, hint, budget)
+        yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
 
 
 def answers_fit(job: JobFile) -> Diagnostics:

@@ -57,9 +57,8 @@ def test_the_jobs_first_step_makes_the_repository(tmp_path: Path, engine: Path) 
     site = {"name": "site", "scheduler": "local", "container": container, "triton": {"server": "pytriton"}}
     job = {
         "name": "upstream",
-        "model": {"path": None, "synthetic": None},
+        "model": {"path": None, "synthetic": None, "tokenizer": str(engine)},
         "engine": {"backend": "python", "directory": str(engine), "max_batch_size": 8},
-        "repository": {"tokenizer": str(engine)},
         "serve": {"time_limit_minutes": 5, "ready_timeout_seconds": 60},
         "companion": {"enabled": False},
     }

@@ -23,41 +23,61 @@ RELEASES = [release.version for release in releases()]
 
 # Values that no default has: model, where it arrives, and as what.
 VALUES: dict[str, tuple[Any, str, str, str]] = {
-    "decoupled": (True, "tensorrt_llm", "decoupled", "True"),
-    "tokenizer": ("/t, o: k", "postprocessing", "tokenizer_dir", "/t, o: k"),
-    "tokenizer_type": ("llama", "preprocessing", "tokenizer_type", "llama"),
-    "add_special_tokens": (False, "preprocessing", "add_special_tokens", "false"),
-    "skip_special_tokens": (False, "postprocessing", "skip_special_tokens", "false"),
-    "accumulate_tokens": (True, "tensorrt_llm_bls", "accumulate_tokens", "true"),
-    "max_queue_delay_microseconds": (77, "tensorrt_llm", "max_queue_delay_microseconds", "77"),
-    "max_queue_size": (88, "tensorrt_llm", "max_queue_size", "88"),
-    "kv_cache_reuse": (True, "tensorrt_llm", "enable_kv_cache_reuse", "true"),
-    "chunked_context": (True, "tensorrt_llm", "enable_chunked_context", "true"),
-    "max_attention_window_size": ([99], "tensorrt_llm", "max_(attention_window_size|kv_cache_length)", "99"),
-    "logits_datatype": ("TYPE_FP16", "tensorrt_llm", "context_logits", "10"),
-    "prompt_embedding_table_data_type": ("TYPE_BF16", "tensorrt_llm", "prompt_embedding_table", "14"),
-    "encoder_input_features_data_type": ("TYPE_BF16", "tensorrt_llm", "encoder_input_features", "14"),
-    "batching_strategy": ("inflight_batching", "tensorrt_llm", "gpt_model_type", "inflight_batching"),
-    "batch_scheduler_policy": (
+    "repository.decoupled": (True, "tensorrt_llm", "decoupled", "True"),
+    "model.tokenizer": ("/t, o: k", "postprocessing", "tokenizer_dir", "/t, o: k"),
+    "repository.tokenizer_type": ("llama", "preprocessing", "tokenizer_type", "llama"),
+    "repository.add_special_tokens": (False, "preprocessing", "add_special_tokens", "false"),
+    "repository.skip_special_tokens": (False, "postprocessing", "skip_special_tokens", "false"),
+    "repository.accumulate_tokens": (True, "tensorrt_llm_bls", "accumulate_tokens", "true"),
+    "repository.max_queue_delay_microseconds": (77, "tensorrt_llm", "max_queue_delay_microseconds", "77"),
+    "repository.max_queue_size": (88, "tensorrt_llm", "max_queue_size", "88"),
+    "kv_cache.enable_block_reuse": (True, "tensorrt_llm", "enable_kv_cache_reuse", "true"),
+    "engine.enable_chunked_prefill": (True, "tensorrt_llm", "enable_chunked_context", "true"),
+    "kv_cache.max_attention_window": (
+        [99],
+        "tensorrt_llm",
+        "max_(attention_window_size|kv_cache_length)",
+        "99",
+    ),
+    "repository.logits_datatype": ("TYPE_FP16", "tensorrt_llm", "context_logits", "10"),
+    "repository.prompt_embedding_table_data_type": (
+        "TYPE_BF16",
+        "tensorrt_llm",
+        "prompt_embedding_table",
+        "14",
+    ),
+    "repository.encoder_input_features_data_type": (
+        "TYPE_BF16",
+        "tensorrt_llm",
+        "encoder_input_features",
+        "14",
+    ),
+    "repository.batching_strategy": (
+        "inflight_batching",
+        "tensorrt_llm",
+        "gpt_model_type",
+        "inflight_batching",
+    ),
+    "engine.capacity_scheduler_policy": (
         "max_utilization",
         "tensorrt_llm",
         "batch_scheduler_policy",
         "max_utilization",
     ),
-    "enable_trt_overlap": (True, "tensorrt_llm", "enable_trt_overlap", "true"),
-    "max_tokens_in_paged_kv_cache": (2560, "tensorrt_llm", "max_tokens_in_paged_kv_cache", "2560"),
-    "kv_cache_free_gpu_mem_fraction": (0.25, "tensorrt_llm", "kv_cache_free_gpu_mem_fraction", "0.25"),
-    "kv_cache_host_memory_bytes": (10**10, "tensorrt_llm", "kv_cache_host_memory_bytes", "10000000000"),
-    "sink_token_length": (4, "tensorrt_llm", "sink_token_length", "4"),
-    "cross_kv_cache_fraction": (0.25, "tensorrt_llm", "cross_kv_cache_fraction", "0.25"),
-    "gpu_weights_percent": (0.25, "tensorrt_llm", "gpu_weights_percent", "0.25"),
-    "gpu_device_ids": ([0, 2], "tensorrt_llm", "gpu_device_ids", "0,2"),
-    "decoding_mode": ("top_k", "tensorrt_llm", "decoding_mode", "top_k"),
-    "medusa_choices": ("{0}, {0, 1}", "tensorrt_llm", "medusa_choices", "{0}, {0, 1}"),
-    "eagle_choices": ("{0}, {0, 1}", "tensorrt_llm", "eagle_choices", "{0}, {0, 1}"),
-    "exclude_input_in_output": (True, "tensorrt_llm", "exclude_input_in_output", "true"),
-    "normalize_log_probs": (False, "tensorrt_llm", "normalize_log_probs", "false"),
-    "guided_decoding_backend": ("xgrammar", "tensorrt_llm", "guided_decoding_backend", "xgrammar"),
+    "repository.enable_trt_overlap": (True, "tensorrt_llm", "enable_trt_overlap", "true"),
+    "kv_cache.max_tokens": (2560, "tensorrt_llm", "max_tokens_in_paged_kv_cache", "2560"),
+    "kv_cache.free_gpu_memory_fraction": (0.25, "tensorrt_llm", "kv_cache_free_gpu_mem_fraction", "0.25"),
+    "kv_cache.host_cache_size": (10**10, "tensorrt_llm", "kv_cache_host_memory_bytes", "10000000000"),
+    "kv_cache.sink_token_length": (4, "tensorrt_llm", "sink_token_length", "4"),
+    "kv_cache.cross_kv_cache_fraction": (0.25, "tensorrt_llm", "cross_kv_cache_fraction", "0.25"),
+    "repository.gpu_weights_percent": (0.25, "tensorrt_llm", "gpu_weights_percent", "0.25"),
+    "repository.gpu_device_ids": ([0, 2], "tensorrt_llm", "gpu_device_ids", "0,2"),
+    "repository.decoding_mode": ("top_k", "tensorrt_llm", "decoding_mode", "top_k"),
+    "repository.medusa_choices": ("{0}, {0, 1}", "tensorrt_llm", "medusa_choices", "{0}, {0, 1}"),
+    "repository.eagle_choices": ("{0}, {0, 1}", "tensorrt_llm", "eagle_choices", "{0}, {0, 1}"),
+    "repository.exclude_input_in_output": (True, "tensorrt_llm", "exclude_input_in_output", "true"),
+    "repository.normalize_log_probs": (False, "tensorrt_llm", "normalize_log_probs", "false"),
+    "repository.guided_decoding_backend": ("xgrammar", "tensorrt_llm", "guided_decoding_backend", "xgrammar"),
 }
 
 
@@ -74,6 +94,15 @@ def arrived(message: Any) -> dict[str, str]:
     }
 
 
+def sections(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The sections of a job file with these values by key."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        section, name = key.split(".")
+        found.setdefault(section, {})[name] = value
+    return found
+
+
 def test_every_key_has_a_value_to_try() -> None:
     assert set(VALUES) == set(KEYS)
 
@@ -83,14 +112,14 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
     accepted = {}
     for key, (value, *_) in VALUES.items():
         found = list(
-            repository_keys_exist(EngineFacts(make_job(version, repository={key: value}), HERE, "exact"))
+            repository_keys_exist(EngineFacts(make_job(version, **sections({key: value})), HERE, "exact"))
         )
         for problem in found:
-            assert problem.field == f"repository.{key}"
+            assert problem.field == key
             assert version in problem.message, problem.message
         if not found:
             accepted[key] = value
-    recipe = make_recipe(version, repository=accepted)
+    recipe = make_recipe(version, **sections(accepted))
     models = parsed(render_models(recipe, write_all_models(tmp_path, version)))
     for key in accepted:
         _, model, name, text = VALUES[key]
@@ -98,7 +127,7 @@ def test_a_key_arrives_or_is_refused(tmp_path: Path, version: str) -> None:
             texts = {text for place, text in arrived(models[model]).items() if re.fullmatch(name, place)}
             assert texts == {text}, key
     # A release without BLS has no place for what only BLS reads.
-    assert "accumulate_tokens" not in accepted or "tensorrt_llm_bls" in models
+    assert "repository.accumulate_tokens" not in accepted or "tensorrt_llm_bls" in models
 
 
 @pytest.mark.parametrize(
@@ -117,11 +146,20 @@ def test_streams_keep_their_order_with_several_instances_of_postprocessing(
 @pytest.mark.parametrize(
     ("version", "refused"),
     [
-        ("0.16.0", {"enable_trt_overlap", "guided_decoding_backend", "logits_datatype", "tokenizer_type"}),
-        ("0.9.0", {"cross_kv_cache_fraction", "eagle_choices", "gpu_weights_percent", "max_queue_size"}),
+        (
+            "0.16.0",
+            {
+                f"repository.{it}"
+                for it in ("enable_trt_overlap", "guided_decoding_backend", "logits_datatype")
+            },
+        ),
+        (
+            "0.9.0",
+            {"kv_cache.cross_kv_cache_fraction", "repository.eagle_choices", "repository.max_queue_size"},
+        ),
     ],
 )
 def test_some_keys_are_refused(version: str, refused: set[str]) -> None:
     for key in refused:
-        job = make_job(version, repository={key: VALUES[key][0]})
+        job = make_job(version, **sections({key: VALUES[key][0]}))
         assert list(repository_keys_exist(EngineFacts(job, HERE, "exact"))), key

@@ -58,7 +58,8 @@ def test_leader_mode(tmp_path: Path, version: str) -> None:
     all_models = write_all_models(tmp_path, version)
     recipe = make_recipe(
         version,
-        repository={"decoupled": True, "max_tokens_in_paged_kv_cache": 2560, "bls_instances": 3},
+        kv_cache={"max_tokens": 2560},
+        repository={"decoupled": True, "bls_instances": 3},
     )
     models = parsed(render_models(recipe, all_models))
     assert set(models) == PIPELINE
@@ -146,7 +147,8 @@ def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -
             "moe_expert_parallel": 2,
             "llm_api": {"kv_cache_config": {"dtype": "fp8"}, "trust_remote_code": True},
         },
-        repository={"decoupled": True, "kv_cache_free_gpu_mem_fraction": 0.8},
+        kv_cache={"free_gpu_memory_fraction": 0.8},
+        repository={"decoupled": True},
         serve={"frontend": "triton"},
     )
     model = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"]
@@ -184,12 +186,9 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
     (tmp_path / "triton_model_repo" / "tensorrt_llm" / "1" / "rank0.engine").write_bytes(b"x")
     recipe = make_recipe(
         "0.9.0",
-        engine={"max_batch_size": 32},
-        repository={
-            "decoupled": True,
-            "batch_scheduler_policy": "max_utilization",
-            "kv_cache_free_gpu_mem_fraction": 0.9,
-        },
+        engine={"max_batch_size": 32, "capacity_scheduler_policy": "max_utilization"},
+        kv_cache={"free_gpu_memory_fraction": 0.9},
+        repository={"decoupled": True},
     )
     rendered = render_models(recipe, tmp_path / "triton_model_repo")
     models = parsed(rendered)

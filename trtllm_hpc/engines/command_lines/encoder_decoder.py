@@ -20,7 +20,7 @@ PARTS: Sequence[Part] = ("encoder", "decoder")
 DECODER_ONLY = (
     "engine.max_seq_len",
     "engine.max_encoder_input_len",
-    "engine.kv_cache",
+    "engine.kv_cache_type",
     "engine.gather_context_logits",
     "engine.gather_generation_logits",
     "engine.paged_context_fmha",

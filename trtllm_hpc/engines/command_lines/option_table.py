@@ -136,7 +136,7 @@ ROWS: Sequence[Row] = (
     ),
     # How it is computed.
     Row(
-        "kv_cache",
+        "kv_cache_type",
         same("--kv_cache_type", "build")
         + same("--paged_kv_cache", "build", "build_py", translate={"paged": True, "continuous": False}),
     ),

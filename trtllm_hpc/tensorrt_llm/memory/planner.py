@@ -131,7 +131,7 @@ class _Planner:
         self.limits = limits_of(job, shape, release, model)
         # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
         default = 0.9 if release is None or release.at_least("0.8") else 0.85
-        self.fraction = job.repository.kv_cache_free_gpu_mem_fraction or default
+        self.fraction = job.kv_cache.free_gpu_memory_fraction or default
         sharing = job.serve.instances_per_gpu
         if sharing > 1:
             # Each takes its share of what those before it have left: the last gets least.
@@ -181,9 +181,9 @@ class _Planner:
 
     def _tokens(self, left: int | None, per_token: int) -> tuple[int | None, int | None]:
         """Tokens of the KV cache, and their bytes: the least of what memory, settings and batch give."""
-        bound = self.job.repository.max_tokens_in_paged_kv_cache
+        bound = self.job.kv_cache.max_tokens
         wanted = self.limits.whole_batch
-        is_paged = self.model.fills_memory and self.job.engine.kv_cache != "continuous"
+        is_paged = self.model.fills_memory and self.job.engine.kv_cache_type != "continuous"
         share = self.fraction if is_paged or self.cluster.gpus_per_node else 1.0
         of_decoder = self.limits.decoder_share if is_paged else 1.0
         tokens = None if left is None else max(int(left * share * of_decoder / per_token), 0)

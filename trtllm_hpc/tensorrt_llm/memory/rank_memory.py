@@ -230,7 +230,7 @@ def limits_of(job: JobFile, shape: ModelShape, release: Release | None, model: M
     engine = job.engine
     batch = engine.max_batch_size or _default(release, "--max_batch_size")
     longest, key = _longest(job, shape, release)
-    windows = job.repository.max_attention_window_size
+    windows = job.kv_cache.max_attention_window
     if windows and longest is not None:
         longest = min(longest, max(windows))
     if longest is not None:
@@ -239,7 +239,7 @@ def limits_of(job: JobFile, shape: ModelShape, release: Release | None, model: M
     steps = engine.max_num_tokens or _default(release, "--max_num_tokens") or 8192
     if not model.fills_memory and batch is not None and longest is not None:
         steps = min(steps, batch * longest)
-    share = 1 - (job.repository.cross_kv_cache_fraction or 0.5) if shape.encoder is not None else 1.0
+    share = 1 - (job.kv_cache.cross_kv_cache_fraction or 0.5) if shape.encoder is not None else 1.0
     return Limits(batch, engine.max_beam_width or 1, steps, longest, key, share)
 
 
