@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
 ``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, ``docs/json.md``,
-``docs/causes.md`` and ``docs/builds.md``.
+``docs/job-file.md``, ``docs/causes.md`` and ``docs/builds.md``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools import builds_page, causes_page, json_page
+from tools import builds_page, causes_page, job_file_page, json_page
 from tools.file_schemas import cluster_schema, job_schema
 from tools.outputs import OUTPUTS, output_schema
 
@@ -23,7 +23,8 @@ def documents() -> dict[Path, str]:
     schemas = {"job": job_schema(), "cluster": cluster_schema()}
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
-    return {**texts, json_page.PAGE: json_page.page(), ROOT / "docs" / "causes.md": causes_page.page()}
+    pages = {json_page.PAGE: json_page.page(), job_file_page.PAGE: job_file_page.page()}
+    return {**texts, **pages, ROOT / "docs" / "causes.md": causes_page.page()}
 
 
 def _as_text(schema: dict[str, Any]) -> str:

@@ -61,7 +61,7 @@ def _section(command: str, kept: list[str], described: dict[str, str]) -> str:
 def _described(kind: Any, label: str, example: str) -> str:
     schema = schema_of(kind, "serialization", "")
     root = schema["items"] if schema.get("type") == "array" else schema
-    what = _resolved(root, schema).get("description", _OF_A_MAP)
+    what = resolved(root, schema).get("description", _OF_A_MAP)
     if root is not schema:
         what = f"A list, each item of it: {_lower(what)}"
     text = f"{label}{_lower(what) if label else what}\n\n```json\n{example}\n```\n"
@@ -73,9 +73,9 @@ def _rows(
     node: Mapping[str, Any], root: Mapping[str, Any], path: str, inside: tuple[str, ...]
 ) -> Iterator[str]:
     """A row for each field of an object and of the objects in it; one in itself is not unfolded again."""
-    for name, field in _resolved(node, root).get("properties", {}).items():
+    for name, field in resolved(node, root).get("properties", {}).items():
         place = f"{path}.{name}".lstrip(".")
-        yield f"| `{place}` | {_type(field, root)} | {field.get('description', '')} |"
+        yield f"| `{place}` | {type_text(field, root)} | {field.get('description', '')} |"
         yield from _inner_rows(field, root, place, inside)
 
 
@@ -92,27 +92,28 @@ def _inner_rows(
         if target in inside:
             continue
         if len(objects) > 1:
-            yield f"| `{place}` | object | {_resolved(choice, root).get('description', '')} |"
+            yield f"| `{place}` | object | {resolved(choice, root).get('description', '')} |"
         yield from _rows(choice, root, place, (*inside, target))
     for choice in field.get("anyOf", ()):
         if "$ref" not in choice:
             yield from _inner_rows(choice, root, place, inside)
 
 
-def _type(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Return a field's type in words; ``root`` is the whole schema."""
     if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(choice, root) for choice in field["anyOf"]))
-    field = _resolved(field, root)
+        return " or ".join(dict.fromkeys(type_text(choice, root) for choice in field["anyOf"]))
+    field = resolved(field, root)
     if "enum" in field or "const" in field:
         choices = field.get("enum", [field.get("const")])
         return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if isinstance(field.get("type"), list):
-        return " or ".join(_type({**field, "type": name}, root) for name in field["type"])
+        return " or ".join(type_text({**field, "type": name}, root) for name in field["type"])
     if field.get("type") == "array":
-        return f"list of {_type(field['items'], root)}" if field.get("items") else "list"
-    inner = field.get("additionalProperties")
+        return f"list of {type_text(field['items'], root)}" if field.get("items") else "list"
+    inner = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))
     if isinstance(inner, dict) and inner:
-        return f"map of {_type(inner, root)}"
+        return f"map of {type_text(inner, root)}"
     return str(field.get("type", "any"))
 
 
@@ -120,7 +121,8 @@ def _lower(sentence: str) -> str:
     return f"{sentence[0].lower()}{sentence[1:]}"
 
 
-def _resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a ``$ref`` in a schema points to; any other node as it is."""
     if "$ref" not in node:
         return node
     target: Mapping[str, Any] = root["$defs"][node["$ref"].rpartition("/")[2]]

@@ -20,7 +20,7 @@ from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER
 
-_OPTIONS = {
+OPTIONS = {
     "tokenizer": "--tokenizer",
     "backend": "--backend",
     "tensor_parallel_size": "--tp_size",
@@ -72,10 +72,10 @@ def server_plan(
         known["gpus_per_node"] = layout.ranks_per_node
     # Until 1.2 the file goes before the options, and after it the other way round.
     said = known.keys() - job.engine.llm_api.keys()
-    options = [f"{option}={known[key]}" for key, option in _OPTIONS.items() if key in said]
+    options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
-    rest = {key: value for key, value in known.items() if key not in ("model", *_OPTIONS)}
+    rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}
     text = yaml_text(given(merged(rest, further)), job.engine.llm_api) or "{}\n"
     # Without a launcher each server would spawn its workers by MPI, which Slurm's PMIx does not offer.
     launcher = LAUNCHER if facts.cluster.scheduler == "slurm" else None

@@ -35,7 +35,7 @@ class Workload(Section):
     prompts: list[AnyText] = Field(default_factory=list)
     """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
-    """dataset, histogram, trace: the file."""
+    """dataset, histogram, trace: the file to read."""
     input_tokens: TokenCount = 128
     """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix."""
     input_tokens_stdev: Deviation = 0.0
@@ -118,11 +118,12 @@ class Benchmark(Section):
     rate_per_second: Rate = 4.0
     """Open loop: requests are sent at this rate, even if earlier ones are not answered yet."""
     rates_per_second: list[Rate] = Field(default_factory=list)
-    """A sweep: these rates instead, one after the other."""
+    """A sweep: these rates instead of ``rate_per_second``, one after the other."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Closed loop instead: the number of requests in flight; each answer makes room for the next request."""
+    """A closed loop instead of a rate: the number of requests in flight; each answer makes room for the next
+    request."""
     concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
-    """A sweep of closed loops."""
+    """A sweep of closed loops: these numbers of requests in flight, one after the other."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     """Gaps between requests: equal (``constant``), random, or those of a trace."""
     burstiness: Annotated[float, Field(gt=0, le=1000)] = 1.0
@@ -132,11 +133,11 @@ class Benchmark(Section):
     requests: Count | None = 20
     """Measured requests at each level; ``None`` needs ``duration_seconds``."""
     duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
-    """Length of the measured window at each level instead."""
+    """Length of the measured window at each level, instead of ``requests``."""
     warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
     """Requests of the same load before the window; recorded, but left out of the figures."""
     warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
-    """Length of the warm-up instead."""
+    """Length of the warm-up, instead of ``warmup_requests``."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over each level; with two or more, figures have confidence intervals. A search makes three."""
 
@@ -151,10 +152,11 @@ class Benchmark(Section):
     max_error_share: Annotated[float, Field(ge=0, le=1)] = 0.01
     """A larger share of failed requests makes the figures invalid."""
     max_failures_in_a_row: Annotated[int, Field(ge=0, le=1_000_000)] = 50
-    """The measurement ends when so many requests in a row have failed, of those sent after the first of them
-    had failed; 0: never."""
+    """The measurement ends when so many requests in a row have failed, counting only requests that were sent
+    after the first failure; 0: never."""
     max_late_share: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """So does a larger share of requests that the client sent late (by over 1 ms and 1 % of the gap)."""
+    """A larger share of requests that the client sent late (by over 1 ms and 1 % of the gap) makes the
+    figures invalid."""
     min_requests: Count = 10
     """Fewer measured requests make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0

@@ -99,6 +99,7 @@ class Lora(Section):
     adapters: list[AbsolutePath] = Field(default_factory=list)
     """Hugging Face adapters to convert for clients (``hf_lora_convert.py``)."""
     storage_type: Literal["float16", "bfloat16", "float32"] = "float16"
+    """Type of the converted adapters (``hf_lora_convert.py --storage-type``)."""
     directories: list[AbsolutePath] = Field(default_factory=list)
     """Adapters whose modules and tokens the build itself reads (``--lora_dir``)."""
     checkpoint_source: Literal["hf", "nemo"] | None = None
@@ -108,6 +109,7 @@ class Speculative(Section):
     """Speculative decoding."""
 
     mode: Literal["draft_tokens_external", "medusa", "eagle", "lookahead", "redrafter"]
+    """Method that drafts tokens (``trtllm-build --speculative_decoding_mode``)."""
     max_draft_len: Count | None = None
     """Draft tokens per step."""
     model: AbsolutePath | None = None
@@ -123,15 +125,15 @@ class RawOptions(Section):
     """Extra arguments for upstream's programs, passed on unchanged; checked against the release's options."""
 
     build_py: list[OneLine] = Field(default_factory=list)
-    """Of ``build.py``."""
+    """Arguments of ``build.py``."""
     convert: list[OneLine] = Field(default_factory=list)
-    """Of ``convert_checkpoint.py``."""
+    """Arguments of ``convert_checkpoint.py``."""
     quantize: list[OneLine] = Field(default_factory=list)
-    """Of ``quantize.py``."""
+    """Arguments of ``quantize.py``."""
     build: list[OneLine] = Field(default_factory=list)
-    """Of ``trtllm-build``."""
+    """Arguments of ``trtllm-build``."""
     lora: list[OneLine] = Field(default_factory=list)
-    """Of ``hf_lora_convert.py``."""
+    """Arguments of ``hf_lora_convert.py``."""
 
 
 class Engine(Section):
@@ -159,6 +161,7 @@ class Engine(Section):
     """Ranks that hold different experts."""
 
     dtype: Literal["auto", "float32", "float16", "bfloat16"] | None = None
+    """Type that the model is computed in; ``auto``: the checkpoint's."""
     max_batch_size: Count | None = None
     """Most requests that are computed at once."""
     max_input_len: TokenCount | None = None
@@ -167,7 +170,8 @@ class Engine(Section):
     """Longest prompt and answer together, in tokens; for an encoder-decoder model, of the decoder alone.
     Releases before 0.11 take it as ``max_output_len``."""
     max_num_tokens: TokenCount | None = None
-    """Tokens that one step computes, of all requests together."""
+    """Tokens that one step computes, of all requests together; ``None`` with the reference backend: those of
+    a full batch, at most 8192."""
     opt_num_tokens: TokenCount | None = None
     """Tokens per step for which TensorRT tunes its kernels."""
     max_beam_width: Annotated[int, Field(ge=1, le=64)] | None = None
@@ -220,8 +224,8 @@ class Engine(Section):
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)
     llm_api: dict[OneLine, Any] = Field(default_factory=dict)
-    """Further configuration of the LLM API for ``pytorch``, as upstream's YAML has it: ``{kv_cache_config:
-    {dtype: fp8}}``. It goes before what the other keys say; checked where the release's keys are known."""
+    """Further configuration of the LLM API, as upstream's YAML has it: ``{kv_cache_config: {dtype: fp8}}``.
+    Where another key means the same argument, this one counts; checked where the release's keys are known."""
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:

@@ -33,14 +33,16 @@ class Model(Section):
     path: AbsolutePath | None = None
     """Folder with the weights and the tokenizer, as the compute nodes see it."""
     synthetic: Literal["tiny-llama", "llama-170m", "llama-1b", "stand-in"] | None = None
-    """A random model instead of ``path``; nothing is downloaded. The larger ones are for benchmarks;
-    ``stand-in`` computes nothing and needs no PyTorch: for trying how a server starts, fails and ends."""
+    """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded. The
+    larger ones are for benchmarks; ``stand-in`` computes nothing and needs no PyTorch: for trying how a
+    server starts, fails and ends."""
     seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Seed of the synthetic model's weights."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer; ``None``: the model's folder."""
     family: OneLine | None = None
-    """Folder of upstream's examples that converts it, e.g. ``llama``; ``None``: from its ``config.json``."""
+    """Folder of upstream's examples whose programs convert the model, e.g. ``llama``; ``None``: found from
+    its ``config.json``."""
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
@@ -76,15 +78,20 @@ class Phase(Section):
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
     tensor_parallel: Parallelism | None = None
-    """``None``, here and below: as ``engine`` says. With Triton the context's is the job's engine."""
+    """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
+    uses the job's engine."""
     pipeline_parallel: Parallelism | None = None
+    """Instead of ``engine.pipeline_parallel``, as above."""
     max_batch_size: Count | None = None
+    """Instead of ``engine.max_batch_size``, as above."""
     max_num_tokens: TokenCount | None = None
+    """Instead of ``engine.max_num_tokens``, as above."""
     moe_expert_parallel: Parallelism | None = None
-    """Only with ``trtllm-serve``, as the keys below."""
+    """With ``trtllm-serve``, instead of ``engine.moe_expert_parallel``."""
     max_seq_len: TokenCount | None = None
+    """With ``trtllm-serve``, instead of ``engine.max_seq_len``."""
     llm_api: dict[OneLine, Any] = Field(default_factory=dict)
-    """Besides ``engine.llm_api``, and before it."""
+    """With ``trtllm-serve``, added to ``engine.llm_api``; where both have a key, this one counts."""
 
     @property
     def differs(self) -> dict[str, int]:
@@ -104,13 +111,13 @@ class Disaggregated(Section):
     """Prompts on some GPUs, answers on others (upstream's ``disaggregated_serving``)."""
 
     context: Phase = Field(default_factory=Phase)
-    """Prompts."""
+    """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
-    """Answers."""
+    """Servers or copies that compute answers."""
     kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MPI"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
-    """Size of the buffer for it; upstream advises the longest prompt or more."""
+    """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
     router: Literal["round_robin", "load_balancing", "kv_cache_aware"] | None = None
     """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default."""
     request_timeout_seconds: Seconds = 180
@@ -130,7 +137,7 @@ class Serve(Section):
     several models. ``disaggregated``: some ranks compute prompts, others answers: of one Triton on one node,
     or of several ``trtllm-serve`` on any number of nodes."""
     disaggregated: Disaggregated | None = None
-    """What the mode of that name needs."""
+    """Settings of ``mode: disaggregated``."""
 
     instances: Annotated[int, Field(ge=1, le=1024)] = 1
     """Servers with the same model, each of as many ranks as the engine has. Several need a door."""
@@ -165,10 +172,10 @@ class Serve(Section):
     ``{pipeline_parallel}``, ``{max_seq_len}``, ``{max_batch_size}``, ``{nodes}``, ``{node_rank}``,
     ``{gpus_per_node}``, ``{leader_address}`` and ``{leader_port}``."""
     worker_command: list[AnyText] | None = None
-    """The same on every node of an instance but the first; ``None``: ``command``."""
+    """``command`` for every node of an instance but the first; ``None``: the same command."""
     health_path: Annotated[OneLine, Field(pattern=r"^/")] = "/health"
-    """Path by which the server of ``command`` answers with status 200 once it listens; the server is ready
-    when it has made a token, too."""
+    """Path at which the server of ``command`` answers with status 200 once it listens. The server is ready
+    when it has also generated a token."""
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
@@ -176,19 +183,21 @@ class Serve(Section):
     )
     """Variables of every rank's server."""
     openai: Literal["gateway", "none"] = "gateway"
-    """OpenAI's protocol for Triton, behind the door: by a gateway of ours, started by its first request."""
+    """``gateway``: behind the door, Triton also speaks OpenAI's protocol, through a gateway that the first
+    request starts."""
     door: Literal["none", "haproxy"] = "haproxy"
-    """``haproxy``: the endpoint is that of HAProxy, which asks for the run's key; the servers listen on Unix
-    sockets that other users cannot reach. ``none``: everybody who reaches the node may call the server."""
+    """``haproxy``: clients reach the servers through HAProxy, which asks for the run's key; the servers
+    listen on Unix sockets that other users cannot reach. ``none``: everybody who reaches the node may call
+    the server."""
     key: bool = True
-    """Whether the door asks for a key. Without one everybody who reaches the node may call the server."""
+    """Whether the door asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the door lets through: a body over HTTP, a message over gRPC outside streams."""
     tls: bool = False
     """Whether the door encrypts; the fingerprint of its certificate is in the endpoint."""
     certificate: AbsolutePath | None = None
-    """The door's certificate, those that have signed it, and its private key in one PEM file; ``None``: one
-    that is made for the run."""
+    """PEM file with the door's certificate, the certificates that signed it, and its private key; ``None``: a
+    certificate made for the run."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
     renew: bool = False
@@ -206,11 +215,13 @@ class Request(Section):
     max_tokens: TokenCount = 16
     """Most tokens of the answer."""
     context_logits: bool = False
-    """Whether to ask for the logits of the prompt, and keep them in ``results/``."""
+    """Whether to ask for the logits of the prompt, and keep them in ``results/``; needs
+    ``engine.gather_context_logits``."""
     generation_logits: bool = False
-    """Whether to ask for the logits of the answer, and keep them in ``results/``."""
+    """Whether to ask for the logits of the answer, and keep them in ``results/``; needs
+    ``engine.gather_generation_logits``."""
     lora: LoraAdapter | None = None
-    """LoRA adapter of the answer, asked for over gRPC only."""
+    """LoRA adapter of the answer; needs ``engine.max_lora_rank``. The request is sent over gRPC only."""
 
 
 class Companion(Section):
@@ -230,7 +241,7 @@ class Companion(Section):
     """Bound on a ready server's wait for the companion's start; then it stops by itself."""
     request: Request = Field(default_factory=Request)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
-    """``null`` asks the question only."""
+    """The measurement; ``None``: the companion sends its request only."""
 
 
 class JobFile(Section):

@@ -10,14 +10,15 @@ from trtllm_hpc.config.types import AbsolutePath, OneLine, Section
 
 
 class LoraAdapter(Section):
-    """A converted adapter, as ``hf_lora_convert.py`` writes it: a folder, or one that the build converts."""
+    """A LoRA adapter as ``hf_lora_convert.py`` writes it: a folder, or an adapter that the build converts."""
 
     directory: AbsolutePath | None = None
     """Folder with ``model.lora_weights.npy`` and ``model.lora_config.npy``."""
     adapter: OneLine | None = None
-    """Instead: the folder's name of one of ``engine.lora.adapters``, which the build converts."""
+    """Instead of ``directory``: the folder name of an entry of ``engine.lora.adapters``, which the build
+    converts."""
     task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
-    """Number by which the server knows it, and no other adapter. ``None``: 1, or the place in a list."""
+    """Number by which the server knows the adapter, its own. ``None``: 1, or the place in a list."""
 
     def number(self, place: int) -> int:
         """Return the task id; ``place`` if there is none."""

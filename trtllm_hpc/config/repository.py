@@ -84,5 +84,4 @@ class Repository(Section):
         default_factory=dict
     )
     """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against
-    the release's. ``null`` takes the parameter out. For ``llmapi`` further keys of ``model.yaml``, with dots
-    between levels: ``{tensorrt_llm: {kv_cache_config.dtype: fp8}}``."""
+    the release's. ``null`` takes the parameter out."""

@@ -1,0 +1,57 @@
+"""``docs/job-file.md`` has every key of the job file, and what each becomes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from tools.generate import ROOT
+from tools.job_file_page import PAGE
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.validate import all_keys
+
+SECTIONS = dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8")))
+ALSO = {"serve.disaggregated.generation": "serve.disaggregated.context"}
+"""Sections with the keys of another."""
+
+
+def row(key: str) -> str:
+    """The row of a key, whose section is a heading of the page."""
+    path, _, name = key.rpartition(".")
+    [line] = re.findall(rf"(?m)^\| `{name}` \|.*$", SECTIONS[ALSO.get(path, path) or "Sections"])
+    return str(line)
+
+
+def test_every_key_has_one_row() -> None:
+    keys = [*all_keys(JobFile)]
+    assert "companion.benchmark.workload.kind" in keys
+    assert [key for key in keys if not row(key)] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        (
+            "engine.tensor_parallel",
+            ["| `1` |", "| all |", "LLM API: `tensor_parallel_size`, `--tp_size`<br>"],
+        ),
+        ("engine.max_batch_size", ["integer ≥ 1 or null", "`8` (reference), else `null`"]),
+        ("engine.tokens_per_block", ["| tensorrtllm, python, reference |", "build: `--tokens_per_block`"]),
+        ("engine.quantization.method", ["`fp8`, ", "| pytorch, tensorrtllm, python |"]),
+        ("engine.quantization.per_token", ["| tensorrtllm, python |", "build: `--per_token`"]),
+        ("repository.decoupled", ["LLM API: `triton_config.decoupled`", "Triton: `decoupled_mode`"]),
+        ("engine.speculative.mode", ["| required |"]),
+        ("serve.disaggregated.generation", ["[as `context`](#servedisaggregatedcontext)"]),
+        ("companion.benchmark.workload.lora", ["list: [section](#companionbenchmarkworkloadlora)"]),
+    ],
+)
+def test_a_row_has_type_default_backends_and_what_the_key_becomes(key: str, parts: list[str]) -> None:
+    assert [part for part in parts if part not in row(key)] == []
+
+
+def test_the_example_in_the_readme_is_a_job_file() -> None:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n### The job file\n")[1]
+    example = section.split("```yaml\n")[1].split("```")[0]
+    assert JobFile.model_validate(yaml.safe_load(example)).engine.backend == "pytorch"

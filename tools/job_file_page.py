@@ -1,0 +1,209 @@
+"""``docs/job-file.md``: every key of the job file, with its type, default, backends and what it becomes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.json_page import resolved, type_text
+from tools.type_schemas import schema_of
+from trtllm_hpc.backends import BACKENDS
+from trtllm_hpc.backends.base import Backend
+from trtllm_hpc.backends.checkpoint import KEYS as QUANTIZED_BY_MODEL_OPTIMIZER
+from trtllm_hpc.backends.llm_api import model_yaml
+from trtllm_hpc.backends.trtllm_serve import OPTIONS
+from trtllm_hpc.config.engine import DEFAULTS
+from trtllm_hpc.config.job import JobFile, Model
+from trtllm_hpc.engines.command_lines import option_table
+from trtllm_hpc.engines.command_lines.quantization import DETAILS
+from trtllm_hpc.engines.command_lines.speculative import NUMBERS
+from trtllm_hpc.engines.repository_keys import PLANNED
+from trtllm_hpc.paths import RunPaths
+
+PAGE = Path(__file__).parents[1] / "docs" / "job-file.md"
+_ROOT = schema_of(JobFile, "validation", "job file")
+_ALL = tuple(dict.fromkeys(name for name, *_ in BACKENDS))
+_LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
+_HUGE = 100_000
+"""Limits from here on only catch slips of the pen."""
+_JOB = JobFile(name="job", model=Model(path="/model"))
+
+Node = Mapping[str, Any]
+
+
+def page() -> str:
+    """Return the whole document."""
+    return _HEAD + "".join(_sections("", _ROOT, {}))
+
+
+def _sections(path: str, node: Node, described: dict[str, str]) -> Iterator[str]:
+    """Yield a section and those in it; ``described`` has the path under which each type is described."""
+    section = resolved(node, _ROOT)
+    inner = {key: ref for key, field in section["properties"].items() if (ref := _section_in(field))}
+    places = {_joined(path, key): ref for key, ref in inner.items()}
+    new = {place: ref for place, ref in places.items() if described.setdefault(ref, place) == place}
+    rows = [
+        _row(path, key, field, described.get(inner.get(key, "")), key in section.get("required", ()))
+        for key, field in section["properties"].items()
+    ]
+    title = f"## {path}\n\n{section['description']}" if path else "## Sections"
+    yield f"\n{title}\n\n{_table(rows)}"
+    for place, ref in new.items():
+        yield from _sections(place, {"$ref": ref}, described)
+
+
+def _joined(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def _section_in(field: Node) -> str | None:
+    """Return the reference to the section that a field is, may be, or lists."""
+    parts = (field, *field.get("anyOf", ()), field.get("items") or {})
+    return next((part["$ref"] for part in parts if "$ref" in part), None)
+
+
+def _row(path: str, key: str, field: Node, section: str | None, is_required: bool) -> dict[str, str]:
+    """Return the cells of a key; ``section`` is the path under which its section is described."""
+    place = _joined(path, key)
+    takers = _takers(place)
+    return {
+        "key": f"`{key}`",
+        "type": _type(field) if section is None else _link(field, place, section),
+        "default": "required" if is_required else _default(place, field, takers or _ALL),
+        "meaning": field.get("description") or resolved(field, _ROOT).get("description", ""),
+        "backends": "all" if takers == _ALL else ", ".join(takers),
+        "becomes": _becomes(place, field) if takers else "",
+    }
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    """Return rows as Markdown, without the columns that are empty in all of them."""
+    titles = [title for title in rows[0] if any(row[title] for row in rows)]
+    lines = [[row[title].replace("|", "\\|") for title in titles] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in (titles, ["---"] * len(titles), *lines))
+
+
+def _link(field: Node, place: str, section: str) -> str:
+    text = "section" if place == section else f"as `{section.rpartition('.')[2]}`"
+    return f"{'list: ' if 'items' in field else ''}[{text}](#{section.replace('.', '')})"
+
+
+def _type(field: Node) -> str:
+    text = type_text(field, _ROOT)
+    if '"pattern": "^/"' in json.dumps(field):
+        text = text.replace("string", "path")
+    limits = [f"{sign} {field[name]:,}" for name, sign in _LIMITS.items() if field.get(name, _HUGE) < _HUGE]
+    name, null, _ = text.partition(" or null")
+    return _unquoted(f"{' '.join([name, *limits])}{null}")
+
+
+def _default(place: str, field: Node, takers: Collection[str]) -> str:
+    """Return the default, and those of backends that have another."""
+    if "default" not in field:
+        return ""
+    section, _, key = place.partition(".")
+    of_backends = DEFAULTS if section == "engine" else {}
+    values = {name: json.dumps(of_backends.get(name, {}).get(key, field["default"])) for name in takers}
+    [(usual, _)] = Counter(values.values()).most_common(1)
+    others = [f"`{value}` ({name})" for name, value in values.items() if value != usual]
+    return _unquoted(", ".join([*others, f"else `{usual}`" if others else f"`{usual}`"]))
+
+
+def _unquoted(text: str) -> str:
+    """Return words as YAML has them, without JSON's quotation marks."""
+    return re.sub(r'`"([a-zA-Z][\w.-]*)"`', r"`\1`", text)
+
+
+def _takers(place: str) -> tuple[str, ...]:
+    """Return the backends that a key has an effect on; none in a section that is the same for all."""
+    section, key, *inner = [*place.split("."), ""]
+    attribute = f"{section}_keys"
+    if not hasattr(Backend, attribute) or not key:
+        return ()
+    taking = {
+        name
+        for (name, *_), backend in BACKENDS.items()
+        if (keys := getattr(backend, attribute)) is None or key in keys
+    }
+    if key == "quantization" and inner[0] not in ("", *QUANTIZED_BY_MODEL_OPTIMIZER):
+        taking -= {"pytorch"}
+    return tuple(name for name in _ALL if name in taking)
+
+
+def _becomes(place: str, field: Node) -> str:
+    """Return what carries a key: the LLM API, programs that build engines, Triton's templates."""
+    arguments = _arguments(place, field)
+    names = {
+        "LLM API": [*arguments, *(OPTIONS[name] for name in arguments if name in OPTIONS)],
+        "build": _BUILD.get(place, ()),
+        "Triton": [name for (_, name), key in PLANNED.items() if key == place],
+    }
+    return "<br>".join(
+        f"{where}: {', '.join(f'`{name}`' for name in dict.fromkeys(several))}"
+        for where, several in names.items()
+        if several
+    )
+
+
+def _arguments(place: str, field: Node) -> list[str]:
+    """Return the arguments of the LLM API that another value of a key changes."""
+    top, _, key = place.partition(".")
+    if "." in key or field.get("type", "object") == "object":
+        return []
+    value = next((choice for choice in reversed(field.get("enum", ())) if choice is not None), 2)
+    section = getattr(_JOB, top)
+    changed = _JOB.model_copy(update={top: section.model_copy(update={key: value})})
+    before, after = (
+        dict(_leaves(yaml.safe_load(model_yaml(job, RunPaths("/run"))))) for job in (_JOB, changed)
+    )
+    return [name for name in after if after[name] != before.get(name)]
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _build_options() -> dict[str, list[str]]:
+    """Return the options of the programs that build engines, by the key of the job file."""
+    lora = option_table.lora(JobFile.model_validate({"name": "job", "engine": {"max_lora_rank": 1}}))
+    mappings = {f"engine.{row.key}": row.mappings for row in option_table.ROWS}
+    mappings |= {f"engine.quantization.{key}": details for key, details in DETAILS.items()}
+    options = {key: [mapping.option for mapping in several] for key, several in mappings.items()}
+    for request in lora:
+        options.setdefault(request.key, []).extend(mapping.option for mapping in request.mappings)
+    options |= {f"engine.lora.{key}": [*names] for key, names in option_table.LORA.items()}
+    return options | {f"engine.speculative.{key}": [*names] for key, names in NUMBERS.items()}
+
+
+_BUILD = _build_options()
+_HEAD = """\
+# The job file
+
+All keys, section by section, made of the types that read them (`make golden`). `trtllm-hpc init job --backend
+pytorch` writes a commented file to start from; editors complete and check keys by the JSON Schema that its
+first line names, and `trtllm-hpc schema job` prints. An unknown key is an error that names the nearest valid
+one.
+
+Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set engine.tensor_parallel=4`. A
+key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as
+the key's meaning says. Upper limits of 100,000 and more are in the schema alone.
+
+Where a section has a column *backends*, these values of `engine.backend` know the key. *Becomes* is what
+carries it:
+
+- *LLM API*: an argument of `tensorrt_llm.LLM`, and `trtllm-serve`'s option for it, if there is one;
+  `triton_config` is read by upstream's model for Triton. All other arguments go into `engine.llm_api`.
+- *build*: an option of the programs that make an engine, by all the names that it has had. `trtllm-hpc
+  versions show RELEASE` lists those of a release.
+- *Triton*: a placeholder of the templates of Triton's model repository.
+"""
