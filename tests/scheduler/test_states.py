@@ -2,13 +2,27 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, JobState, parse_state
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, STATES, parse_state
+
+# squeue(1) and sacct(1), "JOB STATE CODES", Slurm 22.05 to 24.05.
+DOCUMENTED = [
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "CONFIGURING", "COMPLETING", "DEADLINE", "FAILED",
+    "NODE_FAIL", "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "RESV_DEL_HOLD", "REQUEUE_FED",
+    "REQUEUE_HOLD", "REQUEUED", "RESIZING", "REVOKED", "RUNNING", "SIGNALING", "SPECIAL_EXIT",
+    "STAGE_OUT", "STOPPED", "SUSPENDED", "TIMEOUT",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("state", [*STATES.values(), LOST, INTERRUPTED], ids=lambda state: state.name)
-def test_every_state_has_a_sentence_and_only_completed_is_ok(state: JobState) -> None:
+def test_every_documented_state_is_known() -> None:
+    assert set(STATES) == set(DOCUMENTED)
+
+
+@pytest.mark.parametrize("name", [*DOCUMENTED, "LOST", "INTERRUPTED"])
+def test_every_state_has_a_sentence_and_only_completed_is_ok(name: str) -> None:
+    state = {**STATES, "LOST": LOST, "INTERRUPTED": INTERRUPTED}[name]
+    assert state.name == name
     assert state.sentence and state.sentence[0].islower() and not state.sentence.endswith(".")
-    assert state.ok == (state.name == "COMPLETED")
+    assert state.ok == (name == "COMPLETED")
     assert state.final or not state.ok
 
 
