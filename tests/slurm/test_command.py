@@ -60,7 +60,7 @@ HTTP = [sys.executable, "-m", "http.server", "18999", "--bind=127.0.0.1", "--dir
 def test_a_command_that_cannot_serve_is_named_with_its_fault(
     person: Person, name: str, command: list[str], code: int, sentence: str
 ) -> None:
-    job = job_file(person, name, command, ready_timeout_seconds=8)
+    job = job_file(person, name, command, ready_timeout_seconds=15)
     said, _ = person.submit(job, exit_code=code)
     assert sentence in said
     person.has_nothing_left()
