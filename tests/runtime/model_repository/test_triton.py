@@ -30,8 +30,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "0.16.0",
         engine={"backend": "python"},
         serve={"mode": "orchestrator"},
+        model={"tokenizer": TOKENIZER},
         repository={
-            "tokenizer": TOKENIZER,
             "medusa_choices": CHOICES,
             "decoupled": False,
             "models": [
