@@ -28,6 +28,7 @@ import aiohttp
 import click
 import yaml
 from aiohttp import web
+from tokenizers import Tokenizer
 
 # Initialises MPI, whatever the command: so do upstream's disagg_utils.py and _utils.py at their heads.
 from mpi4py.MPI import COMM_WORLD
@@ -240,6 +241,8 @@ class _Server(_Routes):
         self._steps += 1
         if self._behind is not None:
             behind = {**await request.json(), "model": os.environ["FAKE_SERVE_MODEL"]}
+            if "prompt" in behind:
+                behind["prompt"] = _prompt_text(behind["prompt"])
             return await self._pass_on(request, f"{self._behind}{request.path}", behind, {})
         body = await request.json()
         phase = body.get("disaggregated_params") or {}
@@ -269,6 +272,14 @@ class _Server(_Routes):
         await _send(answer, {**head, "choices": [], "usage": usage})
         await answer.write(b"data: [DONE]\n\n")
         return answer
+
+
+def _prompt_text(prompt: str | list[int]) -> str:
+    """Return a prompt as text: ``trtllm-serve`` takes token ids, ``transformers serve`` refuses them."""
+    if isinstance(prompt, str):
+        return prompt
+    tokenizer = Tokenizer.from_file(f"{os.environ['FAKE_SERVE_MODEL']}/tokenizer.json")
+    return str(tokenizer.decode(prompt, skip_special_tokens=False))
 
 
 class _Front(_Routes):
