@@ -14,6 +14,7 @@ from trtllm_hpc.cli.bench_list import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
+from trtllm_hpc.cli.models import ModelRow
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submitted import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
@@ -59,6 +60,8 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "engines show": {"": EngineDetails},
     "engines verify": {"": VerifiedEngines},
     "engines prune": {"": PrunedEngines},
+    "models list": {"": list[ModelRow]},
+    "models fetch": {"": ModelRow},
     "templates list": {"": list[TemplatesRow]},
     "templates fetch": {"": TemplatesRow},
     "templates show": {"": dict[str, str]},

@@ -13,6 +13,7 @@ from typing import TypeVar
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.layers import with_absolute_paths
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.config.validate import validate
@@ -171,7 +172,7 @@ def read_whole(model: type[Model], path: Path, what: str, hint: str | None = Non
     tree, wrong = read_tree(path, what)
     value = None
     if tree is not None:
-        value, more = validate(model, tree)
+        value, more = validate(model, with_absolute_paths(tree))
         wrong += more
     if value is None or wrong:
         raise ConfigError(wrong, hint=hint)
