@@ -57,10 +57,7 @@ class Prompt:
 
 
 class Generation:
-    """Answers the prompts of one request.
-
-    Raises ApiError if the served model lacks what the request asks for.
-    """
+    """Answers the prompts of a request. Raises ApiError if the served model lacks what it asks for."""
 
     def __init__(
         self, client: AsyncClient, tokenizer: ModelTokenizer, facts: Facts, request: GenerationRequest

@@ -67,6 +67,7 @@ class GenerationRequest(_Body):
     """By token id, as text."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    logprobs: int | bool | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
     """0 and -1 are all tokens."""
@@ -97,7 +98,7 @@ class GenerationRequest(_Body):
     @property
     def wants_log_probs(self) -> bool:
         """Whether the answer has the logarithm of each token's probability."""
-        raise NotImplementedError
+        return self.logprobs is not None and self.logprobs is not False
 
     def check(self) -> None:
         """Refuse keys that contradict each other. Raises ApiError naming one of them."""
@@ -139,11 +140,6 @@ class CompletionRequest(GenerationRequest):
                 "it must be a text, a list of texts, a list of token ids, or a list of such lists"
             )
         return value
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether the answer has the logarithm of each token's probability."""
-        return self.logprobs is not None
 
     def check(self) -> None:
         """See :meth:`GenerationRequest.check`."""
@@ -200,11 +196,6 @@ class ChatRequest(GenerationRequest):
     top_logprobs: NotNegative | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether the answer has the logarithm of each token's probability."""
-        return self.logprobs
 
     def check(self) -> None:
         """See :meth:`GenerationRequest.check`."""

@@ -75,15 +75,15 @@ class ModelTokenizer:
     @cached_property
     def longest_token(self) -> int:
         """Most letters of a text that one token can stand for."""
-        return max(map(len, self._library.get_vocab(with_added_tokens=True)))
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, with special ones."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, by default with the tokenizer's special tokens."""
         return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
