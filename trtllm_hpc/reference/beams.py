@@ -18,8 +18,8 @@ from greenlet import getcurrent, greenlet
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.cache_utils import Cache
 
+from trtllm_hpc.reference.attention import PagedCache
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Progress, Words
-from trtllm_hpc.reference.paged_cache import PagedCache
 from trtllm_hpc.reference.scheduler import Admission
 
 

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.adapter_places import Sizes
+from trtllm_hpc.reference.attention import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
 from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
 from trtllm_hpc.reference.sampling import Sampler
 from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
@@ -36,17 +36,13 @@ class Engine:
         self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool
     ) -> None:
         self.info, self.limits, self.channel = info, limits, channel
+        self.sizes: Sizes = executor.adapters.sizes if executor.adapters else {}
         self._executor = executor
         self._sampler = (
             Sampler(slots=limits.slots, vocab_size=info.vocab_size, device=executor.device)
             if is_leader
             else None
         )
-
-    @property
-    def sizes(self) -> Sizes:
-        """Of the layers that adapters can change."""
-        return self._executor.adapters.sizes if self._executor.adapters else {}
 
     @property
     def is_prepared(self) -> bool:

@@ -102,7 +102,7 @@ class Client:
             self.connection.send(message)
 
     def die(self, sentence: str) -> NoReturn:
-        """Tell why the engine cannot go on, and end the process."""
+        """Send why the engine cannot go on, and end the process."""
         try:
             self.send(Failed(sentence))
         finally:
@@ -193,10 +193,7 @@ class Clients:
                 client.send(Ended())
 
 
-Loader = Callable[[EngineFolder, ServeSettings, World], Engine]
-
-
-def loader(folder: EngineFolder) -> Loader:
+def loader(folder: EngineFolder) -> Callable[[EngineFolder, ServeSettings, World], Engine]:
     """Return what loads the engine in a folder; imports the libraries that it needs."""
     if stand_in.is_stand_in(folder):
         return stand_in.load
@@ -218,7 +215,11 @@ def serve(connection: Connection, start: Start) -> None:
     owner = Client(connection)
     try:
         engine = load(folder, start.settings, start.world)
-        listener = _listen(start)
+        listener = socket.socket(socket.AF_UNIX)
+        if start.world.is_leader:
+            # Other models' processes connect to it.
+            listener.bind(address(start.server))
+            listener.listen()
         gc.freeze()
         gc.enable()
     except Exception as error:  # noqa: BLE001 - as above
@@ -242,15 +243,6 @@ def serve(connection: Connection, start: Start) -> None:
         follow(engine, owner.die, start.world.rank)
         owner.close()
         owner.send(Ended())
-
-
-def _listen(start: Start) -> socket.socket:
-    """The socket to which other models' processes connect."""
-    listener = socket.socket(socket.AF_UNIX)
-    if start.world.is_leader:
-        listener.bind(address(start.server))
-        listener.listen()
-    return listener
 
 
 def _end_with_owner(owner: Client) -> None:

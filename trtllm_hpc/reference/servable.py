@@ -8,9 +8,9 @@ import torch
 
 from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.reference import attention, sharding
+from trtllm_hpc.reference.attention import PagedCache, layer_shapes
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
 from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 
 
