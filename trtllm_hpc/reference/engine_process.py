@@ -279,9 +279,7 @@ def _environment() -> dict[str, str]:
 
 
 def address(server: int) -> str:
-    """The socket on which the engine of a Triton server, by process id, listens: Linux's abstract names,
-    unix(7).
-    """
+    """The abstract name (unix(7)) of the engine's socket, by its Triton server's process id."""
     # Containers may share a network, where the names are, and count processes by themselves.
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"\0trtllm-hpc-engine-{namespace}-{server}"

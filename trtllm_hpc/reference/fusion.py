@@ -15,7 +15,6 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,16 +91,10 @@ def _fused(module: Any) -> Function | None:
         return lambda values: fusion_kernels.rms_norm(values, module.weight, module.variance_epsilon)
     parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
     if all(hasattr(module, name) for name in parts) and hasattr(module.gate_proj, "weight"):
-        return partial(_gated, module)
+        # The feed-forward part of most models: SiLU of one projection times another one.
+        silu_times = fusion_kernels.silu_times
+        return lambda values: module.down_proj(silu_times(module.gate_proj(values), module.up_proj(values)))
     return None
-
-
-def _gated(module: Any, values: torch.Tensor) -> torch.Tensor:
-    """The feed-forward part of most models: SiLU of one projection times another one."""
-    from trtllm_hpc.reference.fusion_kernels import silu_times
-
-    result: torch.Tensor = module.down_proj(silu_times(module.gate_proj(values), module.up_proj(values)))
-    return result
 
 
 def _rotary(original: Function) -> Function:

@@ -26,10 +26,7 @@ from trtllm_hpc.reference.stop_words import LOWEST, WordMatcher, to_device
 
 
 class Needs(enum.IntFlag):
-    """What a request needs besides the token with the largest logit.
-
-    A step does no more than its requests need.
-    """
+    """What a request needs besides the token with the largest logit. A step does no more than is needed."""
 
     NOTHING = 0
     BIAS = enum.auto()
@@ -94,14 +91,6 @@ class Factors(NamedTuple):
     top_p: torch.Tensor
 
 
-class Chosen(NamedTuple):
-    """A step's result on the host, one entry for each row."""
-
-    tokens: list[int]
-    finished: list[bool]
-    log_probs: list[float]
-
-
 @dataclass(frozen=True)
 class Sampled:
     """A step's result on the device."""
@@ -111,17 +100,14 @@ class Sampled:
     finished: torch.Tensor
     """bool [rows]: the token is the end token, completes a stop word, or is the last one allowed."""
     log_probs: torch.Tensor
-    """float32 [rows]: natural logarithm of the token's probability by the raw logits.
+    """float32 [rows]: natural logarithm of the token's probability by the raw logits; zeros if unneeded."""
 
-    Zeros if no row of the step needs it.
-    """
-
-    def to_host(self) -> Chosen:
-        """Copy to the host in one transfer; waits for the device."""
+    def to_host(self) -> tuple[list[int], list[bool], list[float]]:
+        """Copy all three to the host in one transfer; waits for the device."""
         bits = self.log_probs.view(torch.int32)
         packed = torch.stack((self.tokens, self.finished.long(), bits.long())).cpu()
         log_probs = packed[2].int().view(torch.float32)
-        return Chosen(packed[0].tolist(), packed[1].bool().tolist(), log_probs.tolist())
+        return packed[0].tolist(), packed[1].bool().tolist(), log_probs.tolist()
 
 
 class Sampler:

@@ -122,12 +122,7 @@ GREETING_TIMEOUT_S = 10.0
 
 _GREETING_BYTES = 16
 
-_KEEPALIVE = {
-    socket.TCP_NODELAY: 1,
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 4,
-}
+_KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
 30 s. A process that has died is noticed at once."""
 
