@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.engine_process import EngineClient
+from trtllm_hpc.reference.engine_process import EngineClient, Observe
 from trtllm_hpc.reference.generation import Cancelled, EngineLost, Outcome, Progress, QueueFull
 from trtllm_hpc.reference.inputs import Array
 from trtllm_hpc.reference.requests import Part, check_parameters
@@ -33,9 +33,6 @@ _PAUSE_OF_EACH_S = 0.002
 question takes some 100 µs, so all of them take a twentieth of a core."""
 
 _log = logging.getLogger(__name__)
-
-Observe = Callable[[int, int], object]
-"""Called with the tokens of prompt and answer of each sequence that ended without an error."""
 
 
 class Answer:

@@ -21,7 +21,7 @@ from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
 from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.sampling import Sampler, to_host
 from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import Channel, World, rank_device
@@ -62,7 +62,7 @@ class Engine:
             return Results((), no_logits, context, outcome.beams)
         slots = outcome.slots
         device_slots = torch.tensor(slots, dtype=torch.long).to(rows.device, non_blocking=True)
-        sampled = self._sampler.sample(rows, device_slots, slots).to_host()
+        sampled = to_host(self._sampler.sample(rows, device_slots, slots))
         chosen = [Chosen(*row) for row in zip(slots, *sampled, strict=True)]
         return Results(chosen, lambda row: _on_host(rows[row]), context, outcome.beams)
 

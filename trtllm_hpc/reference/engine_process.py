@@ -137,6 +137,13 @@ class Ended:
     """The engine has stopped in order."""
 
 
+Hear = Callable[[Mapping[int, Sequence[Outcome]]], object]
+"""Called with all that was generated since it was last called, by ticket and oldest first."""
+
+Observe = Callable[[int, int], object]
+"""Called with the tokens of prompt and answer of each sequence that ended without an error."""
+
+
 class EngineClient:
     """A connection to an engine's process. Raises StartFailed if the engine could not be loaded."""
 
@@ -149,19 +156,20 @@ class EngineClient:
             raise StartFailed(ready.sentence)
         assert isinstance(ready, Ready)
         self.info = ready.info
-        self._last = ready.load, ready.memory
+        self._load = ready.load
+        self.memory = ready.memory
+        """Bytes that the engine's process used when it was last heard of, by kind."""
 
     def serve(
         self,
-        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
+        hear: Hear,
         lost: Callable[[str], object],
-        observe: Callable[[int, int], object] = lambda prompt, answer: None,
+        observe: Observe = lambda prompt, answer: None,
     ) -> None:
         """Pass on reports from now on, in a thread of its own.
 
-        ``hear`` is called with all that was generated since it was last called, by ticket and oldest first;
-        ``lost`` with a sentence if the engine fails, or its process ends; ``observe`` with the lengths of
-        each sequence that ended for another model.
+        ``lost`` is called with a sentence if the engine fails, or its process ends; ``observe`` for the
+        sequences of other models.
         """
 
         def read() -> None:
@@ -188,24 +196,15 @@ class EngineClient:
 
     def load(self) -> Load:
         """What the engine did when it was last heard of."""
-        load, _ = self._last
-        assert load is not None, "only rank 0 reports"
-        return load
+        assert self._load is not None, "only rank 0 reports"
+        return self._load
 
-    def memory(self) -> Mapping[str, int]:
-        """Bytes that the engine's process used when it was last heard of, by kind."""
-        return self._last[1]
-
-    def _pass_on(
-        self,
-        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
-        observe: Callable[[int, int], object],
-    ) -> Ready | Failed | Ended:
+    def _pass_on(self, hear: Hear, observe: Observe) -> Ready | Failed | Ended:
         """Pass on reports until another message comes; return that one."""
         while True:
             outcomes: dict[int, list[Outcome]] = {}
             while isinstance(message := self._receive(), Report):
-                self._last = message.load, message.memory
+                self._load, self.memory = message.load, message.memory
                 for lengths in message.finished:
                     observe(*lengths)
                 for ticket, outcome in message.answers:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -91,23 +90,14 @@ class Factors(NamedTuple):
     top_p: torch.Tensor
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A step's result on the device."""
+def to_host(sampled: torch.Tensor) -> tuple[list[int], list[bool], list[float]]:
+    """Copy what ``Sampler.sample`` returned to the host in one transfer; waits for the device.
 
-    tokens: torch.Tensor
-    """int64 [rows]: the next step's input."""
-    finished: torch.Tensor
-    """bool [rows]: the token is the end token, completes a stop word, or is the last one allowed."""
-    log_probs: torch.Tensor
-    """float32 [rows]: natural logarithm of the token's probability by the raw logits; zeros if unneeded."""
-
-    def to_host(self) -> tuple[list[int], list[bool], list[float]]:
-        """Copy all three to the host in one transfer; waits for the device."""
-        bits = self.log_probs.view(torch.int32)
-        packed = torch.stack((self.tokens, self.finished.long(), bits.long())).cpu()
-        log_probs = packed[2].int().view(torch.float32)
-        return packed[0].tolist(), packed[1].bool().tolist(), log_probs.tolist()
+    For each row: the token, whether it is the end token, completes a stop word, or is the last one allowed,
+    and the natural logarithm of its probability by the raw logits (zero if no row of the step needs it).
+    """
+    tokens, finished, bits = sampled.cpu()
+    return tokens.tolist(), finished.bool().tolist(), bits.int().view(torch.float32).tolist()
 
 
 class Sampler:
@@ -155,9 +145,10 @@ class Sampler:
         self._needs[slot] = Needs.NOTHING
         self._top_k[slot] = 1
 
-    def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> Sampled:
+    def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> torch.Tensor:
         """Choose a token for each row and count it as part of the answer, without waiting for the device.
 
+        Returns int64 [3, rows] for ``to_host``.
         ``logits`` are [rows, vocabulary], of any float type, and not changed; ``slots`` are int64 [rows] on
         the device, no slot twice, and ``host_slots`` the same on the host.
         """
@@ -174,7 +165,8 @@ class Sampler:
         if needs & Needs.UNBOUNDED_DRAW:
             self._draw(tokens, scores, host, Needs.UNBOUNDED_DRAW, counts, factors)
         finished = self._count(tokens, slots, needs, counts)
-        return Sampled(tokens, finished, _log_probs(logits, tokens, needs))
+        bits = _log_probs(logits, tokens, needs).view(torch.int32)
+        return torch.stack((tokens, finished.long(), bits.long()))
 
     def _scores(
         self, logits: torch.Tensor, slots: torch.Tensor, needs: Needs, counts: Counts, factors: Factors

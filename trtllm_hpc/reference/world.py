@@ -110,11 +110,9 @@ def rank_device() -> torch.device:
     """This rank's GPU, once it is connected, or the CPU where there is none."""
     import torch
 
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 GREETING_TIMEOUT_S = 10.0

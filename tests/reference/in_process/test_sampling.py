@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
-from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.sampling import Sampler, to_host
 from trtllm_hpc.reference.stop_words import WordTable
 
 pytestmark = pytest.mark.model
@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
 
 def step(sampler: Sampler, logits: torch.Tensor, slots: Sequence[int] | None = None) -> Chosen:
     chosen = list(range(len(logits))) if slots is None else list(slots)
-    return Chosen(*sampler.sample(logits, torch.tensor(chosen), chosen).to_host())
+    return Chosen(*to_host(sampler.sample(logits, torch.tensor(chosen), chosen)))
 
 
 def answer(sampled: GenerationRequest, rows: torch.Tensor) -> list[int]:
@@ -418,4 +418,4 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         sampler.release(31)
         sampler.admit(31, request(bad_words=((1, 2),), repetition_penalty=2.0))
         sampled = sampler.sample(logits, slots, list(range(32)))
-    assert len(sampled.to_host()[0]) == 32
+    assert len(to_host(sampled)[0]) == 32
