@@ -162,16 +162,13 @@ class Generation:
         }
         options = {name: value for name, value in options.items() if value is not None}
         for name in options:
-            self._refuse_missing(name)
+            option = BY_NAME[name]
+            if not set(option.inputs) & set(self._client.model.inputs):
+                key = option.openai or name
+                raise ApiError(f"The served model has no input for {key}.", param=key)
         if "exclude_input_in_output" in self._client.model.inputs:
             options["exclude_input"] = True
         return options
-
-    def _refuse_missing(self, name: str) -> None:
-        option = BY_NAME[name]
-        if not set(option.inputs) & set(self._client.model.inputs):
-            key = option.openai or name
-            raise ApiError(f"The served model has no input for {key}.", param=key)
 
     def _model_inputs(self) -> Mapping[str, Any]:
         """Return the inputs that the client has as texts, as the tensors of ids that the model takes."""

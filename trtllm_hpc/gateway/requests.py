@@ -37,7 +37,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class _Body(BaseModel):
@@ -76,7 +75,7 @@ class GenerationRequest(_Body):
     length_penalty: float | None = None
     min_tokens: NotNegative | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[Id] = Field(default_factory=list)
+    stop_token_ids: list[NotNegative] = Field(default_factory=list)
     beam_width: Annotated[int, Field(ge=1, le=64)] = 1
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -122,7 +121,7 @@ class GenerationRequest(_Body):
 class CompletionRequest(GenerationRequest):
     """The body of ``/v1/completions``."""
 
-    prompt: list[str] | list[list[Id]]
+    prompt: list[str] | list[list[NotNegative]]
     max_tokens: Positive | None = MAX_TOKENS
     echo: bool = False
     best_of: int | None = None
