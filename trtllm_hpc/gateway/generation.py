@@ -216,7 +216,6 @@ class _Growing:
         return Part(text, new, log_probs, "stop" if self._text.is_stopped else None)
 
     def end(self) -> Part:
-        """Return the last part, after all tokens."""
         rest = self._text.end()
         stopped = self._text.is_stopped
         return Part(rest, finish="stop" if stopped else self._generation.finish(self._prompt, self._ids))
@@ -251,7 +250,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _end_ids(tokenizer: ModelTokenizer, request: GenerationRequest) -> frozenset[int]:
-    """Return the tokens that end an answer."""
     own = () if request.ignore_eos else (tokenizer.end_id, *tokenizer.further_end_ids)
     return frozenset({*request.stop_token_ids, *(each for each in own if each is not None)})
 

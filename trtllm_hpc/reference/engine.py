@@ -97,10 +97,14 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     channel = Channel(world)
     world.join(channel)
     info = EngineInfo.read(folder)
-    _share_cores(world)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # An equal share of the cores: ranks that each start a thread for every core slow each other down.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
     started = time.perf_counter()
-    _keep_kernels(folder)
+    if os.access(folder.folder, os.W_OK):
+        # Triton keeps compiled kernels, named by GPU and its own version, with the engine for the next start.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
     # A second start only finds the kernels, which takes half as long as the weights.
     kernels = ThreadPoolExecutor(1).submit(can_compile, rank_device())
     adapters = None
@@ -116,33 +120,18 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks=_lowest(_blocks(model, layers, info, settings)),
         tokens_per_block=info.tokens_per_block,
     )
-    cache = PagedCache(model, layers, blocks=limits.blocks, tokens_per_block=limits.tokens_per_block)
+    blocks, size = limits.blocks, limits.tokens_per_block
+    cache = PagedCache(model, layers, blocks=blocks, tokens_per_block=size)
     runner = Executor(
         model,
         cache,
         slots=limits.slots,
-        blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
+        blocks_per_sequence=-(-info.max_seq_len // size),
         adapters=adapters,
     )
     runner.warm_up(has_kernels=_lowest(kernels.result()) > 0)
-    _log.info(
-        "rank %d: KV cache of %d tokens (%d blocks of %d)",
-        world.rank,
-        limits.blocks * limits.tokens_per_block,
-        limits.blocks,
-        limits.tokens_per_block,
-    )
+    _log.info("rank %d: KV cache of %d tokens (%d blocks of %d)", world.rank, blocks * size, blocks, size)
     return Engine(info, runner, limits, channel, is_leader=world.is_leader)
-
-
-def _keep_kernels(folder: EngineFolder) -> None:
-    """Let Triton keep compiled kernels with the engine, so that the next start finds them.
-
-    Triton's names for them depend on the GPU and on its own version. An engine
-    that may not be written has them where Triton keeps them by default.
-    """
-    if os.access(folder.folder, os.W_OK):
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
 
 
 def _age_s() -> float:
@@ -173,12 +162,3 @@ def _lowest(number: int) -> int:
     if dist.is_initialized():
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
     return int(value.item())
-
-
-def _share_cores(world: World) -> None:
-    """Give each rank an equal share of this machine's cores, unless OMP_NUM_THREADS is set.
-
-    Ranks that each start one thread for every core slow each other down several times.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))

@@ -49,7 +49,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Submit:
-    """Requests that belong together, each with the number by which its answer is told."""
+    """Requests that belong together, each with the number that its answer will have."""
 
     tickets: tuple[int, ...]
     requests: tuple[GenerationRequest, ...]
@@ -129,7 +129,7 @@ class Report:
     memory: Mapping[str, int]
     """Bytes that the engine's process uses, by kind."""
     finished: Sequence[Lengths] = ()
-    """Of the sequences that ended for other models; told to the model that started the engine."""
+    """Of the sequences that ended for other models, for the model that started the engine."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,13 @@ class EngineProcess(EngineClient):
         # Isolated, as the stub is, unless a path for packages is given.
         isolated = [] if "PYTHONPATH" in os.environ else ["-I"]
         command = [python, *isolated, "-m", module, str(theirs.fileno()), str(os.getpid())]
+        environment = dict(os.environ)
+        # What the environment says of OpenMP's threads stays.
+        if "OMP_WAIT_POLICY" not in environment:
+            environment.setdefault("GOMP_SPINCOUNT", _SPINS)
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=_environment()
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
             )
         connection = Connection(ours.detach())
         connection.send(start)
@@ -269,12 +273,6 @@ class EngineProcess(EngineClient):
         if isinstance(message, Failed):
             lost(message.sentence)
         self._process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """The engine's environment; what it says of OpenMP's threads stays."""
-    is_set = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ)
-    return dict(os.environ) if is_set else {**os.environ, "GOMP_SPINCOUNT": _SPINS}
 
 
 def address(server: int) -> str:

@@ -75,7 +75,7 @@ class Client:
         self.unfinished[ticket] = [len(request.prompt), 0]
 
     def hear(self, owner: Client, ticket: int, outcome: Outcome) -> None:
-        """Keep an outcome for the end of the step; the owner of the engine is told of the lengths."""
+        """Keep an outcome for the end of the step, and the sequence's lengths for the owner of the engine."""
         self._answers.add(ticket, outcome)
         if not isinstance(outcome, Progress):
             self.unfinished.pop(ticket, None)

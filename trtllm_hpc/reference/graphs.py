@@ -103,7 +103,6 @@ class _Graphs(ABC):
         return result
 
     def close(self) -> None:
-        """Forget all graphs."""
         torch.cuda.synchronize()
         for graph, _ in self._recorded.values():
             graph.reset()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +113,6 @@ class Sampler:
         self._counts = torch.zeros(slots, len(Counts._fields), dtype=torch.int64, device=device)
         self._factors = torch.ones(slots, len(Factors._fields), device=device)
         self._words = WordMatcher(slots, device)
-        # [slots, vocabulary] each, made when they are first needed; most servers never need them.
-        self._bias: torch.Tensor | None = None
-        self._occurrences: torch.Tensor | None = None
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
         """Put a request into a slot. Does not wait for the device."""
@@ -126,10 +124,10 @@ class Sampler:
         self._factors[slot] = to_device(_factors_of(request.sampling, needs), self._device)
         if request.embedding_bias is not None:
             bias = torch.tensor(request.embedding_bias, dtype=torch.float32)
-            self._biases()[slot] = to_device(bias, self._device)
+            self._bias[slot] = to_device(bias, self._device)
         if needs & Needs.PENALTIES:
             prompt = to_device(torch.tensor(request.prompt), self._device)
-            row = self._occurred()[slot].zero_()
+            row = self._occurrences[slot].zero_()
             row.scatter_add_(0, prompt, torch.ones_like(prompt, dtype=row.dtype))
         if needs & Needs.WORDS:
             self._words.admit(slot, request.prompt, request.bad_words, request.stop_words)
@@ -138,7 +136,7 @@ class Sampler:
         """Forget the slot's request. Does not wait for the device."""
         needs = Needs(int(self._needs[slot]))
         if needs & Needs.BIAS:
-            self._biases()[slot] = 0
+            self._bias[slot] = 0
         if needs & Needs.WORDS:
             self._words.release(slot)
         # Bias and words apply to every row of a step, so nothing may be left for a later request.
@@ -173,11 +171,11 @@ class Sampler:
     ) -> torch.Tensor:
         scores = logits.to(torch.float32, copy=True)
         if needs & Needs.BIAS:
-            scores += self._biases()[slots]
+            scores += self._bias[slots]
         if needs & Needs.TEMPERATURE:
             scores *= factors.inverse_temperature[:, None]
         if needs & Needs.PENALTIES:
-            scores = _penalised(scores, self._occurred()[slots], factors)
+            scores = _penalised(scores, self._occurrences[slots], factors)
         if needs & Needs.MIN_LENGTH:
             end = counts.end_id.clamp(min=0)[:, None]
             too_early = (counts.new_tokens < counts.min_new_tokens)[:, None]
@@ -213,24 +211,22 @@ class Sampler:
         Counts(*self._counts.unbind(1)).new_tokens.index_copy_(0, slots, new_tokens)
         finished = (tokens == counts.end_id) | (new_tokens >= counts.max_new_tokens)
         if needs & Needs.PENALTIES:
-            occurred = self._occurred()
             places = slots * self._vocab_size + tokens
-            occurred.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=occurred.dtype))
+            ones = torch.ones_like(places, dtype=self._occurrences.dtype)
+            self._occurrences.view(-1).scatter_add_(0, places, ones)
         if needs & Needs.WORDS:
             finished |= self._words.append(slots, tokens)
         return finished
 
-    def _biases(self) -> torch.Tensor:
-        if self._bias is None:
-            self._bias = torch.zeros(self._slots, self._vocab_size, device=self._device)
-        return self._bias
+    # [slots, vocabulary] each, made when they are first needed; most servers never need them.
+    @cached_property
+    def _bias(self) -> torch.Tensor:
+        return torch.zeros(self._slots, self._vocab_size, device=self._device)
 
-    def _occurred(self) -> torch.Tensor:
+    @cached_property
+    def _occurrences(self) -> torch.Tensor:
         """How often each token occurs in prompt and answer, for slots with penalties."""
-        if self._occurrences is None:
-            shape = (self._slots, self._vocab_size)
-            self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        return self._occurrences
+        return torch.zeros(self._slots, self._vocab_size, dtype=torch.int32, device=self._device)
 
 
 def _counts_of(request: GenerationRequest) -> torch.Tensor:

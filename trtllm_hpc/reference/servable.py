@@ -20,7 +20,13 @@ def check(model: Any, tensor_parallel: int, max_seq_len: int) -> None:
     Raises BuildFailed with the reason.
     """
     config = model.config.get_text_config()
-    _check_heads(config, tensor_parallel)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        value = getattr(config, name, None)
+        if value is not None and value % tensor_parallel:
+            raise BuildFailed(
+                f"The model's {name} is {value}, which cannot be split over "
+                f"--tensor-parallel {tensor_parallel} ranks."
+            )
     sharding.check(model, tensor_parallel)
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and max_seq_len > longest:
@@ -30,15 +36,6 @@ def check(model: Any, tensor_parallel: int, max_seq_len: int) -> None:
         raise BuildFailed(
             f"The reference backend cannot serve models of type {config.model_type} as they are: {reason}."
         )
-
-
-def _check_heads(config: Any, ranks: int) -> None:
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        value = getattr(config, name, None)
-        if value is not None and value % ranks:
-            raise BuildFailed(
-                f"The model's {name} is {value}, which cannot be split over --tensor-parallel {ranks} ranks."
-            )
 
 
 def _unsupported(model: Any, config: Any, max_seq_len: int) -> str | None:

@@ -59,7 +59,6 @@ class Status:
     slurm_conf: str = ""
     """``SLURM_CONF`` for its Slurm's commands; empty if it is down."""
     subnet: str = ""
-    """Of the network between the nodes."""
     partitions: tuple[str, ...] = ()
     logs: str = ""
     """Folder of the daemons' logs."""
