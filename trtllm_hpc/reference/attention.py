@@ -101,12 +101,7 @@ def layer_shapes(model: Any) -> list[LayerShape]:
     ]
 
 
-def bytes_per_token(layers: list[LayerShape], dtype: torch.dtype) -> int:
-    """Bytes of the keys and values of one token on this rank."""
-    return sum(shape.heads * (shape.key_size + shape.value_size) for shape in layers) * dtype.itemsize
-
-
-NAME = "trtllm_hpc_paged"
+_NAME = "trtllm_hpc_paged"
 """The name of ``attend`` for ``set_attn_implementation``.
 
 transformers makes no mask for a name without a mask function, and passes a
@@ -158,10 +153,11 @@ def attend(
     return output.transpose(1, 2).contiguous(), None
 
 
-def register() -> None:
-    """Make ``attend`` known to transformers under ``NAME``."""
+def use(model: Any) -> None:
+    """Make a model compute its attention by ``attend``."""
     torch.backends.cuda.enable_cudnn_sdp(False)
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(_NAME, attend)
+    model.set_attn_implementation(_NAME)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.attention import LayerShape, PagedCache, bytes_per_token, layer_shapes
+from trtllm_hpc.reference.attention import LayerShape, PagedCache, layer_shapes
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
@@ -146,7 +146,8 @@ def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: Se
     tokens, size = info.most_tokens(settings), info.tokens_per_block
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
-        room = free * settings.kv_cache_free_gpu_mem_fraction / bytes_per_token(layers, model.dtype)
+        values = sum(layer.heads * (layer.key_size + layer.value_size) for layer in layers)
+        room = free * settings.kv_cache_free_gpu_mem_fraction / (values * model.dtype.itemsize)
         tokens = min(tokens, int(room))
     if tokens < size:
         raise StartFailed(

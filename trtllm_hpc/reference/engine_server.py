@@ -40,7 +40,7 @@ from trtllm_hpc.reference.engine_process import (
     address,
     is_own,
 )
-from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
+from trtllm_hpc.reference.generation import Load, Outcome, Progress
 from trtllm_hpc.reference.leader import Engine, Leader, follow
 from trtllm_hpc.reference.metrics import memory_used
 from trtllm_hpc.reference.shutdown import first_sentence
@@ -69,10 +69,6 @@ class Client:
         self._queued_s = 0.0
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self._thread.start()
-
-    def expect(self, ticket: int, request: GenerationRequest) -> None:
-        """Count a request as open."""
-        self.unfinished[ticket] = [len(request.prompt), 0]
 
     def hear(self, owner: Client, ticket: int, outcome: Outcome) -> None:
         """Keep an outcome for the end of the step, and the sequence's lengths for the owner of the engine."""
@@ -150,7 +146,7 @@ class Clients:
             match order:
                 case Submit(tickets, requests):
                     for ticket, request in zip(tickets, requests, strict=True):
-                        client.expect(ticket, request)
+                        client.unfinished[ticket] = [len(request.prompt), 0]
                     listeners = [partial(client.hear, self._owner, ticket) for ticket in tickets]
                     leader.submit(requests, listeners, [(number, ticket) for ticket in tickets])
                 case Cancel(ticket, keep):

@@ -334,5 +334,4 @@ class Executor:
 def prepare(model: Any) -> None:
     """Make a model use our attention, and pause between the passes of a beam search."""
     beams.attach(model)
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
+    attention.use(model)

@@ -7,7 +7,7 @@ row for each prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,12 @@ def _check_range(name: str, value: float, least: float | None, most: float | Non
         return
     bounds = f"at least {least}" if most is None else f"{least} to {most}"
     raise RequestFailed(f"{named(name)} is {shown(value)}; it must be {bounds}.")
+
+
+def padded(rows: Sequence[Sequence[float]], filler: float) -> list[list[float]]:
+    """Make all rows as long as the longest, with ``filler`` at their ends."""
+    longest = max(map(len, rows))
+    return [[*row, *[filler] * (longest - len(row))] for row in rows]
 
 
 def rows(inputs: Inputs) -> list[Row]:

@@ -77,8 +77,7 @@ def difference(model: Any) -> str | None:
     prompts = [_prompt(model, length, first) for length, first in ((_LONG, 3), (_SHORT, 7))]
     expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]).float()
     own = model.config._attn_implementation
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
+    attention.use(model)
     try:
         found = _through_pages(model, prompts).float()
     except Exception as error:  # noqa: BLE001 - a foreign model may raise anything

@@ -7,7 +7,7 @@ processes start in a fraction of a second and stay small.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
-from trtllm_hpc.reference.inputs import Array
+from trtllm_hpc.reference.inputs import Array, padded
 from trtllm_hpc.reference.requests import LONGEST_WORD, MOST_WORDS
 
 _ON = frozenset({"true", "1", "t", "y", "yes"})
@@ -87,13 +87,6 @@ def text_of(name: str, value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestFailed(f"{name} is not valid UTF-8: {error}.") from error
-
-
-def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
-    """Prompts as [prompts, tokens], shorter ones padded on the right."""
-    longest = max(map(len, prompts))
-    rows = [[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts]
-    return np.array(rows, dtype=np.int32).reshape(len(prompts), longest)
 
 
 def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: int) -> Array:
@@ -179,7 +172,7 @@ class Preprocessor:
         pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
         pad_ids = inputs.get("PAD_ID", _column(pad_id, count))
         return {
-            "INPUT_ID": padded_prompts(prompts, pad_id),
+            "INPUT_ID": np.array(padded(prompts, pad_id), dtype=np.int32),
             "REQUEST_INPUT_LEN": np.array([[len(tokens)] for tokens in prompts], dtype=np.int32),
             "REQUEST_OUTPUT_LEN": inputs["REQUEST_OUTPUT_LEN"],
             # As upstream: without a text for the decoder it starts from the pad token.
