@@ -145,6 +145,39 @@ def install_missing(packages: list[str] | None = None, *, tell: Progress) -> lis
     return packages
 
 
+def make_root(folder: Path, suite: str, mirror: str = "", *, install: bool = False, tell: Progress) -> bool:
+    """Make a root file system with everything that a sandbox needs; return whether it was missing.
+
+    The folder appears when it is complete; until then its name has ``.partial`` at the end. ``mirror`` is the
+    URL of Debian's packages, by default the mirror in apt's configuration. Raises SandboxError if this is not
+    root, the folder holds something else, or a step failed.
+    """
+    check_platform()
+    check_root("make a root file system")
+    folder = folder.absolute()
+    with umask(0o022), lock(f"root file system {folder}", tell):
+        if folder.is_dir() and any(folder.iterdir()):
+            check_packages(str(folder))
+            return False
+        if install and not which("", "debootstrap"):
+            install_missing(["debootstrap"], tell=tell)
+        elif not which("", "debootstrap"):
+            raise SandboxImpossible(
+                "debootstrap, which makes a root file system, is not installed.",
+                hint=f"trtllm-hpc sandbox root {folder} --install, or apt-get install debootstrap",
+            )
+        partial = Path(f"{folder}.partial")
+        packages = missing_packages(str(partial), optional=True)
+        tell(f"debootstrap {suite} and {' '.join(packages)}")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+            command = ["bash", script("make-root.sh"), str(folder), suite, mirror, *packages]
+            _run_shown("debootstrap", [*_ALONE.split(), *command])
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return True
+
+
 @contextmanager
 def services_held_back() -> Iterator[None]:
     """Let no package start, stop or restart a service within this context.
@@ -199,36 +232,3 @@ def _run_shown(name: str, command: Sequence[str], *, hint: str | None = None) ->
         raise SandboxImpossible(
             f"{name} failed with exit code {done.returncode}; see its output above.", hint=hint
         )
-
-
-def make_root(folder: Path, suite: str, mirror: str = "", *, install: bool = False, tell: Progress) -> bool:
-    """Make a root file system with everything that a sandbox needs; return whether it was missing.
-
-    The folder appears when it is complete; until then its name has ``.partial`` at the end. ``mirror`` is the
-    URL of Debian's packages, by default the mirror in apt's configuration. Raises SandboxError if this is not
-    root, the folder holds something else, or a step failed.
-    """
-    check_platform()
-    check_root("make a root file system")
-    folder = folder.absolute()
-    with umask(0o022), lock(f"root file system {folder}", tell):
-        if folder.is_dir() and any(folder.iterdir()):
-            check_packages(str(folder))
-            return False
-        if install and not which("", "debootstrap"):
-            install_missing(["debootstrap"], tell=tell)
-        elif not which("", "debootstrap"):
-            raise SandboxImpossible(
-                "debootstrap, which makes a root file system, is not installed.",
-                hint=f"trtllm-hpc sandbox root {folder} --install, or apt-get install debootstrap",
-            )
-        partial = Path(f"{folder}.partial")
-        packages = missing_packages(str(partial), optional=True)
-        tell(f"debootstrap {suite} and {' '.join(packages)}")
-        try:
-            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
-            command = ["bash", script("make-root.sh"), str(folder), suite, mirror, *packages]
-            _run_shown("debootstrap", [*_ALONE.split(), *command])
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return True
