@@ -129,6 +129,10 @@ class Cluster:
         """Whether slurmdbd accepts connections."""
         return self._accepts(self.head, 6819)
 
+    def node_answers(self, node: Node) -> bool:
+        """Whether a node's slurmd accepts connections."""
+        return self._accepts(node, 6818)
+
     def controller_answers(self) -> bool:
         """Whether slurmctld is up; scontrol alone would go on trying for most of a minute."""
         reachable = self._accepts(self.head, 6817) and self.munge_answers()
@@ -154,7 +158,7 @@ class Cluster:
                 node.name,
                 node.address,
                 "gone" if node.pid is None else states.get(node.name, "unknown"),
-                self._accepts(node, 6818),
+                self.node_answers(node),
                 self.layout.gpus_of(node.name),
             )
             for node in self.nodes
