@@ -46,11 +46,8 @@ class ModelTokenizer:
     def special_tokens(self) -> Mapping[str, str]:
         """The texts of the special tokens by the names that templates use."""
         found = {name: self.config.get(name) for name in _SPECIAL}
-        return {
-            name: token["content"] if isinstance(token, dict) else str(token)
-            for name, token in found.items()
-            if token is not None
-        }
+        texts = {name: it.get("content") if isinstance(it, dict) else it for name, it in found.items()}
+        return {name: str(text) for name, text in texts.items() if text is not None}
 
     @cached_property
     def end_id(self) -> int | None:
