@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype, triton_to_np_dtype
+
+from tests.waiting import eventually
 
 from . import servers
 from .servers import MAX_BATCH_SIZE, World
 
 Answer = Any
 """A ``tritonclient.grpc.InferResult``, or the exception that came in its place."""
-
-DTYPES = {
-    "INT32": np.int32,
-    "UINT64": np.uint64,
-    "FP16": np.float16,
-    "FP32": np.float32,
-    "BOOL": np.bool_,
-    "STRING": np.object_,
-}
-
 
 STOP = {"input_ids": [[0]], "input_lengths": 0, "request_output_len": 0, "stop": True}
 """What TensorRT-LLM's client sends to stop a request."""
@@ -46,7 +37,7 @@ def _tensor(name: str, values: Any) -> triton.InferInput:
 
 def _array(name: str, values: Any) -> np.ndarray[Any, Any]:
     kind = next(form.type for key, form in servers.tensors().items() if key[1:] == ("input", name))
-    array = np.array(values, dtype=DTYPES[kind])
+    array = np.array(values, dtype=np.object_ if kind == "STRING" else triton_to_np_dtype(kind))
     array = array.reshape(1, 1) if array.ndim == 0 else array
     return np.vectorize(str.encode, otypes=[np.object_])(array) if kind == "STRING" else array
 
@@ -129,10 +120,7 @@ def metric(world: World, name: str, label: str) -> float:
 
 
 def wait_until(holds: Callable[[], bool], limit_s: float = 60.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {limit_s} s"
-        time.sleep(0.02)
+    assert eventually(holds, limit_s), f"not so within {limit_s} s"
 
 
 def steps(world: World) -> float:

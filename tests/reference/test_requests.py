@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from tritonclient.utils import triton_to_np_dtype
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
@@ -316,10 +317,6 @@ def test_missing_inputs_are_refused() -> None:
 
 
 FORMS = {key[2]: form for key, form in tensors().items() if key[:2] == ("tensorrt_llm", "input")}
-DTYPES = {
-    **{"INT32": np.int32, "UINT8": np.uint8, "UINT64": np.uint64},
-    **{"FP16": np.float16, "FP32": np.float32, "BOOL": np.bool_},
-}
 
 
 @st.composite
@@ -329,7 +326,7 @@ def passed_by_triton(draw: st.DrawFn) -> tuple[str, Any]:
     form = FORMS[name]
     dims = () if form.is_scalar else form.dims
     shape = (1, *(draw(st.integers(0, 4)) if size == -1 else size for size in dims))
-    return name, draw(arrays.arrays(dtype=DTYPES[form.type], shape=shape))
+    return name, draw(arrays.arrays(dtype=triton_to_np_dtype(form.type), shape=shape))
 
 
 @given(changes=st.lists(passed_by_triton(), min_size=1, max_size=3), decoupled=st.booleans())

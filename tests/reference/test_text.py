@@ -43,7 +43,7 @@ def test_text_that_fits_has_the_tokens_that_it_always_had(
 
 def test_longest_token_is_what_the_bound_counts_with(tokenizer: TextTokenizer) -> None:
     """The text that needs the fewest tokens for its length is let through."""
-    vocabulary = tokenizer._tokenizer.get_vocab()
+    vocabulary = tokenizer._library.get_vocab()
     longest = max(vocabulary, key=len)
     text = tokenizer.decode([vocabulary[longest]], skip_special_tokens=False) * 50
     tokens = tokenizer.encode(text)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox.sandbox import lock
+from trtllm_hpc.sandbox.processes import lock
 
 WHAT = f"test {os.getpid()}"
 
@@ -29,7 +29,7 @@ def test_a_second_holder_waits_no_longer_than_its_limit() -> None:
 
 def test_a_killed_holder_holds_nothing() -> None:
     script = (
-        f"from trtllm_hpc.sandbox.sandbox import lock\nwith lock({WHAT!r}): print(1, flush=True); input()"
+        f"from trtllm_hpc.sandbox.processes import lock\nwith lock({WHAT!r}): print(1, flush=True); input()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE

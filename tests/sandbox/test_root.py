@@ -11,7 +11,7 @@ import pytest
 from tests.sandbox.conftest import Commands
 from tests.sandbox.test_refusals import Refused, refused
 from trtllm_hpc.errors import SandboxError
-from trtllm_hpc.sandbox import bootstrap, requirements
+from trtllm_hpc.sandbox import requirements
 from trtllm_hpc.sandbox.root import script
 
 __all__ = ["refused"]
@@ -52,7 +52,7 @@ def test_the_mirror_and_the_proxy_are_those_of_apts_configuration(
     commands: Commands, installer: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "roots" / "trixie"
-    assert bootstrap.make(folder, "trixie", tell=lambda _: None)
+    assert requirements.make_root(folder, "trixie", tell=lambda _: None)
     [debootstrap] = [call.split() for call in commands.called if call.startswith("debootstrap ")]
     assert debootstrap[-3:] == ["trixie", f"{folder}.partial", "http://mirror/debian/"]
     assert installer.read_text() == "http://proxy:3128,\n"
@@ -73,7 +73,7 @@ def test_a_step_that_fails_leaves_no_folder(
     made = 'mkdir -p "$4/etc"; exit 1'
     commands.add(failing, script=broken if failing == "apt-get" else made)
     with pytest.raises(SandboxError, match="debootstrap failed with exit code"):
-        bootstrap.make(tmp_path / "roots" / "trixie", "trixie", tell=lambda _: None)
+        requirements.make_root(tmp_path / "roots" / "trixie", "trixie", tell=lambda _: None)
     assert list((tmp_path / "roots").iterdir()) == []
     assert installer.exists() == (failing == "apt-get")
 
@@ -84,7 +84,7 @@ def test_without_a_mirror_in_apts_configuration_the_option_is_named(
 ) -> None:
     commands.add("apt-get")
     with pytest.raises(SandboxError):
-        bootstrap.make(tmp_path / "trixie", "trixie", tell=lambda _: None)
+        requirements.make_root(tmp_path / "trixie", "trixie", tell=lambda _: None)
     assert "name one with --mirror" in capfd.readouterr().err
     assert not any(call.startswith("debootstrap") for call in commands.called)
 
@@ -102,10 +102,10 @@ def test_a_complete_folder_is_left_alone_and_another_one_refused(commands: Comma
     folder = tmp_path / "trixie" / "usr" / "bin"
     folder.mkdir(parents=True)
     with pytest.raises(SandboxError, match=r"is not a root file system with .*slurmctld"):
-        bootstrap.make(tmp_path / "trixie", "trixie", tell=lambda _: None)
+        requirements.make_root(tmp_path / "trixie", "trixie", tell=lambda _: None)
     for command in (*requirements.COMMANDS, "python3"):
         (folder / command).symlink_to(f"/etc/alternatives/{command}")  # leads nowhere from outside
-    assert not bootstrap.make(tmp_path / "trixie", "trixie", tell=lambda _: None)
+    assert not requirements.make_root(tmp_path / "trixie", "trixie", tell=lambda _: None)
     assert commands.called == []
 
 

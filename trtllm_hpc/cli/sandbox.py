@@ -143,10 +143,10 @@ def make_root(folder: Path, suite: str, mirror: str, install: bool) -> None:
 
     It takes a minute or two and 1.5 GB. FOLDER appears when it is complete. Remove it with rm -r.
     """
-    from trtllm_hpc.sandbox import bootstrap
+    from trtllm_hpc.sandbox import requirements
 
     with terminating_as_interrupt():
-        fresh = bootstrap.make(folder, suite, mirror, install=install, tell=_print_step)
+        fresh = requirements.make_root(folder, suite, mirror, install=install, tell=_print_step)
     outcome = f"{suite} is there" if fresh else "is already there: nothing to do"
     click.echo(f"root file system {folder}: {outcome}", err=True)
 

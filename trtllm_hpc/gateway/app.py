@@ -18,7 +18,7 @@ from starlette.routing import Route
 from trtllm_hpc import __version__
 from trtllm_hpc.client.model import gathered
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.gateway.errors import ApiError, from_failure
+from trtllm_hpc.gateway.errors import ApiError, as_api_error
 from trtllm_hpc.gateway.generation import Generation, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
@@ -55,7 +55,7 @@ def make_app(service: Service) -> Starlette:
             Route("/v1/chat/completions", routes.chat_completions, methods=["POST"]),
         ],
         exception_handlers={
-            ApiError: _api_error,
+            ApiError: _failure,
             RequestFailed: _failure,
             HTTPException: _http_error,
             _ClientGone: _gone,
@@ -75,24 +75,19 @@ class _Routes:
         return Response(status_code=200 if await self._service.is_ready() else 503)
 
     async def version(self, request: Request) -> Response:
-        """The version of this toolkit."""
         return JSONResponse({"version": __version__})
 
     async def models(self, request: Request) -> Response:
-        """The one model."""
         return JSONResponse({"object": "list", "data": [self._card()]})
 
     async def model(self, request: Request) -> Response:
-        """The model of a name."""
         self._service.check_model(request.path_params["name"])
         return JSONResponse(self._card())
 
     async def completions(self, request: Request) -> Response:
-        """Continue texts."""
         return await self._answered(request, parse(CompletionRequest, await request.body()))
 
     async def chat_completions(self, request: Request) -> Response:
-        """Answer a chat."""
         return await self._answered(request, parse(ChatRequest, await request.body()))
 
     async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
@@ -166,7 +161,7 @@ async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator
             async for event in events:
                 yield event
         except (ApiError, RequestFailed) as error:
-            yield _event(_as_api_error(error).body())
+            yield _event(as_api_error(error).body())
 
 
 async def _unless_gone(request: Request, work: Awaitable[Result]) -> Result:
@@ -193,24 +188,16 @@ def _tokens(prompts: list[Prompt]) -> int:
     return sum(len(prompt.ids) for prompt in prompts)
 
 
-def _as_api_error(error: Exception) -> ApiError:
-    return error if isinstance(error, ApiError) else from_failure(error)  # type: ignore[arg-type]
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status)
-
-
 async def _failure(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestFailed)
-    return await _api_error(request, from_failure(error))
+    assert isinstance(error, ApiError | RequestFailed)
+    found = as_api_error(error)
+    return JSONResponse(found.body(), found.status)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}."
-    answer = await _api_error(request, ApiError(message, error.status_code))
+    answer = await _failure(request, ApiError(message, error.status_code))
     answer.headers.update(error.headers or {})
     return answer
 
@@ -220,4 +207,4 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    return await _api_error(request, ApiError("The gateway failed; its log says why.", 500))
+    return await _failure(request, ApiError("The gateway failed; its log says why.", 500))

@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -32,7 +32,6 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what the tag encloses."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -44,16 +43,6 @@ def _raise_exception(message: str) -> None:
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
     # Jinja's own filter writes < and > for HTML.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
 
 
 class ChatTemplate:
@@ -71,11 +60,8 @@ class ChatTemplate:
         """
         variables = {**self._tokenizer.special_tokens, "tools": None, "documents": None, **arguments}
         try:
-            return str(
-                self._compiled.render(
-                    messages=messages, add_generation_prompt=add_generation_prompt, **variables
-                )
-            )
+            render = self._compiled.render
+            return render(messages=messages, add_generation_prompt=add_generation_prompt, **variables)
         except ApiError:
             raise
         except TemplateError as error:
@@ -87,8 +73,14 @@ class ChatTemplate:
             raise ApiError(message, param="messages") from None
 
     @cached_property
-    def _compiled(self) -> Any:
-        return _environment().from_string(self._source())
+    def _compiled(self) -> Template:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        return environment.from_string(self._source())
 
     def _source(self) -> str:
         file = self._tokenizer.folder / _FILE

@@ -35,11 +35,10 @@ class ApiError(Exception):
         return error_body(self.message, self.status, param=self.param, code=self.code)
 
 
-def from_failure(error: RequestFailed) -> ApiError:
-    """Return the error for the client of a request to Triton that failed.
-
-    Hints are left out: they name options of our own command line.
-    """
+def as_api_error(error: ApiError | RequestFailed) -> ApiError:
+    """Return the error for the client of a failed request, without hints: these name our own options."""
+    if isinstance(error, ApiError):
+        return error
     words = error.message.lower()
     if isinstance(error, InvalidRequest):
         return ApiError(error.message)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.files import read_spec
-from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 
@@ -29,29 +29,18 @@ class Facts:
 
 
 def facts_of(run: RunPaths) -> Facts:
-    """Return the facts of a run, whose engine exists.
-
-    Raises ConfigError if its ``spec.yaml`` cannot be read.
-    """
+    """Return the facts of a run with an engine. Raises ConfigError if its ``spec.yaml`` cannot be read."""
     job = read_spec(run.spec)
-    folder = _engine_folder(run, job)
+    folder = Path(job.engine.directory) if job.engine.directory else run.engine
     repository = job.repository
     named = backend_of(job).tokenizer(job)
+    max_seq_len = job.engine.max_seq_len
+    with suppress(NotAnEngine):
+        max_seq_len = read_engines(folder)[0].max_seq_len or max_seq_len
     return Facts(
         name=Path(job.model.path).name if job.model.path else job.model.synthetic or job.name,
         tokenizer=folder / "tokenizer" if named is None else Path(named),
-        max_seq_len=_max_seq_len(folder) or job.engine.max_seq_len,
+        max_seq_len=max_seq_len,
         add_special_tokens=repository.add_special_tokens is not False,
         skip_special_tokens=repository.skip_special_tokens is not False,
     )
-
-
-def _engine_folder(run: RunPaths, job: JobFile) -> Path:
-    return Path(job.engine.directory) if job.engine.directory else run.engine
-
-
-def _max_seq_len(folder: Path) -> int | None:
-    try:
-        return read_engines(folder)[0].max_seq_len
-    except NotAnEngine:
-        return None

@@ -57,10 +57,7 @@ class Prompt:
 
 
 class Generation:
-    """Answers the prompts of one request.
-
-    Raises ApiError if the served model lacks what the request asks for.
-    """
+    """Answers the prompts of a request. Raises ApiError if the served model lacks what it asks for."""
 
     def __init__(
         self, client: AsyncClient, tokenizer: ModelTokenizer, facts: Facts, request: GenerationRequest
@@ -165,16 +162,13 @@ class Generation:
         }
         options = {name: value for name, value in options.items() if value is not None}
         for name in options:
-            self._refuse_missing(name)
+            option = BY_NAME[name]
+            if not set(option.inputs) & set(self._client.model.inputs):
+                key = option.openai or name
+                raise ApiError(f"The served model has no input for {key}.", param=key)
         if "exclude_input_in_output" in self._client.model.inputs:
             options["exclude_input"] = True
         return options
-
-    def _refuse_missing(self, name: str) -> None:
-        option = BY_NAME[name]
-        if not set(option.inputs) & set(self._client.model.inputs):
-            key = option.openai or name
-            raise ApiError(f"The served model has no input for {key}.", param=key)
 
     def _model_inputs(self) -> Mapping[str, Any]:
         """Return the inputs that the client has as texts, as the tensors of ids that the model takes."""
@@ -222,7 +216,6 @@ class _Growing:
         return Part(text, new, log_probs, "stop" if self._text.is_stopped else None)
 
     def end(self) -> Part:
-        """Return the last part, after all tokens."""
         rest = self._text.end()
         stopped = self._text.is_stopped
         return Part(rest, finish="stop" if stopped else self._generation.finish(self._prompt, self._ids))
@@ -257,7 +250,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 
 
 def _end_ids(tokenizer: ModelTokenizer, request: GenerationRequest) -> frozenset[int]:
-    """Return the tokens that end an answer."""
     own = () if request.ignore_eos else (tokenizer.end_id, *tokenizer.further_end_ids)
     return frozenset({*request.stop_token_ids, *(each for each in own if each is not None)})
 

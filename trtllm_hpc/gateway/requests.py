@@ -37,7 +37,6 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
-Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 class _Body(BaseModel):
@@ -67,6 +66,7 @@ class GenerationRequest(_Body):
     """By token id, as text."""
     stream: bool = False
     stream_options: StreamOptions | None = None
+    logprobs: int | bool | None = None
 
     top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] = 0
     """0 and -1 are all tokens."""
@@ -75,7 +75,7 @@ class GenerationRequest(_Body):
     length_penalty: float | None = None
     min_tokens: NotNegative | None = None
     ignore_eos: bool = False
-    stop_token_ids: list[Id] = Field(default_factory=list)
+    stop_token_ids: list[NotNegative] = Field(default_factory=list)
     beam_width: Annotated[int, Field(ge=1, le=64)] = 1
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
@@ -97,7 +97,7 @@ class GenerationRequest(_Body):
     @property
     def wants_log_probs(self) -> bool:
         """Whether the answer has the logarithm of each token's probability."""
-        raise NotImplementedError
+        return self.logprobs is not None and self.logprobs is not False
 
     def check(self) -> None:
         """Refuse keys that contradict each other. Raises ApiError naming one of them."""
@@ -121,7 +121,7 @@ class GenerationRequest(_Body):
 class CompletionRequest(GenerationRequest):
     """The body of ``/v1/completions``."""
 
-    prompt: list[str] | list[list[Id]]
+    prompt: list[str] | list[list[NotNegative]]
     max_tokens: Positive | None = MAX_TOKENS
     echo: bool = False
     best_of: int | None = None
@@ -139,11 +139,6 @@ class CompletionRequest(GenerationRequest):
                 "it must be a text, a list of texts, a list of token ids, or a list of such lists"
             )
         return value
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether the answer has the logarithm of each token's probability."""
-        return self.logprobs is not None
 
     def check(self) -> None:
         """See :meth:`GenerationRequest.check`."""
@@ -200,11 +195,6 @@ class ChatRequest(GenerationRequest):
     top_logprobs: NotNegative | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def wants_log_probs(self) -> bool:
-        """Whether the answer has the logarithm of each token's probability."""
-        return self.logprobs
 
     def check(self) -> None:
         """See :meth:`GenerationRequest.check`."""

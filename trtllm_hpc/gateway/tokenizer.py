@@ -46,11 +46,8 @@ class ModelTokenizer:
     def special_tokens(self) -> Mapping[str, str]:
         """The texts of the special tokens by the names that templates use."""
         found = {name: self.config.get(name) for name in _SPECIAL}
-        return {
-            name: token["content"] if isinstance(token, dict) else str(token)
-            for name, token in found.items()
-            if token is not None
-        }
+        texts = {name: it.get("content") if isinstance(it, dict) else it for name, it in found.items()}
+        return {name: str(text) for name, text in texts.items() if text is not None}
 
     @cached_property
     def end_id(self) -> int | None:
@@ -75,15 +72,15 @@ class ModelTokenizer:
     @cached_property
     def longest_token(self) -> int:
         """Most letters of a text that one token can stand for."""
-        return max(map(len, self._library.get_vocab(with_added_tokens=True)))
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
     def vocab_size(self) -> int:
         """Number of tokens, with special ones."""
         return int(self._library.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the token ids of a text."""
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text, by default with the tokenizer's special tokens."""
         return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -55,9 +55,10 @@ def check(lora: LoraRequest, sizes: Sizes) -> None:
     for row, (module, layer, rank) in enumerate(lora.config.tolist()):
         size = sizes.get((module, layer))
         if size is None:
+            modules = sorted({module for module, _ in sizes})
             raise RequestFailed(
-                f"lora_config names module {_named(module)} of layer {layer}; this engine can adapt "
-                f"{_offered(sizes)}."
+                f"lora_config names module {_named(module)} of layer {layer}; this engine can adapt layers "
+                f"0 to {max(layer for _, layer in sizes)} and modules {', '.join(map(_named, modules))}."
             )
         keys = set(changed_layers((module, layer)))
         if keys & seen:
@@ -76,11 +77,6 @@ def check(lora: LoraRequest, sizes: Sizes) -> None:
 
 def _named(module: int) -> str:
     return f"{module} ({_NAMES[module]})" if 0 <= module < len(_NAMES) else str(module)
-
-
-def _offered(sizes: Sizes) -> str:
-    modules = ", ".join(_named(module) for module in sorted({module for module, _ in sizes}))
-    return f"layers 0 to {max(layer for _, layer in sizes)} and modules {modules}"
 
 
 def changed_layers(key: Key) -> list[Key]:

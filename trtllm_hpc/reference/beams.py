@@ -18,8 +18,8 @@ from greenlet import getcurrent, greenlet
 from transformers import GenerationConfig, LogitsProcessor, StoppingCriteria
 from transformers.cache_utils import Cache
 
+from trtllm_hpc.reference.attention import PagedCache
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Progress, Words
-from trtllm_hpc.reference.paged_cache import PagedCache
 from trtllm_hpc.reference.scheduler import Admission
 
 
@@ -88,18 +88,9 @@ def arguments(request: GenerationRequest, *stopping: StoppingCriteria) -> dict[s
     has_penalty = bool(sampling.presence_penalty or sampling.frequency_penalty)
     changes_scores = has_penalty or request.embedding_bias is not None
     words = [_StopWords(request.stop_words)] if request.stop_words else []
-    return {
-        "generation_config": _config(request),
-        "logits_processor": [_ScoreChanges(request)] if changes_scores else [],
-        "stopping_criteria": [*words, *stopping],
-    }
-
-
-def _config(request: GenerationRequest) -> GenerationConfig:
-    sampling = request.sampling
     # transformers does not ban a bad word that is the end token; so leave the end token out.
     end = None if request.end_id == NO_END or (request.end_id,) in request.bad_words else request.end_id
-    return GenerationConfig(
+    config = GenerationConfig(
         max_new_tokens=request.max_new_tokens,
         num_beams=request.beam_width,
         num_return_sequences=request.beam_width,
@@ -115,6 +106,11 @@ def _config(request: GenerationRequest) -> GenerationConfig:
         output_logits=False,
         use_cache=True,
     )
+    return {
+        "generation_config": config,
+        "logits_processor": [_ScoreChanges(request)] if changes_scores else [],
+        "stopping_criteria": [*words, *stopping],
+    }
 
 
 class BeamCache(Cache):  # type: ignore[misc]

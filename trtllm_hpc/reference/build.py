@@ -166,12 +166,7 @@ _NUMBERS = (
     ("--max-batch-size", 1, None, "requests that run at once"),
     ("--max-input-len", 1, None, "prompt, in tokens"),
     ("--max-seq-len", 1, None, "prompt and new tokens together"),
-    (
-        "--max-num-tokens",
-        1,
-        0,
-        "tokens of a step (default: 8192, or those of a full batch)",
-    ),
+    ("--max-num-tokens", 1, 0, "tokens of a step (default: 8192, or those of a full batch)"),
     ("--max-beam-width", 1, 1, "beams of a request (default 1)"),
     ("--tokens-per-block", 1, 64, "size of a block of the KV cache (default 64)"),
     ("--max-lora-rank", 0, 0, "highest rank of an adapter; 0 (the default): no LoRA"),

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.engine_process import EngineClient
+from trtllm_hpc.reference.engine_process import EngineClient, Observe
 from trtllm_hpc.reference.generation import Cancelled, EngineLost, Outcome, Progress, QueueFull
-from trtllm_hpc.reference.inputs import Array
+from trtllm_hpc.reference.inputs import Array, padded
 from trtllm_hpc.reference.requests import Part, check_parameters
 from trtllm_hpc.reference.text import TextTokenizer
 
@@ -33,9 +33,6 @@ _PAUSE_OF_EACH_S = 0.002
 question takes some 100 µs, so all of them take a twentieth of a core."""
 
 _log = logging.getLogger(__name__)
-
-Observe = Callable[[int, int], object]
-"""Called with the tokens of prompt and answer of each sequence that ended without an error."""
 
 
 class Answer:
@@ -64,13 +61,13 @@ class Answer:
         if not (request.exclude_input or request.streaming):
             tokens = [(*request.prompt, *beam) for beam in tokens]
         arrays: dict[str, Array] = {
-            "output_ids": np.array([_padded(tokens)], dtype=np.int32),
+            "output_ids": np.array([padded(tokens, PADDING)], dtype=np.int32),
             "sequence_length": np.array([[len(beam) for beam in tokens]], dtype=np.int32),
         }
         if request.return_log_probs:
             new = _joined([progress.log_probs for progress in parts], part.beams)
             self._log_probs = [before + after for before, after in zip(self._log_probs, new, strict=True)]
-            arrays["output_log_probs"] = np.array([_padded(self._log_probs)], dtype=np.float32)
+            arrays["output_log_probs"] = np.array([padded(self._log_probs, PADDING)], dtype=np.float32)
             arrays["cum_log_probs"] = np.array([[sum(beam) for beam in self._log_probs]], dtype=np.float32)
         for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
             if index is not None:
@@ -123,11 +120,6 @@ class TextAnswer(Answer):
 def _joined(parts: Sequence[tuple[tuple[Any, ...], ...]], beams: int) -> list[tuple[Any, ...]]:
     """Tokens or their log-probabilities, one after the other in each beam."""
     return [tuple(itertools.chain.from_iterable(rows)) for rows in zip(*parts, strict=True)][:beams]
-
-
-def _padded(beams: Sequence[Sequence[float]]) -> list[list[float]]:
-    longest = max(map(len, beams))
-    return [[*beam, *[PADDING] * (longest - len(beam))] for beam in beams]
 
 
 @dataclass(eq=False)

@@ -54,10 +54,7 @@ def _signed(value: int) -> int:
 
 
 TOP_K_MAX = 1024
-"""A larger top_k is lowered to this.
-
-TensorRT-LLM does the same (as of 2024, ``TOP_K_MAX`` in ``kernels/samplingTopKKernels.h``).
-"""
+"""A larger top_k is lowered to this, as in TensorRT-LLM (2024, ``kernels/samplingTopKKernels.h``)."""
 
 _SCALE = 2.0**40
 """Weight of the likeliest token. The sum of 2**22 such weights still fits into 63 bits."""

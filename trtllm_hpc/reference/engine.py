@@ -15,13 +15,13 @@ import torch.distributed as dist
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference import executor
 from trtllm_hpc.reference.adapter_places import Sizes
+from trtllm_hpc.reference.attention import LayerShape, PagedCache, layer_shapes
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.fusion import can_compile
 from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
 from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.paged_cache import LayerShape, PagedCache, bytes_per_token, layer_shapes
-from trtllm_hpc.reference.sampling import Sampler
+from trtllm_hpc.reference.sampling import Sampler, to_host
 from trtllm_hpc.reference.scheduler import Limits, Step
 from trtllm_hpc.reference.weights import load_model
 from trtllm_hpc.reference.world import Channel, World, rank_device
@@ -36,17 +36,13 @@ class Engine:
         self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool
     ) -> None:
         self.info, self.limits, self.channel = info, limits, channel
+        self.sizes: Sizes = executor.adapters.sizes if executor.adapters else {}
         self._executor = executor
         self._sampler = (
             Sampler(slots=limits.slots, vocab_size=info.vocab_size, device=executor.device)
             if is_leader
             else None
         )
-
-    @property
-    def sizes(self) -> Sizes:
-        """Of the layers that adapters can change."""
-        return self._executor.adapters.sizes if self._executor.adapters else {}
 
     @property
     def is_prepared(self) -> bool:
@@ -66,7 +62,7 @@ class Engine:
             return Results((), no_logits, context, outcome.beams)
         slots = outcome.slots
         device_slots = torch.tensor(slots, dtype=torch.long).to(rows.device, non_blocking=True)
-        sampled = self._sampler.sample(rows, device_slots, slots).to_host()
+        sampled = to_host(self._sampler.sample(rows, device_slots, slots))
         chosen = [Chosen(*row) for row in zip(slots, *sampled, strict=True)]
         return Results(chosen, lambda row: _on_host(rows[row]), context, outcome.beams)
 
@@ -101,10 +97,14 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     channel = Channel(world)
     world.join(channel)
     info = EngineInfo.read(folder)
-    _share_cores(world)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # An equal share of the cores: ranks that each start a thread for every core slow each other down.
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
     _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
     started = time.perf_counter()
-    _keep_kernels(folder)
+    if os.access(folder.folder, os.W_OK):
+        # Triton keeps compiled kernels, named by GPU and its own version, with the engine for the next start.
+        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
     # A second start only finds the kernels, which takes half as long as the weights.
     kernels = ThreadPoolExecutor(1).submit(can_compile, rank_device())
     adapters = None
@@ -120,33 +120,18 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
         blocks=_lowest(_blocks(model, layers, info, settings)),
         tokens_per_block=info.tokens_per_block,
     )
-    cache = PagedCache(model, layers, blocks=limits.blocks, tokens_per_block=limits.tokens_per_block)
+    blocks, size = limits.blocks, limits.tokens_per_block
+    cache = PagedCache(model, layers, blocks=blocks, tokens_per_block=size)
     runner = Executor(
         model,
         cache,
         slots=limits.slots,
-        blocks_per_sequence=-(-info.max_seq_len // info.tokens_per_block),
+        blocks_per_sequence=-(-info.max_seq_len // size),
         adapters=adapters,
     )
     runner.warm_up(has_kernels=_lowest(kernels.result()) > 0)
-    _log.info(
-        "rank %d: KV cache of %d tokens (%d blocks of %d)",
-        world.rank,
-        limits.blocks * limits.tokens_per_block,
-        limits.blocks,
-        limits.tokens_per_block,
-    )
+    _log.info("rank %d: KV cache of %d tokens (%d blocks of %d)", world.rank, blocks * size, blocks, size)
     return Engine(info, runner, limits, channel, is_leader=world.is_leader)
-
-
-def _keep_kernels(folder: EngineFolder) -> None:
-    """Let Triton keep compiled kernels with the engine, so that the next start finds them.
-
-    Triton's names for them depend on the GPU and on its own version. An engine
-    that may not be written has them where Triton keeps them by default.
-    """
-    if os.access(folder.folder, os.W_OK):
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
 
 
 def _age_s() -> float:
@@ -161,7 +146,8 @@ def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: Se
     tokens, size = info.most_tokens(settings), info.tokens_per_block
     if model.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(model.device)
-        room = free * settings.kv_cache_free_gpu_mem_fraction / bytes_per_token(layers, model.dtype)
+        values = sum(layer.heads * (layer.key_size + layer.value_size) for layer in layers)
+        room = free * settings.kv_cache_free_gpu_mem_fraction / (values * model.dtype.itemsize)
         tokens = min(tokens, int(room))
     if tokens < size:
         raise StartFailed(
@@ -177,12 +163,3 @@ def _lowest(number: int) -> int:
     if dist.is_initialized():
         dist.all_reduce(value, op=dist.ReduceOp.MIN)
     return int(value.item())
-
-
-def _share_cores(world: World) -> None:
-    """Give each rank an equal share of this machine's cores, unless OMP_NUM_THREADS is set.
-
-    Ranks that each start one thread for every core slow each other down several times.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))

@@ -1,7 +1,4 @@
-"""An engine's files and limits, and its server's settings.
-
-Standard library only, so that engines can be read without torch.
-"""
+"""An engine's files and limits, and its server's settings, read with the standard library only."""
 
 from __future__ import annotations
 
@@ -80,10 +77,7 @@ class EngineInfo:
 
     @classmethod
     def read(cls, engine: EngineFolder) -> EngineInfo:
-        """Read ``config.json``.
-
-        Raises StartFailed if it is not there, or is not the configuration of an engine.
-        """
+        """Read ``config.json``. Raises StartFailed if it is missing or not an engine's configuration."""
         try:
             record = read_json(engine.config)
         except (ValueError, OSError) as error:

@@ -49,7 +49,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Submit:
-    """Requests that belong together, each with the number by which its answer is told."""
+    """Requests that belong together, each with the number that its answer will have."""
 
     tickets: tuple[int, ...]
     requests: tuple[GenerationRequest, ...]
@@ -129,12 +129,19 @@ class Report:
     memory: Mapping[str, int]
     """Bytes that the engine's process uses, by kind."""
     finished: Sequence[Lengths] = ()
-    """Of the sequences that ended for other models; told to the model that started the engine."""
+    """Of the sequences that ended for other models, for the model that started the engine."""
 
 
 @dataclass(frozen=True)
 class Ended:
     """The engine has stopped in order."""
+
+
+Hear = Callable[[Mapping[int, Sequence[Outcome]]], object]
+"""Called with all that was generated since it was last called, by ticket and oldest first."""
+
+Observe = Callable[[int, int], object]
+"""Called with the tokens of prompt and answer of each sequence that ended without an error."""
 
 
 class EngineClient:
@@ -149,19 +156,20 @@ class EngineClient:
             raise StartFailed(ready.sentence)
         assert isinstance(ready, Ready)
         self.info = ready.info
-        self._last = ready.load, ready.memory
+        self._load = ready.load
+        self.memory = ready.memory
+        """Bytes that the engine's process used when it was last heard of, by kind."""
 
     def serve(
         self,
-        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
+        hear: Hear,
         lost: Callable[[str], object],
-        observe: Callable[[int, int], object] = lambda prompt, answer: None,
+        observe: Observe = lambda prompt, answer: None,
     ) -> None:
         """Pass on reports from now on, in a thread of its own.
 
-        ``hear`` is called with all that was generated since it was last called, by ticket and oldest first;
-        ``lost`` with a sentence if the engine fails, or its process ends; ``observe`` with the lengths of
-        each sequence that ended for another model.
+        ``lost`` is called with a sentence if the engine fails, or its process ends; ``observe`` for the
+        sequences of other models.
         """
 
         def read() -> None:
@@ -188,24 +196,15 @@ class EngineClient:
 
     def load(self) -> Load:
         """What the engine did when it was last heard of."""
-        load, _ = self._last
-        assert load is not None, "only rank 0 reports"
-        return load
+        assert self._load is not None, "only rank 0 reports"
+        return self._load
 
-    def memory(self) -> Mapping[str, int]:
-        """Bytes that the engine's process used when it was last heard of, by kind."""
-        return self._last[1]
-
-    def _pass_on(
-        self,
-        hear: Callable[[Mapping[int, Sequence[Outcome]]], object],
-        observe: Callable[[int, int], object],
-    ) -> Ready | Failed | Ended:
+    def _pass_on(self, hear: Hear, observe: Observe) -> Ready | Failed | Ended:
         """Pass on reports until another message comes; return that one."""
         while True:
             outcomes: dict[int, list[Outcome]] = {}
             while isinstance(message := self._receive(), Report):
-                self._last = message.load, message.memory
+                self._load, self.memory = message.load, message.memory
                 for lengths in message.finished:
                     observe(*lengths)
                 for ticket, outcome in message.answers:
@@ -245,9 +244,13 @@ class EngineProcess(EngineClient):
         # Isolated, as the stub is, unless a path for packages is given.
         isolated = [] if "PYTHONPATH" in os.environ else ["-I"]
         command = [python, *isolated, "-m", module, str(theirs.fileno()), str(os.getpid())]
+        environment = dict(os.environ)
+        # What the environment says of OpenMP's threads stays.
+        if "OMP_WAIT_POLICY" not in environment:
+            environment.setdefault("GOMP_SPINCOUNT", _SPINS)
         with theirs:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=_environment()
+                command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment
             )
         connection = Connection(ours.detach())
         connection.send(start)
@@ -272,16 +275,8 @@ class EngineProcess(EngineClient):
         self._process.wait()
 
 
-def _environment() -> dict[str, str]:
-    """The engine's environment; what it says of OpenMP's threads stays."""
-    is_set = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ)
-    return dict(os.environ) if is_set else {**os.environ, "GOMP_SPINCOUNT": _SPINS}
-
-
 def address(server: int) -> str:
-    """The socket on which the engine of a Triton server, by process id, listens: Linux's abstract names,
-    unix(7).
-    """
+    """The abstract name (unix(7)) of the engine's socket, by its Triton server's process id."""
     # Containers may share a network, where the names are, and count processes by themselves.
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"\0trtllm-hpc-engine-{namespace}-{server}"

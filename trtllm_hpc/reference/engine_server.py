@@ -40,7 +40,7 @@ from trtllm_hpc.reference.engine_process import (
     address,
     is_own,
 )
-from trtllm_hpc.reference.generation import GenerationRequest, Load, Outcome, Progress
+from trtllm_hpc.reference.generation import Load, Outcome, Progress
 from trtllm_hpc.reference.leader import Engine, Leader, follow
 from trtllm_hpc.reference.metrics import memory_used
 from trtllm_hpc.reference.shutdown import first_sentence
@@ -70,12 +70,8 @@ class Client:
         self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
         self._thread.start()
 
-    def expect(self, ticket: int, request: GenerationRequest) -> None:
-        """Count a request as open."""
-        self.unfinished[ticket] = [len(request.prompt), 0]
-
     def hear(self, owner: Client, ticket: int, outcome: Outcome) -> None:
-        """Keep an outcome for the end of the step; the owner of the engine is told of the lengths."""
+        """Keep an outcome for the end of the step, and the sequence's lengths for the owner of the engine."""
         self._answers.add(ticket, outcome)
         if not isinstance(outcome, Progress):
             self.unfinished.pop(ticket, None)
@@ -102,7 +98,7 @@ class Client:
             self.connection.send(message)
 
     def die(self, sentence: str) -> NoReturn:
-        """Tell why the engine cannot go on, and end the process."""
+        """Send why the engine cannot go on, and end the process."""
         try:
             self.send(Failed(sentence))
         finally:
@@ -150,7 +146,7 @@ class Clients:
             match order:
                 case Submit(tickets, requests):
                     for ticket, request in zip(tickets, requests, strict=True):
-                        client.expect(ticket, request)
+                        client.unfinished[ticket] = [len(request.prompt), 0]
                     listeners = [partial(client.hear, self._owner, ticket) for ticket in tickets]
                     leader.submit(requests, listeners, [(number, ticket) for ticket in tickets])
                 case Cancel(ticket, keep):
@@ -193,10 +189,7 @@ class Clients:
                 client.send(Ended())
 
 
-Loader = Callable[[EngineFolder, ServeSettings, World], Engine]
-
-
-def loader(folder: EngineFolder) -> Loader:
+def loader(folder: EngineFolder) -> Callable[[EngineFolder, ServeSettings, World], Engine]:
     """Return what loads the engine in a folder; imports the libraries that it needs."""
     if stand_in.is_stand_in(folder):
         return stand_in.load
@@ -218,7 +211,11 @@ def serve(connection: Connection, start: Start) -> None:
     owner = Client(connection)
     try:
         engine = load(folder, start.settings, start.world)
-        listener = _listen(start)
+        listener = socket.socket(socket.AF_UNIX)
+        if start.world.is_leader:
+            # Other models' processes connect to it.
+            listener.bind(address(start.server))
+            listener.listen()
         gc.freeze()
         gc.enable()
     except Exception as error:  # noqa: BLE001 - as above
@@ -242,15 +239,6 @@ def serve(connection: Connection, start: Start) -> None:
         follow(engine, owner.die, start.world.rank)
         owner.close()
         owner.send(Ended())
-
-
-def _listen(start: Start) -> socket.socket:
-    """The socket to which other models' processes connect."""
-    listener = socket.socket(socket.AF_UNIX)
-    if start.world.is_leader:
-        listener.bind(address(start.server))
-        listener.listen()
-    return listener
 
 
 def _end_with_owner(owner: Client) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from trtllm_hpc.reference import attention, beams
+from trtllm_hpc.reference.attention import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.beams import BeamSearch
 from trtllm_hpc.reference.fusion import fuse
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.graphs import DecodeGraphs, DecodeInputs, PromptGraphs, PromptInputs
 from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.paged_cache import PADDING_BLOCK, PagedCache
 from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 from trtllm_hpc.reference.stop_words import to_device
 
@@ -334,5 +334,4 @@ class Executor:
 def prepare(model: Any) -> None:
     """Make a model use our attention, and pause between the passes of a beam search."""
     beams.attach(model)
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
+    attention.use(model)

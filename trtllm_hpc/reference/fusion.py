@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,14 +57,7 @@ def fuse(model: Any) -> None:
     Collective where the model is split: the parts are tried with all ranks.
     """
     started = time.perf_counter()
-    counts = _replace_parts(model)
-    shown = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none fits"
-    _log.info("fused kernels ready in %.1f s: %s", time.perf_counter() - started, shown)
-
-
-def _replace_parts(model: Any) -> dict[str, int]:
-    """Replace what can be replaced; returns how many modules or functions of each name."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     fits: dict[type, bool] = {}
     for module in model.modules():
         kind = type(module)
@@ -75,13 +68,14 @@ def _replace_parts(model: Any) -> dict[str, int]:
             fits[kind] = _agree(fused, module.forward, _random(model, _input_size(module)))
         if fits[kind]:
             module.forward = fused
-            counts[kind.__name__] = counts.get(kind.__name__, 0) + 1
+            counts[kind.__name__] += 1
     modelling = sys.modules[type(model).__module__]
     original = getattr(modelling, _ROTARY, None)
     if original is not None and _agree(_rotary(original), original, *_rotary_sample(model)):
         setattr(modelling, _ROTARY, _rotary(original))
         counts[_ROTARY] = 1
-    return counts
+    shown = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "none fits"
+    _log.info("fused kernels ready in %.1f s: %s", time.perf_counter() - started, shown)
 
 
 def _fused(module: Any) -> Function | None:
@@ -92,16 +86,10 @@ def _fused(module: Any) -> Function | None:
         return lambda values: fusion_kernels.rms_norm(values, module.weight, module.variance_epsilon)
     parts = ("gate_proj", "up_proj", "down_proj", "act_fn")
     if all(hasattr(module, name) for name in parts) and hasattr(module.gate_proj, "weight"):
-        return partial(_gated, module)
+        # The feed-forward part of most models: SiLU of one projection times another one.
+        silu_times = fusion_kernels.silu_times
+        return lambda values: module.down_proj(silu_times(module.gate_proj(values), module.up_proj(values)))
     return None
-
-
-def _gated(module: Any, values: torch.Tensor) -> torch.Tensor:
-    """The feed-forward part of most models: SiLU of one projection times another one."""
-    from trtllm_hpc.reference.fusion_kernels import silu_times
-
-    result: torch.Tensor = module.down_proj(silu_times(module.gate_proj(values), module.up_proj(values)))
-    return result
 
 
 def _rotary(original: Function) -> Function:

@@ -23,10 +23,7 @@ Words = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen from the logits; greedy by default.
-
-    Names and meanings are TensorRT-LLM's.
-    """
+    """How the next token is chosen from the logits, in TensorRT-LLM's terms; greedy by default."""
 
     temperature: float = 1.0
     top_k: int = 1

@@ -93,10 +93,7 @@ class _Graphs(ABC):
         """Run the pass of a shape on its inputs."""
 
     def _replay(self, shape: Shape) -> torch.Tensor:
-        """Replay the pass of a shape; its result is overwritten by the next replay.
-
-        A pass is recorded when it is first needed.
-        """
+        """Replay the pass of a shape, recorded at its first use; the next replay overwrites the result."""
         if shape not in self._recorded:
             is_long = shape[1] * self._tokens_per_block >= _PLANNED_FROM
             with attention.planned() if is_long else nullcontext():
@@ -106,7 +103,6 @@ class _Graphs(ABC):
         return result
 
     def close(self) -> None:
-        """Forget all graphs."""
         torch.cuda.synchronize()
         for graph, _ in self._recorded.values():
             graph.reset()

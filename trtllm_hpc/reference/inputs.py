@@ -7,7 +7,7 @@ row for each prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,31 +27,6 @@ TEXT_NAMES = {
 """Inputs of the models that take text, by name, to the same of ``tensorrt_llm`` that have another name."""
 
 _OTHER_NAMES = {name: text for text, name in TEXT_NAMES.items()}
-
-KNOWN_INPUTS = frozenset(
-    {
-        *("input_ids", "input_lengths", "max_tokens", "num_return_sequences", "prompt_embedding_table"),
-        *("prompt_table_extra_id", "prompt_table_extra_ids", "prompt_vocab_size", "request_output_len"),
-        *("text_input",),
-        *("context_phase_params", "cross_attention_mask", "decoder_input_ids", "decoder_input_lengths"),
-        *("decoder_text_input", "encoder_input_features", "encoder_output_lengths"),
-        *("skip_cross_attn_blocks",),
-        *("draft_acceptance_threshold", "draft_input_ids", "draft_logits", "num_draft_tokens"),
-        *("use_draft_logits",),
-        *("image_bytes_input", "image_input", "image_url_input", "video_bytes_input"),
-        *("bad_words", "bad_words_list", "embedding_bias", "embedding_bias_weights"),
-        *("embedding_bias_words", "stop_words", "stop_words_list"),
-        *("lora_config", "lora_task_id", "lora_weights"),
-        *("return_context_logits", "return_generation_logits", "return_kv_cache_reuse_stats"),
-        *("return_log_probs",),
-        *("beam_search_diversity_rate", "beam_width", "early_stopping", "end_id"),
-        *("exclude_input_in_output", "frequency_penalty", "len_penalty", "length_penalty", "min_length"),
-        *("pad_id", "presence_penalty", "random_seed", "repetition_penalty", "runtime_top_k"),
-        *("runtime_top_p", "runtime_top_p_decay", "runtime_top_p_min", "runtime_top_p_reset_ids", "stop"),
-        *("stream", "streaming", "temperature", "top_k", "top_p"),
-    }
-)
-"""Names of all inputs of ``tensorrt_llm`` and of the models that take text."""
 
 
 class Row:
@@ -110,11 +85,14 @@ def _check_range(name: str, value: float, least: float | None, most: float | Non
     raise RequestFailed(f"{named(name)} is {shown(value)}; it must be {bounds}.")
 
 
-def rows(inputs: Inputs) -> list[Row]:
-    """Split the tensors of one Triton request into one row for each prompt.
+def padded(rows: Sequence[Sequence[float]], filler: float) -> list[list[float]]:
+    """Make all rows as long as the longest, with ``filler`` at their ends."""
+    longest = max(map(len, rows))
+    return [[*row, *[filler] * (longest - len(row))] for row in rows]
 
-    Raises RequestFailed without a prompt.
-    """
+
+def rows(inputs: Inputs) -> list[Row]:
+    """Split the tensors of a request into one row for each prompt. Raises RequestFailed without a prompt."""
     prompts = inputs.get("input_ids")
     if prompts is None:
         raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
@@ -142,7 +120,7 @@ _TOKEN_INPUTS = {
 """Inputs of ``tensorrt_llm``. Those that only qualify one of them ask for nothing by themselves."""
 
 _TENSORS = frozenset({"encoder_input_features", "draft_input_ids", "draft_logits", "prompt_embedding_table"})
-"""Of these zeros are content, too; of the others they say no."""
+"""In these tensors zero is a value. In all others zero means "off"."""
 
 _TEXT_INPUTS = {
     "decoder_text_input": ("DECODER_QUERY", _ENCODER),
@@ -154,12 +132,26 @@ _TEXT_INPUTS = {
 }
 """Inputs of the models that take text: the name in ``preprocessing``, if any, and what they ask for."""
 
+KNOWN_INPUTS = frozenset(
+    {
+        *(*_TOKEN_INPUTS, *_TEXT_INPUTS, *TEXT_NAMES, *_OTHER_NAMES),
+        *("input_ids", "input_lengths", "text_input", "num_return_sequences", "beam_width", "stop"),
+        *("prompt_table_extra_id", "prompt_table_extra_ids", "prompt_vocab_size"),
+        *("decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "use_draft_logits"),
+        *("bad_words", "bad_words_list", "stop_words", "stop_words_list"),
+        *("embedding_bias", "embedding_bias_weights", "embedding_bias_words"),
+        *("lora_config", "lora_task_id", "lora_weights"),
+        *("return_context_logits", "return_generation_logits", "return_log_probs", "exclude_input_in_output"),
+        *("beam_search_diversity_rate", "early_stopping", "end_id", "pad_id", "min_length", "random_seed"),
+        *("temperature", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("runtime_top_p_decay", "runtime_top_p_min", "runtime_top_p_reset_ids"),
+    }
+)
+"""Names of all inputs of ``tensorrt_llm`` and of the models that take text."""
+
 
 def refuse_unsupported(row: Row, *, beam_width: int) -> None:
-    """Refuse what one prompt's inputs of ``tensorrt_llm`` ask for in vain.
-
-    Raises RequestFailed with the input's name.
-    """
+    """Raise RequestFailed with the name of an input of ``tensorrt_llm`` that asks for something in vain."""
     for name, what in _TOKEN_INPUTS.items():
         array = row.array(name)
         if array is not None and (name in _TENSORS or array.any()):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from collections.abc import Sequence as Sequences
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -61,21 +62,11 @@ def no_logits(row: int) -> Logits:
 class Engine(Protocol):
     """One rank's part of a loaded engine: ``engine`` computes a model, ``stand_in`` has none."""
 
-    @property
-    def info(self) -> EngineInfo:
-        """What its folder says of it."""
-
-    @property
-    def limits(self) -> Limits:
-        """Of the batch."""
-
-    @property
-    def channel(self) -> Channel:
-        """To the other ranks."""
-
-    @property
-    def sizes(self) -> Sizes:
-        """Of the layers that adapters can change; empty for an engine without LoRA."""
+    info: EngineInfo
+    limits: Limits
+    channel: Channel
+    sizes: Sizes
+    """Of the layers that adapters can change; empty for an engine without LoRA."""
 
     @property
     def is_prepared(self) -> bool:
@@ -186,16 +177,10 @@ class Leader:
 
     def run(self) -> None:
         """Serve until it is stopped, in the thread that loaded the engine."""
-        _watch(self._channel, self._die, 0)
-        try:
+        with _in_step(self._engine, self._die, 0):
             while self._turn():
                 pass
             self._channel.send(None)
-            self._engine.close()
-            self._channel.close()
-        except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
-            _log.exception("the leader's loop failed")
-            self._die(f"Rank 0 lost another rank or failed: {first_sentence(error)}")
 
     def _turn(self) -> bool:
         """Carry out one step, or wait for a command; return ``False`` once stopped and idle."""
@@ -215,14 +200,11 @@ class Leader:
         if self._engine.is_prepared:
             self._commands.get()()
         elif self._commands.empty():
-            self._prepare()
+            # Use the pause: a request that arrives meanwhile waits for one preparation, not for all.
+            step = Step(prepares=True)
+            self._channel.send(step)
+            self._engine.compute(step)
         return True
-
-    def _prepare(self) -> None:
-        """Use the pause: a request that arrives meanwhile waits for one preparation, not for all."""
-        step = Step(prepares=True)
-        self._channel.send(step)
-        self._engine.compute(step)
 
     def _begin_stop(self) -> None:
         self._is_stopping = True
@@ -244,10 +226,7 @@ class Leader:
             self._scheduler.add(job)
 
     def _check_queue(self, requests: int) -> None:
-        """Refuse requests beyond those that get a slot and those that may wait.
-
-        Raises RequestFailed if there are too many.
-        """
+        """Raise RequestFailed for requests beyond those that get a slot and those that may wait."""
         waiting, most, limits = self._scheduler.waiting, self._max_queue_size, self._scheduler.limits
         if not most:
             return
@@ -323,20 +302,20 @@ class Leader:
 
 
 def follow(engine: Engine, die: Callable[[str], NoReturn], rank: int) -> None:
-    """Ranks above 0: take part in every step until the leader stops them.
-
-    Any error ends this rank and its server, since the leader cannot go on without it.
-    """
-    _watch(engine.channel, die, rank)
-    try:
+    """Ranks above 0: take part in every step until the leader stops them."""
+    with _in_step(engine, die, rank):
         while (step := engine.channel.receive()) is not None:
             engine.take_part(step)
+
+
+@contextmanager
+def _in_step(engine: Engine, die: Callable[[str], NoReturn], rank: int) -> Iterator[None]:
+    """Leave in order at the end; any error ends this rank and its server, since no rank can go on alone."""
+    engine.channel.watch(lambda error: die(f"Rank {rank} lost another rank: {first_sentence(error)}"))
+    try:
+        yield
         engine.close()
         engine.channel.close()
     except BaseException as error:  # noqa: BLE001 - after any error the ranks are out of step
-        _log.exception("rank %d: the follower's loop failed", rank)
+        _log.exception("rank %d: the engine's loop failed", rank)
         die(f"Rank {rank} lost another rank or failed: {first_sentence(error)}")
-
-
-def _watch(channel: Channel, die: Callable[[str], NoReturn], rank: int) -> None:
-    channel.watch(lambda error: die(f"Rank {rank} lost another rank: {first_sentence(error)}"))

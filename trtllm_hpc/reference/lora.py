@@ -91,8 +91,7 @@ class Adapters:
         self._rank = rank
         self._ranks = ranks
         self._layers: dict[Key, _Layer] = {}
-        self._places: dict[int, int] = {}
-        """By task id."""
+        self._place_of_task: dict[int, int] = {}
         self._others: torch.Tensor | None = None
         self.sizes: dict[Key, Size] = {}
 
@@ -137,8 +136,8 @@ class Adapters:
 
     def load(self, adapter: Adapter) -> None:
         """Load a checked adapter into its place."""
-        self._places = {task: place for task, place in self._places.items() if place != adapter.place}
-        self._places[adapter.lora.task_id] = adapter.place
+        kept = {task: place for task, place in self._place_of_task.items() if place != adapter.place}
+        self._place_of_task = {**kept, adapter.lora.task_id: adapter.place}
         for layer in self._layers.values():
             layer.clear(adapter.place)
         for key, inwards, outwards in _parts(adapter.lora, self.sizes):
@@ -146,7 +145,7 @@ class Adapters:
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
         """Set the adapter of a slot."""
-        self._place_of_slot[slot] = -1 if request.lora is None else self._places[request.lora.task_id]
+        self._place_of_slot[slot] = -1 if request.lora is None else self._place_of_task[request.lora.task_id]
 
     def aim(self, slots: torch.Tensor | None) -> None:
         """Set the slot of each row of the next pass; ``None`` if no row has an adapter."""

@@ -158,7 +158,7 @@ class Metrics:
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        engine = self._engine.memory()
+        engine = self._engine.memory
         # Of the model's process and the engine's together.
         memory = {kind: size + engine[kind] for kind, size in memory_used().items()}
         for family, values in gauges(self._engine.load(), memory, time.time()).items():

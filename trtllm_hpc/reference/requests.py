@@ -66,11 +66,12 @@ class Part:
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
-    """Read the inputs of one Triton request; one that stops another has no parts.
+    """Read the inputs of one Triton request; one that stops another, with the same id, has no parts.
 
     Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
     """
-    if _is_stop(inputs):
+    stop = inputs.get("stop")
+    if stop is not None and stop.any():
         return ()
     batch = rows(inputs)
     parts = tuple(
@@ -132,12 +133,6 @@ def queue_is_full(waiting: int, max_queue_size: int) -> str:
         f"Exceeds maximum queue size: {waiting} requests wait. "
         f"Maximum queue size of {max_queue_size} has been reached; try again later."
     )
-
-
-def _is_stop(inputs: Inputs) -> bool:
-    """Whether a Triton request stops the one with the same request id."""
-    stop = inputs.get("stop")
-    return stop is not None and bool(stop.any())
 
 
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
@@ -282,20 +277,16 @@ def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
     if (weights is None) != (config is None):
         raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
     if weights is not None and config is not None:
-        _check_adapter(weights, config, info)
+        if len(weights) != len(config):
+            raise RequestFailed(
+                f"lora_weights holds {len(weights)} modules and lora_config {len(config)}; they must agree."
+            )
+        wrong = [rank for rank in config[:, 2].tolist() if not 1 <= rank <= info.max_lora_rank]
+        if wrong:
+            raise RequestFailed(
+                f"lora_config names rank {wrong[0]}; this engine was built for 1 to {info.max_lora_rank}."
+            )
     return LoraRequest(row.integer("lora_task_id"), weights, config)
-
-
-def _check_adapter(weights: Array, config: Array, info: EngineInfo) -> None:
-    if len(weights) != len(config):
-        raise RequestFailed(
-            f"lora_weights holds {len(weights)} modules and lora_config {len(config)}; they must agree."
-        )
-    wrong = [rank for rank in config[:, 2].tolist() if not 1 <= rank <= info.max_lora_rank]
-    if wrong:
-        raise RequestFailed(
-            f"lora_config names rank {wrong[0]}; this engine was built for 1 to {info.max_lora_rank}."
-        )
 
 
 def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -26,10 +26,7 @@ from trtllm_hpc.reference.stop_words import LOWEST, WordMatcher, to_device
 
 
 class Needs(enum.IntFlag):
-    """What a request needs besides the token with the largest logit.
-
-    A step does no more than its requests need.
-    """
+    """What a request needs besides the token with the largest logit. A step does no more than is needed."""
 
     NOTHING = 0
     BIAS = enum.auto()
@@ -94,34 +91,14 @@ class Factors(NamedTuple):
     top_p: torch.Tensor
 
 
-class Chosen(NamedTuple):
-    """A step's result on the host, one entry for each row."""
+def to_host(sampled: torch.Tensor) -> tuple[list[int], list[bool], list[float]]:
+    """Copy what ``Sampler.sample`` returned to the host in one transfer; waits for the device.
 
-    tokens: list[int]
-    finished: list[bool]
-    log_probs: list[float]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A step's result on the device."""
-
-    tokens: torch.Tensor
-    """int64 [rows]: the next step's input."""
-    finished: torch.Tensor
-    """bool [rows]: the token is the end token, completes a stop word, or is the last one allowed."""
-    log_probs: torch.Tensor
-    """float32 [rows]: natural logarithm of the token's probability by the raw logits.
-
-    Zeros if no row of the step needs it.
+    For each row: the token, whether it is the end token, completes a stop word, or is the last one allowed,
+    and the natural logarithm of its probability by the raw logits (zero if no row of the step needs it).
     """
-
-    def to_host(self) -> Chosen:
-        """Copy to the host in one transfer; waits for the device."""
-        bits = self.log_probs.view(torch.int32)
-        packed = torch.stack((self.tokens, self.finished.long(), bits.long())).cpu()
-        log_probs = packed[2].int().view(torch.float32)
-        return Chosen(packed[0].tolist(), packed[1].bool().tolist(), log_probs.tolist())
+    tokens, finished, bits = sampled.cpu()
+    return tokens.tolist(), finished.bool().tolist(), bits.int().view(torch.float32).tolist()
 
 
 class Sampler:
@@ -136,9 +113,6 @@ class Sampler:
         self._counts = torch.zeros(slots, len(Counts._fields), dtype=torch.int64, device=device)
         self._factors = torch.ones(slots, len(Factors._fields), device=device)
         self._words = WordMatcher(slots, device)
-        # [slots, vocabulary] each, made when they are first needed; most servers never need them.
-        self._bias: torch.Tensor | None = None
-        self._occurrences: torch.Tensor | None = None
 
     def admit(self, slot: int, request: GenerationRequest) -> None:
         """Put a request into a slot. Does not wait for the device."""
@@ -150,10 +124,10 @@ class Sampler:
         self._factors[slot] = to_device(_factors_of(request.sampling, needs), self._device)
         if request.embedding_bias is not None:
             bias = torch.tensor(request.embedding_bias, dtype=torch.float32)
-            self._biases()[slot] = to_device(bias, self._device)
+            self._bias[slot] = to_device(bias, self._device)
         if needs & Needs.PENALTIES:
             prompt = to_device(torch.tensor(request.prompt), self._device)
-            row = self._occurred()[slot].zero_()
+            row = self._occurrences[slot].zero_()
             row.scatter_add_(0, prompt, torch.ones_like(prompt, dtype=row.dtype))
         if needs & Needs.WORDS:
             self._words.admit(slot, request.prompt, request.bad_words, request.stop_words)
@@ -162,16 +136,17 @@ class Sampler:
         """Forget the slot's request. Does not wait for the device."""
         needs = Needs(int(self._needs[slot]))
         if needs & Needs.BIAS:
-            self._biases()[slot] = 0
+            self._bias[slot] = 0
         if needs & Needs.WORDS:
             self._words.release(slot)
         # Bias and words apply to every row of a step, so nothing may be left for a later request.
         self._needs[slot] = Needs.NOTHING
         self._top_k[slot] = 1
 
-    def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> Sampled:
+    def sample(self, logits: torch.Tensor, slots: torch.Tensor, host_slots: Sequence[int]) -> torch.Tensor:
         """Choose a token for each row and count it as part of the answer, without waiting for the device.
 
+        Returns int64 [3, rows] for ``to_host``.
         ``logits`` are [rows, vocabulary], of any float type, and not changed; ``slots`` are int64 [rows] on
         the device, no slot twice, and ``host_slots`` the same on the host.
         """
@@ -188,18 +163,19 @@ class Sampler:
         if needs & Needs.UNBOUNDED_DRAW:
             self._draw(tokens, scores, host, Needs.UNBOUNDED_DRAW, counts, factors)
         finished = self._count(tokens, slots, needs, counts)
-        return Sampled(tokens, finished, _log_probs(logits, tokens, needs))
+        bits = _log_probs(logits, tokens, needs).view(torch.int32)
+        return torch.stack((tokens, finished.long(), bits.long()))
 
     def _scores(
         self, logits: torch.Tensor, slots: torch.Tensor, needs: Needs, counts: Counts, factors: Factors
     ) -> torch.Tensor:
         scores = logits.to(torch.float32, copy=True)
         if needs & Needs.BIAS:
-            scores += self._biases()[slots]
+            scores += self._bias[slots]
         if needs & Needs.TEMPERATURE:
             scores *= factors.inverse_temperature[:, None]
         if needs & Needs.PENALTIES:
-            scores = _penalised(scores, self._occurred()[slots], factors)
+            scores = _penalised(scores, self._occurrences[slots], factors)
         if needs & Needs.MIN_LENGTH:
             end = counts.end_id.clamp(min=0)[:, None]
             too_early = (counts.new_tokens < counts.min_new_tokens)[:, None]
@@ -235,24 +211,22 @@ class Sampler:
         Counts(*self._counts.unbind(1)).new_tokens.index_copy_(0, slots, new_tokens)
         finished = (tokens == counts.end_id) | (new_tokens >= counts.max_new_tokens)
         if needs & Needs.PENALTIES:
-            occurred = self._occurred()
             places = slots * self._vocab_size + tokens
-            occurred.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=occurred.dtype))
+            ones = torch.ones_like(places, dtype=self._occurrences.dtype)
+            self._occurrences.view(-1).scatter_add_(0, places, ones)
         if needs & Needs.WORDS:
             finished |= self._words.append(slots, tokens)
         return finished
 
-    def _biases(self) -> torch.Tensor:
-        if self._bias is None:
-            self._bias = torch.zeros(self._slots, self._vocab_size, device=self._device)
-        return self._bias
+    # [slots, vocabulary] each, made when they are first needed; most servers never need them.
+    @cached_property
+    def _bias(self) -> torch.Tensor:
+        return torch.zeros(self._slots, self._vocab_size, device=self._device)
 
-    def _occurred(self) -> torch.Tensor:
+    @cached_property
+    def _occurrences(self) -> torch.Tensor:
         """How often each token occurs in prompt and answer, for slots with penalties."""
-        if self._occurrences is None:
-            shape = (self._slots, self._vocab_size)
-            self._occurrences = torch.zeros(shape, dtype=torch.int32, device=self._device)
-        return self._occurrences
+        return torch.zeros(self._slots, self._vocab_size, dtype=torch.int32, device=self._device)
 
 
 def _counts_of(request: GenerationRequest) -> torch.Tensor:

@@ -200,9 +200,7 @@ class Scheduler:
             yield Admission(sequence.slot, rows, sequence.request)
 
     def _chunks(self, budget: int, *, is_decoding: bool) -> Iterable[Chunk]:
-        """Prompts or parts of them, oldest first, as long as their padded rows fit into the step's
-        ``budget``.
-        """
+        """Prompts or their parts, oldest first, as long as the padded rows fit into the step's ``budget``."""
         unread = {
             slot: sequence
             for slot, sequence in self.running.items()
@@ -232,10 +230,7 @@ class Scheduler:
 
 
 def refuse_too_long(request: GenerationRequest, limits: Limits) -> None:
-    """Refuse a request that could never run.
-
-    Raises RequestFailed if the whole KV cache has too few blocks for it.
-    """
+    """Raise RequestFailed if the whole KV cache has too few blocks for a request."""
     needed = limits.blocks_of(request)
     if needed > limits.blocks:
         size = limits.tokens_per_block

@@ -8,9 +8,9 @@ import torch
 
 from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.reference import attention, sharding
+from trtllm_hpc.reference.attention import PagedCache, layer_shapes
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
 from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 
 
@@ -20,7 +20,13 @@ def check(model: Any, tensor_parallel: int, max_seq_len: int) -> None:
     Raises BuildFailed with the reason.
     """
     config = model.config.get_text_config()
-    _check_heads(config, tensor_parallel)
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        value = getattr(config, name, None)
+        if value is not None and value % tensor_parallel:
+            raise BuildFailed(
+                f"The model's {name} is {value}, which cannot be split over "
+                f"--tensor-parallel {tensor_parallel} ranks."
+            )
     sharding.check(model, tensor_parallel)
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and max_seq_len > longest:
@@ -30,15 +36,6 @@ def check(model: Any, tensor_parallel: int, max_seq_len: int) -> None:
         raise BuildFailed(
             f"The reference backend cannot serve models of type {config.model_type} as they are: {reason}."
         )
-
-
-def _check_heads(config: Any, ranks: int) -> None:
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        value = getattr(config, name, None)
-        if value is not None and value % ranks:
-            raise BuildFailed(
-                f"The model's {name} is {value}, which cannot be split over --tensor-parallel {ranks} ranks."
-            )
 
 
 def _unsupported(model: Any, config: Any, max_seq_len: int) -> str | None:
@@ -80,8 +77,7 @@ def difference(model: Any) -> str | None:
     prompts = [_prompt(model, length, first) for length, first in ((_LONG, 3), (_SHORT, 7))]
     expected = torch.stack([model(torch.tensor([prompt])).logits[0, -1] for prompt in prompts]).float()
     own = model.config._attn_implementation
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
+    attention.use(model)
     try:
         found = _through_pages(model, prompts).float()
     except Exception as error:  # noqa: BLE001 - a foreign model may raise anything

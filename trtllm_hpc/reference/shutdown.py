@@ -37,7 +37,12 @@ class Shutdown:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._watchdog = _start_watchdog(world)
+        # sys.executable is the stub here, which itself runs the first python3 on PATH.
+        python = shutil.which("python3") or "python3"
+        sentence = f"The model's process of rank {world.rank} was killed or crashed."
+        arguments = [str(os.getppid()), sentence, str(world.failure_file or "")]
+        command = [python, "-I", watchdog.__file__, *arguments]
+        self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE)
 
     @contextmanager
     def reporting_failure(self) -> Iterator[None]:
@@ -97,14 +102,6 @@ def first_sentence(error: BaseException) -> str:
     """The first sentence of an error, without gloo's source position; its class if it has no text."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return re.sub(r"^\[[^\]]*:\d+\] ", "", lines[0]).split(". ")[0].rstrip(".") + "."
-
-
-def _start_watchdog(world: World) -> subprocess.Popen[bytes]:
-    # sys.executable is the stub here, which itself runs the first python3 on PATH.
-    python = shutil.which("python3") or "python3"
-    sentence = f"The model's process of rank {world.rank} was killed or crashed."
-    arguments = [str(os.getppid()), sentence, str(world.failure_file or "")]
-    return subprocess.Popen([python, "-I", watchdog.__file__, *arguments], stdin=subprocess.PIPE)
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

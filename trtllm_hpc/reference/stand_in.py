@@ -39,10 +39,7 @@ def is_stand_in(folder: EngineFolder) -> bool:
 
 
 def load(folder: EngineFolder, settings: ServeSettings, world: World) -> StandIn:
-    """Connect the ranks. Collective.
-
-    Raises StartFailed if the engine cannot be read, or the ranks did not connect in time.
-    """
+    """Connect the ranks. Collective. Raises StartFailed if a rank cannot read the engine or connect."""
     info = EngineInfo.read(folder)
     if info.world_size != world.size:
         raise StartFailed(f"The engine was built for {info.world_size} ranks, and there are {world.size}.")

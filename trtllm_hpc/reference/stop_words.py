@@ -34,8 +34,7 @@ class WordTable:
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self._table = torch.full((slots, 1, 1), _ANY, dtype=torch.int64, device=device)
-        self._filled: set[int] = set()
-        """Slots that have words."""
+        self._slots_with_words: set[int] = set()
 
     @property
     def length(self) -> int:
@@ -47,7 +46,7 @@ class WordTable:
         if not words:
             self.clear(slot)
             return
-        self._filled.add(slot)
+        self._slots_with_words.add(slot)
         self._grow(len(words), max(map(len, words)))
         _, places, length = self._table.shape
         rows = [(_ANY,) * (length - len(word)) + word for word in words]
@@ -57,8 +56,8 @@ class WordTable:
     def clear(self, slot: int) -> None:
         """Remove all words of a slot."""
         self._table[slot] = _ANY
-        self._filled.discard(slot)
-        if not self._filled:
+        self._slots_with_words.discard(slot)
+        if not self._slots_with_words:
             self._table = self._table.new_full((self._table.shape[0], 1, 1), _ANY)
 
     def complete(self, slots: torch.Tensor, tails: torch.Tensor) -> torch.Tensor:

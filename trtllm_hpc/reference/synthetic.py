@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +108,8 @@ def _add_words(tokenizer: Any, count: int) -> None:
 
     trained = json.loads(tokenizer.to_str())["model"]
     space = tokenizer.pre_tokenizer.pre_tokenize_str(" ")[0][0]
-    free = [word for word in _words(space) if word not in trained["vocab"]]
+    spelled = (space + "".join(letters) for letters in itertools.product(*_SPELLING))
+    free = [word for word in spelled if word not in trained["vocab"]]
     # Spread over the alphabet.
     words = {free[place * len(free) // count]: VOCAB_SIZE + place for place in range(count)}
     merges = [tuple(pair) for pair in trained["merges"]]
@@ -118,7 +118,3 @@ def _add_words(tokenizer: Any, count: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(word, "isolated"), tokenizer.pre_tokenizer]
     )
-
-
-def _words(space: str) -> Iterator[str]:
-    return (space + "".join(letters) for letters in itertools.product(*_SPELLING))

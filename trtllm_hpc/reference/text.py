@@ -7,17 +7,16 @@ processes start in a fraction of a second and stay small.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.paths import read_json
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
-from trtllm_hpc.reference.inputs import Array
+from trtllm_hpc.reference.inputs import Array, padded
 from trtllm_hpc.reference.requests import LONGEST_WORD, MOST_WORDS
 
 _ON = frozenset({"true", "1", "t", "y", "yes"})
@@ -31,33 +30,19 @@ _SEAM = 64
 """Tokens by which the start of a text may differ from the same letters in the whole text."""
 
 
-class TextTokenizer:
-    """The tokenizer in a folder with ``tokenizer.json`` and ``tokenizer_config.json``."""
+class TextTokenizer(ModelTokenizer):
+    """The tokenizer in a folder with ``tokenizer.json`` and ``tokenizer_config.json``, read at once.
+
+    Raises StartFailed if there is no tokenizer, or it cannot be read.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        """Read the tokenizer. Raises StartFailed if there is none, or it cannot be read."""
-        from tokenizers import Tokenizer
-
-        file = Path(folder) / "tokenizer.json"
-        if not file.is_file():
-            raise StartFailed(f"There is no tokenizer.json in {folder}.", hint="check tokenizer_dir")
+        super().__init__(Path(folder))
         try:
-            self._tokenizer = Tokenizer.from_file(str(file))
-            config = read_json(file.with_name("tokenizer_config.json")) or {}
-        except Exception as error:  # the Rust library raises plain Exception
-            raise StartFailed(f"{file} cannot be read: {error}.", hint="check tokenizer_dir") from error
-        vocabulary = self._tokenizer.get_vocab()
-        self.vocab_size = len(vocabulary)
-        """Number of tokens, including special ones."""
-        self.longest_token = max(map(len, vocabulary), default=1)
-        """Most letters of a text that one token can stand for."""
-        self.end_id = self._special_id(config.get("eos_token"))
-        """Id of the end token; ``None`` if the tokenizer has none."""
-        self.pad_id = self._special_id(config.get("pad_token"))
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with the tokenizer's special tokens before and after it by default."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Each is read or computed when it is first used, and then kept.
+            _ = self.vocab_size, self.longest_token, self.end_id, self.pad_id
+        except RequestFailed as error:
+            raise StartFailed(error.message, hint="check tokenizer_dir") from error
 
     def encode_bounded(
         self, text: str, most_tokens: int, *, name: str, limit: str, add_special_tokens: bool = True
@@ -82,14 +67,6 @@ class TextTokenizer:
                 )
         return self.encode(text, add_special_tokens=add_special_tokens)
 
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; bytes of incomplete letters become U+FFFD."""
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
-
-    def _special_id(self, token: Any) -> int | None:
-        content = token.get("content") if isinstance(token, dict) else token
-        return None if content is None else self._tokenizer.token_to_id(content)
-
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
     """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default.
@@ -110,13 +87,6 @@ def text_of(name: str, value: bytes) -> str:
         return value.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RequestFailed(f"{name} is not valid UTF-8: {error}.") from error
-
-
-def padded_prompts(prompts: Sequence[Sequence[int]], pad_id: int) -> Array:
-    """Prompts as [prompts, tokens], shorter ones padded on the right."""
-    longest = max(map(len, prompts))
-    rows = [[*prompt, *[pad_id] * (longest - len(prompt))] for prompt in prompts]
-    return np.array(rows, dtype=np.int32).reshape(len(prompts), longest)
 
 
 def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: int) -> Array:
@@ -199,11 +169,10 @@ class Preprocessor:
         prompts = [self._prompt(text) for text in inputs["QUERY"].reshape(-1)]
         count = len(prompts)
         end_id = NO_END if tokenizer.end_id is None else tokenizer.end_id
-        # As in transformers and upstream's tokenising models: the end token is used if there is no pad token.
-        pad_id = next((token for token in (tokenizer.pad_id, tokenizer.end_id) if token is not None), 0)
+        pad_id = 0 if tokenizer.pad_id is None else tokenizer.pad_id
         pad_ids = inputs.get("PAD_ID", _column(pad_id, count))
         return {
-            "INPUT_ID": padded_prompts(prompts, pad_id),
+            "INPUT_ID": np.array(padded(prompts, pad_id), dtype=np.int32),
             "REQUEST_INPUT_LEN": np.array([[len(tokens)] for tokens in prompts], dtype=np.int32),
             "REQUEST_OUTPUT_LEN": inputs["REQUEST_OUTPUT_LEN"],
             # As upstream: without a text for the decoder it starts from the pad token.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,7 +51,15 @@ def load_model(
     Raises StartFailed if the engine is for another number of ranks, or this rank's file is missing or of
     another engine.
     """
-    _check(engine, info, world)
+    if world.size != info.world_size:
+        raise StartFailed(
+            f"The engine in {engine.folder} was built for {info.world_size} ranks; "
+            f"{world.size} were started.",
+            hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
+        )
+    file = engine.weights(world.rank)
+    if not file.is_file():
+        raise StartFailed(f"The weights of rank {world.rank} are missing: there is no {file}.", hint=REBUILD)
     transformers_logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(engine.model, local_files_only=True)
     with _parameters_without_memory():
@@ -67,18 +74,6 @@ def load_model(
     # The model's own defaults (sampling, end tokens) would replace values that a request leaves out.
     model.generation_config = GenerationConfig()
     return model
-
-
-def _check(engine: EngineFolder, info: EngineInfo, world: World) -> None:
-    if world.size != info.world_size:
-        raise StartFailed(
-            f"The engine in {engine.folder} was built for {info.world_size} ranks; "
-            f"{world.size} were started.",
-            hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
-        )
-    file = engine.weights(world.rank)
-    if not file.is_file():
-        raise StartFailed(f"The weights of rank {world.rank} are missing: there is no {file}.", hint=REBUILD)
 
 
 @contextmanager
@@ -113,7 +108,13 @@ def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
-            _compare(path, wanted, found)
+            wrong = next((it for it in {**wanted, **found} if wanted.get(it) != found.get(it)), None)
+            if wrong is not None:
+                raise StartFailed(
+                    f"{path} is not of this engine: {wrong} has the shape {found.get(wrong)}, "
+                    f"not {wanted.get(wrong)}.",
+                    hint=REBUILD,
+                )
             for name in wanted:
                 _put(model, name, torch.nn.Parameter(file.get_tensor(name), requires_grad=False))
     except (SafetensorError, OSError) as error:
@@ -121,15 +122,6 @@ def _fill(model: Any, engine: EngineFolder, world: World, device: Any) -> None:
     for name, source in model.all_tied_weights_keys.items():
         if name not in wanted:
             _put(model, name, model.get_parameter(source))
-
-
-def _compare(path: Path, wanted: dict[str, Any], found: dict[str, Any]) -> None:
-    if found != wanted:
-        name = next(name for name in {**wanted, **found} if wanted.get(name) != found.get(name))
-        raise StartFailed(
-            f"{path} is not of this engine: {name} has the shape {found.get(name)}, not {wanted.get(name)}.",
-            hint=REBUILD,
-        )
 
 
 def _put(model: Any, name: str, parameter: Any) -> None:

@@ -110,11 +110,9 @@ def rank_device() -> torch.device:
     """This rank's GPU, once it is connected, or the CPU where there is none."""
     import torch
 
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 GREETING_TIMEOUT_S = 10.0
@@ -122,12 +120,7 @@ GREETING_TIMEOUT_S = 10.0
 
 _GREETING_BYTES = 16
 
-_KEEPALIVE = {
-    socket.TCP_NODELAY: 1,
-    socket.TCP_KEEPIDLE: 10,
-    socket.TCP_KEEPINTVL: 5,
-    socket.TCP_KEEPCNT: 4,
-}
+_KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
 30 s. A process that has died is noticed at once."""
 

@@ -27,10 +27,7 @@ SHM_SIZE = "4g"
 
 
 def write_files(folder: Folder, layout: Layout) -> None:
-    """Write everything that the daemons read.
-
-    All of it is world-readable but the key and slurmdbd.conf; slurmdbd insists on that.
-    """
+    """Write everything that the daemons read, for all users but the key and, as slurmdbd wants, its file."""
     for path in (folder.etc, folder.logs, folder.private, folder.munge, folder.devices):
         path.mkdir(mode=0o755)
     folder.controller.mkdir(mode=0o700)
@@ -67,11 +64,7 @@ def umask(mask: int) -> Iterator[None]:
 
 
 def slurm_version(root: str) -> tuple[int, int]:
-    """Slurm's release as ``(year, month)``, e.g. (22, 5).
-
-    Raises:
-        SandboxError: slurmd does not print it.
-    """
+    """Slurm's release as ``(year, month)``, e.g. (22, 5). Raises SandboxError if slurmd does not print it."""
     output = processes.run(entering(root, ["slurmd", "-V"]))
     found = re.search(r"(\d+)\.(\d+)", output)
     if found is None:

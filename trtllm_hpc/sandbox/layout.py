@@ -28,12 +28,7 @@ _INTERFACE_LIMIT = 15
 
 
 def check_name(name: str) -> str:
-    """Return the name if it can be part of host names and file names.
-
-    Raises:
-        SandboxError: it has other characters than lower-case letters, digits and inner
-            hyphens, or more than 32 of them.
-    """
+    """Return the name if it can be part of host names and file names. Raises SandboxError otherwise."""
     if re.fullmatch(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?", name):
         return name
     raise SandboxError(

@@ -11,7 +11,6 @@ import json
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import processes
@@ -33,12 +32,12 @@ def free_subnet(claimed: Iterable[str]) -> str:
 
 def _routed_networks() -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
     routes = json.loads(processes.run(["ip", "-json", "-4", "route", "show", "table", "all"]) or "[]")
-    # The default route covers everything.
-    named = [route["dst"] for route in routes if route["dst"] not in ("default", "0.0.0.0/0")]
     networks = []
-    for name in named:
-        with suppress(ValueError):
-            networks.append(ipaddress.ip_network(name, strict=False))
+    for route in routes:
+        # The default route covers everything.
+        if route["dst"] not in ("default", "0.0.0.0/0"):
+            with suppress(ValueError):
+                networks.append(ipaddress.ip_network(route["dst"], strict=False))
     return networks
 
 
@@ -66,9 +65,9 @@ def connect(layout: Layout, head: Node, nodes: list[Node]) -> None:
             f"link set n{index} master bridge0",
             f"link set n{index} up",
         ]
-    _ip(*lines, inside=head.netns)
+    _ip(*lines, inside=head)
     for node in nodes:
-        _ip(f"address add {node.address}/24 dev eth0", "link set eth0 up", inside=node.netns)
+        _ip(f"address add {node.address}/24 dev eth0", "link set eth0 up", inside=node)
 
 
 def remove(name: str) -> None:
@@ -91,7 +90,7 @@ def _exists(interface: str) -> bool:
     return True
 
 
-def _ip(*lines: str, inside: Path | None = None) -> None:
-    """Run several `ip` commands in one process, in a network namespace if one is given."""
-    enter = [] if inside is None else ["nsenter", f"--net={inside}", "--"]
+def _ip(*lines: str, inside: Node | None = None) -> None:
+    """Run several `ip` commands in one process, in a node's network namespace if a node is given."""
+    enter = [] if inside is None else ["nsenter", f"--target={inside.pid}", "--net", "--"]
     processes.run([*enter, "ip", "-batch", "-"], text_in="\n".join(lines) + "\n")

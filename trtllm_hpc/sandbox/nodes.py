@@ -36,19 +36,10 @@ class Node(Host):
         marked = marked_processes(self.folder, self.name)
         return next((each.pid for each in marked if processes.is_first_process(each.pid)), None)
 
-    @property
-    def netns(self) -> Path | None:
-        """The network namespace, as a path for ``nsenter --net=``."""
-        pid = self.pid
-        return None if pid is None else Path(f"/proc/{pid}/ns/net")
-
     def entering(self, arguments: Sequence[str]) -> list[str]:
-        """The command line that runs ``arguments`` on this node.
+        """The command line that runs ``arguments`` on this node. Raises SandboxError if the node is not up.
 
         It uses ``nsenter``, since ``ip netns exec`` hides /sys/fs/cgroup.
-
-        Raises:
-            SandboxError: the node is not up.
         """
         pid = self.pid
         if pid is None:
@@ -65,17 +56,12 @@ class Node(Host):
     ) -> str:
         """Run a command on this node as root and return its output.
 
-        Raises:
-            SandboxError: the node is not up, or the command fails or takes too long.
+        Raises SandboxError if the node is not up, or the command fails or takes too long.
         """
         return processes.run(self.entering(arguments), timeout_s=timeout_s, environment=environment)
 
     def start_daemon(self, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
-        """Start a command in the background, as a child of process 1.
-
-        Raises:
-            SandboxError: the node is not up.
-        """
+        """Start a child of process 1 in the background. Raises SandboxError if the node is not up."""
         command = self.entering(["setsid", "--fork", *arguments])
         with output.open("ab") as stream:
             done = subprocess.run(
@@ -131,11 +117,7 @@ def start(node: Node, environment: Mapping[str, str], root: str) -> subprocess.P
 
 
 def await_mounts(node: Node, starting: subprocess.Popen[bytes]) -> None:
-    """Wait until process 1 has made the node's mounts.
-
-    Raises:
-        SandboxError: it failed or took too long.
-    """
+    """Wait until process 1 has made the node's mounts. Raises SandboxError if it failed or took too long."""
     assert starting.stdout is not None
     output = starting.stdout.fileno()
     # Bash writes the whole line at once.
@@ -151,13 +133,10 @@ def keep(starting: subprocess.Popen[bytes]) -> None:
 
 
 def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
-    """The processes that hold a sandbox's namespaces, found in /proc.
+    """The processes that hold the namespaces of a sandbox, or of its node ``name``, found in /proc.
 
     They are recognised by their arguments, the path of ``init.sh`` and the host name, so that
     no PID file can be missing, stale or forged. Only processes of root count.
-
-    Args:
-        name: of one node; ``None`` for all.
     """
     marker = str(folder.init)
     return [
@@ -172,8 +151,7 @@ def marked_processes(folder: Folder, name: str | None = None) -> list[Process]:
 def end_all(folder: Folder) -> None:
     """Kill every node of a sandbox and wait until none of its processes is left.
 
-    Raises:
-        SandboxError: a process is still there after ``END_TIMEOUT_S``.
+    Raises SandboxError if a process is still there after ``END_TIMEOUT_S``.
     """
     misses = 0
     # Twice, since the first search may miss a process that was just forked.

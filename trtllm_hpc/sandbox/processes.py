@@ -1,12 +1,16 @@
-"""Processes as /proc shows them, and commands with a time limit."""
+"""Processes as /proc shows them, commands with a time limit, and a lock against other processes."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shlex
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +19,17 @@ from trtllm_hpc.errors import SandboxError
 PROC = Path("/proc")
 ADMIN_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")
 POLL_S = 0.05
+
+LOCK_TIMEOUT_S = 180.0
+"""How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
+_LONGEST_LOCK = 100
+"""Bytes; the kernel takes 107 (unix(7))."""
+
+Progress = Callable[[str], None]
+
+
+def silent(_: str) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True)
@@ -112,3 +127,35 @@ def wait_until(condition: Callable[[], bool], timeout_s: float) -> bool:
             return False
         time.sleep(POLL_S)
     return True
+
+
+@contextmanager
+def lock(what: str, tell: Progress = silent, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold a lock against every other process on this machine.
+
+    The lock is the name of an abstract UNIX socket, which the kernel frees when its holder ends, however it
+    ends; no file is left behind. ``tell`` is called once if another process holds the lock. Raises
+    SandboxError if it has held the lock for all of ``timeout_s``.
+    """
+    name = f"trtllm-hpc {what}"
+    if len(name.encode()) > _LONGEST_LOCK:
+        name = f"trtllm-hpc {hashlib.sha256(what.encode()).hexdigest()}"
+    with socket.socket(socket.AF_UNIX) as holder:
+
+        def taken() -> bool:
+            try:
+                holder.bind(f"\0{name}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                return False
+            return True
+
+        if not taken():
+            tell(f"another `sandbox` command ({what})")
+            if not wait_until(taken, timeout_s):
+                raise SandboxError(
+                    f"Another process has held the lock of the {what} for {timeout_s:g} s.",
+                    hint=f"ss -xlp | grep '{name}'",
+                )
+        yield

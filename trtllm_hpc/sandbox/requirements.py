@@ -1,4 +1,4 @@
-"""What a sandbox needs of this machine, and how missing Debian packages are installed."""
+"""What a sandbox needs of this machine, and the installation of Debian packages, here or as a new root."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.sandbox import processes
-from trtllm_hpc.sandbox.files import rendered
+from trtllm_hpc.sandbox.files import rendered, umask
 from trtllm_hpc.sandbox.nodes import NAMESPACES
-from trtllm_hpc.sandbox.root import which
+from trtllm_hpc.sandbox.processes import Progress, lock
+from trtllm_hpc.sandbox.root import script, which
 
 COMMANDS = {
     "srun": "slurm-client",
@@ -54,6 +55,9 @@ PROBES = {
 POLICY = Path("/usr/sbin/policy-rc.d")
 SET_ASIDE = Path("/usr/sbin/policy-rc.d.before-trtllm-hpc")
 INSTALL_TIMEOUT_S = 900.0
+
+_ALONE = "setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --mount-proc"
+"""Runs a command whose processes and mounts end with this process, however this ends."""
 
 
 def check_platform() -> None:
@@ -118,14 +122,10 @@ def check_kernel() -> None:
             ) from error
 
 
-def install_missing(packages: list[str] | None = None, *, tell: Callable[[str], None]) -> list[str]:
-    """Install Debian packages, by default those that a sandbox lacks, and start no service.
+def install_missing(packages: list[str] | None = None, *, tell: Progress) -> list[str]:
+    """Install Debian packages, by default those that a sandbox lacks, and start no service; return them.
 
-    Returns:
-        The packages that were installed.
-
-    Raises:
-        SandboxError: this is not root or not Linux, there is no apt-get, or it failed.
+    Raises SandboxError if this is not root or not Linux, there is no apt-get, or it failed.
     """
     check_platform()
     check_root()
@@ -143,6 +143,39 @@ def install_missing(packages: list[str] | None = None, *, tell: Callable[[str], 
         _apt_get("update")
         _apt_get(*install_command(packages).split()[1:])
     return packages
+
+
+def make_root(folder: Path, suite: str, mirror: str = "", *, install: bool = False, tell: Progress) -> bool:
+    """Make a root file system with everything that a sandbox needs; return whether it was missing.
+
+    The folder appears when it is complete; until then its name has ``.partial`` at the end. ``mirror`` is the
+    URL of Debian's packages, by default the mirror in apt's configuration. Raises SandboxError if this is not
+    root, the folder holds something else, or a step failed.
+    """
+    check_platform()
+    check_root("make a root file system")
+    folder = folder.absolute()
+    with umask(0o022), lock(f"root file system {folder}", tell):
+        if folder.is_dir() and any(folder.iterdir()):
+            check_packages(str(folder))
+            return False
+        if install and not which("", "debootstrap"):
+            install_missing(["debootstrap"], tell=tell)
+        elif not which("", "debootstrap"):
+            raise SandboxImpossible(
+                "debootstrap, which makes a root file system, is not installed.",
+                hint=f"trtllm-hpc sandbox root {folder} --install, or apt-get install debootstrap",
+            )
+        partial = Path(f"{folder}.partial")
+        packages = missing_packages(str(partial), optional=True)
+        tell(f"debootstrap {suite} and {' '.join(packages)}")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
+            command = ["bash", script("make-root.sh"), str(folder), suite, mirror, *packages]
+            _run_shown("debootstrap", [*_ALONE.split(), *command])
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return True
 
 
 @contextmanager
@@ -169,14 +202,13 @@ def services_held_back() -> Iterator[None]:
 
 def _apt_get(*arguments: str) -> None:
     command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
-    run_shown("apt-get", command, hint=" ".join(["apt-get", *arguments]))
+    _run_shown("apt-get", command, hint=" ".join(["apt-get", *arguments]))
 
 
-def run_shown(name: str, command: Sequence[str], *, hint: str | None = None) -> None:
+def _run_shown(name: str, command: Sequence[str], *, hint: str | None = None) -> None:
     """Run an installer with its output on standard error, since standard output may be JSON.
 
-    Raises:
-        SandboxImpossible: it failed or took too long.
+    Raises SandboxImpossible if it failed or took too long.
     """
     environment = {
         **os.environ,

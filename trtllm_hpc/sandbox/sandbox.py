@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shlex
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -17,35 +14,20 @@ from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
-from trtllm_hpc.sandbox import daemons, files, gpus, network, nodes, processes, requirements
-from trtllm_hpc.sandbox.cluster import Cluster, Status
-from trtllm_hpc.sandbox.daemons import Progress
+from trtllm_hpc.sandbox import files, gpus, network, nodes, requirements
+from trtllm_hpc.sandbox.cluster import Cluster, Status, check_pmix, start_daemons
 from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
+from trtllm_hpc.sandbox.processes import Progress, lock, silent
 
 DEFAULT_GPUS = 4
 """GPUs that a node claims to have if nothing else is said."""
 
-LOCK_TIMEOUT_S = 180.0
-"""How long `up` and `down` wait for another `up` or `down` of the same sandbox."""
-_LONGEST_LOCK = 100
-"""Bytes; the kernel takes 107 (unix(7))."""
-
-
-def _silent(_: str) -> None:
-    """Show no progress."""
-
 
 class Sandbox:
-    """A Slurm cluster on this machine, identified by its name.
+    """A Slurm cluster on this machine, identified by its name. Creating the object starts nothing.
 
-    Creating the object starts nothing.
-
-    Args:
-        name: lower-case letters, digits and inner hyphens, up to 32 of them.
-
-    Raises:
-        SandboxError: the name is not valid.
+    The name has up to 32 lower-case letters, digits and inner hyphens; raises SandboxError otherwise.
     """
 
     def __init__(self, name: str = "default") -> None:
@@ -78,11 +60,7 @@ class Sandbox:
 
     @property
     def head(self) -> Node:
-        """The node of slurmctld, slurmdbd, MariaDB and munge.
-
-        Raises:
-            SandboxError: there is no sandbox of this name.
-        """
+        """The node of slurmctld, slurmdbd, MariaDB and munge. Raises SandboxError if there is no sandbox."""
         layout = self.layout
         if layout is None:
             raise SandboxError(f"There is no sandbox called {self.name}.", hint=self._command("up"))
@@ -104,26 +82,21 @@ class Sandbox:
         *,
         real_gpus: bool = False,
         root: str | os.PathLike[str] | None = None,
-        tell: Progress = _silent,
+        tell: Progress = silent,
     ) -> bool:
-        """Start it and return when its nodes are idle.
+        """Start it and return when its nodes are idle; return whether anything had to be started.
+
+        Raises SandboxError if it cannot start here, one of another shape is up, or a daemon failed. Nothing
+        of it is left then.
 
         Args:
             nodes: number of compute nodes, 1 to 32.
-            gpus_per_node: number of GPUs that each node has, 0 to 16. Default: 4, or with
-                ``real_gpus`` as many of the machine's as there are for every node.
-            real_gpus: share the machine's own GPUs out between the nodes. Otherwise nodes only
-                claim to have GPUs.
-            root: folder of the root file system that the cluster runs from, such as `sandbox root`
-                makes; ``None`` for the machine's own.
+            gpus_per_node: number of GPUs that each node has, 0 to 16. Default: 4, or with ``real_gpus`` as
+                many of the machine's as there are for every node.
+            real_gpus: share out the machine's own GPUs; otherwise nodes only claim to have GPUs.
+            root: folder of the root file system that the cluster runs from, such as `sandbox root` makes;
+                ``None`` for the machine's own.
             tell: called with a few words before each wait.
-
-        Returns:
-            Whether anything had to be started.
-
-        Raises:
-            SandboxError: it cannot start here, one of another shape is up, or a daemon failed.
-                Nothing of it is left then.
         """
         requirements.check_platform()
         requirements.check_root()
@@ -147,14 +120,10 @@ class Sandbox:
                 raise
         return True
 
-    def down(self, *, tell: Progress = _silent) -> bool:
-        """Remove every trace of it, whatever state it is in.
+    def down(self, *, tell: Progress = silent) -> bool:
+        """Remove every trace of it, whatever state it is in; return whether there was anything to remove.
 
-        Returns:
-            Whether there was anything to remove.
-
-        Raises:
-            SandboxError: this is not root, or a process cannot be killed.
+        Raises SandboxError if this is not root, or a process cannot be killed.
         """
         requirements.check_root()
         existed = self.folder.path.exists() or bool(marked_processes(self.folder))
@@ -173,8 +142,7 @@ class Sandbox:
     def _is_up_as(self, shape: Shape) -> bool:
         """Whether it is up with this shape; what a killed `up` has left does not count.
 
-        Raises:
-            SandboxError: it is up with another shape, or something in it is broken.
+        Raises SandboxError if it is up with another shape, or something in it is broken.
         """
         status = self.status()
         # We hold the lock, so the command that was starting it has ended.
@@ -205,9 +173,9 @@ class Sandbox:
             ]
             for node, process in zip(hosts, starting, strict=True):
                 nodes.await_mounts(node, process)
-            daemons.check_pmix(cluster)
+            check_pmix(cluster)
             network.connect(layout, cluster.head, cluster.nodes)
-            daemons.start(cluster, tell)
+            start_daemons(cluster, tell)
             for process in starting:
                 nodes.keep(process)
         self._write_state(layout, complete=True)
@@ -243,40 +211,3 @@ class Sandbox:
         """Hold this sandbox against other commands."""
         with files.umask(0o022), lock(f"sandbox {self.name}", tell):
             yield
-
-
-@contextmanager
-def lock(what: str, tell: Progress = _silent, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold a lock against every other process on this machine.
-
-    The lock is the name of an abstract UNIX socket, which the kernel frees when its holder ends,
-    however it ends; no file is left behind.
-
-    Args:
-        tell: called once if another process holds the lock.
-
-    Raises:
-        SandboxError: another process held it for all of ``timeout_s``.
-    """
-    name = f"trtllm-hpc {what}"
-    if len(name.encode()) > _LONGEST_LOCK:
-        name = f"trtllm-hpc {hashlib.sha256(what.encode()).hexdigest()}"
-    with socket.socket(socket.AF_UNIX) as holder:
-
-        def taken() -> bool:
-            try:
-                holder.bind(f"\0{name}")
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                return False
-            return True
-
-        if not taken():
-            tell(f"another `sandbox` command ({what})")
-            if not processes.wait_until(taken, timeout_s):
-                raise SandboxError(
-                    f"Another process has held the lock of the {what} for {timeout_s:g} s.",
-                    hint=f"ss -xlp | grep '{name}'",
-                )
-        yield

@@ -11,10 +11,10 @@ import torch
 from transformers import GenerationConfig
 
 from trtllm_hpc.reference import synthetic
+from trtllm_hpc.reference.attention import PagedCache, layer_shapes
 from trtllm_hpc.reference.executor import Executor
 from trtllm_hpc.reference.generation import GenerationRequest, Progress
 from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.paged_cache import PagedCache, layer_shapes
 from trtllm_hpc.reference.scheduler import Admission, Step
 
 BLOCK = 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from tests.waiting import eventually
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference import engine
 from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
@@ -112,8 +112,5 @@ def ask(leader: Leader, *requests: GenerationRequest) -> list[Heard]:
 
 def idle(leader: Leader) -> Load:
     """What the engine says of itself once it has nothing to do."""
-    deadline = time.monotonic() + ANSWER_LIMIT_S
-    while leader.load().active:
-        assert time.monotonic() < deadline, f"still busy: {leader.load()}"
-        time.sleep(0.01)
+    assert eventually(lambda: not leader.load().active, ANSWER_LIMIT_S), f"still busy: {leader.load()}"
     return leader.load()

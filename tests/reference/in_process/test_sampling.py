@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling
-from trtllm_hpc.reference.sampling import Chosen, Sampler
+from trtllm_hpc.reference.sampling import Sampler, to_host
 from trtllm_hpc.reference.stop_words import WordTable
 
 pytestmark = pytest.mark.model
@@ -42,9 +42,15 @@ def sampler_of(requests: Sequence[GenerationRequest], vocab: int = VOCAB) -> Sam
     return sampler
 
 
+class Chosen(NamedTuple):
+    tokens: list[int]
+    finished: list[bool]
+    log_probs: list[float]
+
+
 def step(sampler: Sampler, logits: torch.Tensor, slots: Sequence[int] | None = None) -> Chosen:
     chosen = list(range(len(logits))) if slots is None else list(slots)
-    return sampler.sample(logits, torch.tensor(chosen), chosen).to_host()
+    return Chosen(*to_host(sampler.sample(logits, torch.tensor(chosen), chosen)))
 
 
 def answer(sampled: GenerationRequest, rows: torch.Tensor) -> list[int]:
@@ -412,4 +418,4 @@ def test_a_step_never_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         sampler.release(31)
         sampler.admit(31, request(bad_words=((1, 2),), repetition_penalty=2.0))
         sampled = sampler.sample(logits, slots, list(range(32)))
-    assert len(sampled.to_host().tokens) == 32
+    assert len(to_host(sampled)[0]) == 32
