@@ -13,8 +13,8 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines import rules, toolchain_rules
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.tensorrt_llm.releases import Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PAGE = Path(__file__).parents[1] / "docs" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})

@@ -22,8 +22,9 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.rules import RULES
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
+from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 CALIBRATION: Mapping[str, Any] = {"calibration_dataset": "/data/calibration"}
 HEADS: Mapping[str, Any] = {"model": "/models/heads"}

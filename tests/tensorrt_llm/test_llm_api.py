@@ -11,9 +11,9 @@ import pytest
 from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_1, verdict
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import config_option, has_key_facts, serve_options, unknown_keys
-from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version, releases
 
 VERSIONS = [release.version for release in releases()]
 TO_COME = UNRELEASED

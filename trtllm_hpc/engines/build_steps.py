@@ -20,7 +20,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.releases import quantized_file
+from trtllm_hpc.tensorrt_llm.releases.commands import quantized_file
 from trtllm_hpc.tensorrt_llm.releases.families import preparation
 
 MODEL = Placeholder("model")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from trtllm_hpc.engines.command_lines.compile import CommandLines
     from trtllm_hpc.engines.command_lines.encoder_decoder import Part
     from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain
-    from trtllm_hpc.tensorrt_llm.releases import Release
     from trtllm_hpc.tensorrt_llm.releases.families import Family
+    from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class EngineFacts(JobFacts):
     def first_able(self) -> Release | None:
         """The first release after the job's whose programs can build this engine; ``None`` if none can."""
         from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
-        from trtllm_hpc.tensorrt_llm.releases import releases
+        from trtllm_hpc.tensorrt_llm.releases.release import releases
 
         if self.release is None or self.family is None or not self.builds_engine:
             return None

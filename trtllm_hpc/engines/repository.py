@@ -12,8 +12,8 @@ from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, as_words, settable,
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
-from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 CROSS_KV_CACHE_FRACTION = 0.5
 """Upstream's documents call it the default (docs/model_config.md); its code refuses to start without."""

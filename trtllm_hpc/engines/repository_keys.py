@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, settable_placeholders
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 GROUPS: Mapping[str, str] = {
     "ensemble": "inflight_batcher_llm",

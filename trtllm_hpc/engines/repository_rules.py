@@ -8,8 +8,8 @@ from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 
 def no_llm_api(facts: EngineFacts) -> Diagnostics:

@@ -15,7 +15,7 @@ from trtllm_hpc.config.job import JobFile
 
 if TYPE_CHECKING:
     # Data files of releases are read only for jobs that use TensorRT-LLM.
-    from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
+    from trtllm_hpc.tensorrt_llm.releases.release import Release, UnknownRelease
 
 ReleaseUse = Literal["none", "exact", "nearest"]
 """What a backend needs of a release: nothing, the facts of exactly this release, or those of the nearest
@@ -57,7 +57,7 @@ class JobFacts:
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
         if self.release_use == "none":
             return None, None
-        from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 
         try:
             return self._find_release(), None
@@ -68,12 +68,12 @@ class JobFacts:
         """Return the release whose facts are assumed; ``None`` where only the exact release fits."""
         if self.release_use == "exact" or TAG in (self.cluster.container.image or ""):
             return None
-        from trtllm_hpc.tensorrt_llm.releases import nearest_release
+        from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
 
         return nearest_release(self.stated_version)
 
     def _find_release(self) -> Release:
-        from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
+        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release
 
         in_job = self.job.engine.tensorrt_llm_version
         container = with_image(self.cluster, in_job).container
@@ -91,7 +91,7 @@ class JobFacts:
     @property
     def stated_version(self) -> str | None:
         """The version that the files or the image's name state, known here or not."""
-        from trtllm_hpc.tensorrt_llm.releases import version_of_image
+        from trtllm_hpc.tensorrt_llm.releases.release import version_of_image
 
         container = self.cluster.container
         stated = self.job.engine.tensorrt_llm_version or container.tensorrt_llm_version
@@ -150,7 +150,7 @@ def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterPr
     container = cluster.container
     if container.image is None or TAG not in container.image or container.tensorrt_llm_version:
         return cluster  # a rule refuses the last two together
-    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, releases
+    from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release, releases
 
     with_containers = [release for release in releases() if release.tags]
     release = with_containers[-1] if version is None else find_release(None, version)

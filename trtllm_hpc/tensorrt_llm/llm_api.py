@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any, Literal
 
 from trtllm_hpc.config.diagnostics import nearest
-from trtllm_hpc.tensorrt_llm.releases import Release
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     NEWER,
@@ -23,6 +22,7 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     read_data,
 )
 from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
 _FILE = "--extra_llm_api_options"

@@ -16,7 +16,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.repository_keys import KEYS
 from trtllm_hpc.engines.repository_rules import repository_keys_exist
 from trtllm_hpc.runtime.model_repository.repository import render_models
-from trtllm_hpc.tensorrt_llm.releases import releases
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 HERE = ClusterProfile.model_validate({"name": "here"})
 RELEASES = [release.version for release in releases()]

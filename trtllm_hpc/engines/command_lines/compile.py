@@ -26,7 +26,7 @@ from trtllm_hpc.engines.command_lines.option_request import (
 from trtllm_hpc.engines.command_lines.raw_options import raw_argv
 from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain, program_name
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
 

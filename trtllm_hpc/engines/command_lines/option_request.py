@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trtllm_hpc.errors import TrtllmHpcError
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 
 Role = Literal["build_py", "prepare", "convert", "quantize", "build"]
 """What a program does in a toolchain; ``engine.options`` has the same names."""

@@ -21,7 +21,7 @@ from trtllm_hpc.engines.command_lines.option_request import (
     Role,
     same,
 )
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 
 NO_PLUGIN = "disable"
 

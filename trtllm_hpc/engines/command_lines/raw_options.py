@@ -20,7 +20,7 @@ from trtllm_hpc.engines.command_lines.quantization import (
 from trtllm_hpc.engines.command_lines.speculative import MODES, NUMBERS
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
 
 LORA_PROGRAM = "hf_lora_convert.py"

@@ -12,17 +12,11 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import quantization, speculative
 from trtllm_hpc.engines.command_lines.option_request import Role
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.tensorrt_llm.releases import (
-    Command,
-    Release,
-    quantized_file,
-    quantizes,
-    releases,
-    releases_with,
-)
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file, quantizes, releases_with
 from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release, preparation
 from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
 from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",

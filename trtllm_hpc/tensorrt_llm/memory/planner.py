@@ -25,7 +25,7 @@ from trtllm_hpc.tensorrt_llm.memory.rank_memory import (
     weight_bytes,
 )
 from trtllm_hpc.tensorrt_llm.memory.shapes import Config, ModelShape, read_shape
-from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 GIB = 2**30
 

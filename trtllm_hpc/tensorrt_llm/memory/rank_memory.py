@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.shapes import Matrix, ModelShape, Stack
 
 if TYPE_CHECKING:
-    from trtllm_hpc.tensorrt_llm.releases import Release
+    from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 """Of one element of each type."""
