@@ -12,8 +12,7 @@ from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, has_key_facts, serve_options, unknown_keys
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
-from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED
+from trtllm_hpc.tensorrt_llm.releases.data_files import LEARNED, UNRELEASED, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.release import release_of_version, releases
 
 VERSIONS = [release.version for release in releases()]

@@ -12,12 +12,12 @@ from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
 from trtllm_hpc.tensorrt_llm.releases import release as known_releases
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
-from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
     find_release,
     image_of_tag,
+    no_program,
     release_of_version,
     tag_of_image,
 )
@@ -102,7 +102,7 @@ def learn(bundle: Path, as_json: bool) -> None:
     Example:
       trtllm-hpc versions learn site.json
     """
-    from trtllm_hpc.tensorrt_llm.releases.learned import learn
+    from trtllm_hpc.tensorrt_llm.releases.data_files import learn
 
     learned = learn(bundle)
     if as_json:

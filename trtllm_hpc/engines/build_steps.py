@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trtllm_hpc.engines.command_lines.encoder_decoder import Part
-from trtllm_hpc.engines.command_lines.option_request import Role
+from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
 from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
 from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain
@@ -40,12 +40,9 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     Raises:
         NoToolchain: the release cannot build it. The rules have refused such files, if they were loaded.
     """
-    toolchain = _toolchain(facts)
-    steps = _Steps(facts, toolchain, layout)
-    made = [steps.step(program) for program in toolchain.programs]
-    if facts.job.engine.lora.adapters:
-        made.insert(0, steps.lora())
-    return tuple(made)
+    steps = _Steps(facts, _toolchain(facts), layout)
+    lora = [steps.lora()] if facts.job.engine.lora.adapters else []
+    return (*lora, *map(steps.step, steps.toolchain.programs))
 
 
 def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, ...]:
@@ -102,8 +99,11 @@ class _Steps:
         family = self.toolchain.family
         is_own = program.role == "convert" and program.command.family == family.examples
         source, output = program.folders
+        # QServe's weights go the way before the unified converter (examples/llama/README.md, 'w4aINT8
+        # quantization (QServe)').
+        is_qserve = program.role == "convert" and self.facts.job.engine.quantization.method in QSERVE
         command = (
-            *self._environment(program),
+            *(("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()),
             *self._program(program),
             *(source, MODEL),
             *(family.convert if is_own else ()),
@@ -115,47 +115,32 @@ class _Steps:
         commands = (command, *self._gpus_per_node_of_checkpoint())
         return BuildStep(program.role, commands, inputs=inputs, identity=self._identity())
 
-    def _environment(self, program: Program) -> tuple[str, ...]:
-        """Variables that the program needs: QServe's weights go the way before the unified converter.
-
-        Source: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
-        """
-        method = self.facts.job.engine.quantization.method
-        is_qserve = program.role == "convert" and method in QSERVE
-        return ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()
-
     def _build(self, program: Program) -> BuildStep:
         """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""
         source = self.toolchain.programs[0].role
-        commands = tuple(self._trtllm_build(program, source, part) for part in self.facts.command_lines)
-        inputs = (source, *self._folders(*commands))
-        return BuildStep("build", commands, inputs=inputs, identity=self._layout_identity(), on_gpu=True)
-
-    def _trtllm_build(self, program: Program, source: str, part: Part | None) -> tuple[Argument, ...]:
-        below = f"/{part}" if part is not None else ""
         checkpoint, output = program.folders
-        return (
-            *self._program(program),
-            *(checkpoint, Placeholder(source, below)),
-            *self._argv("build", part),
-            *self._gpus_per_node(program),
-            *(output, Placeholder("output", below)),
-        )
+        commands: list[tuple[Argument, ...]] = []
+        for part in self.facts.command_lines:
+            below = f"/{part}" if part is not None else ""
+            read, written = (checkpoint, Placeholder(source, below)), (output, Placeholder("output", below))
+            options = (*self._argv("build", part), *self._gpus_per_node(program))
+            commands.append((*self._program(program), *read, *options, *written))
+        inputs = (source, *self._folders(*commands))
+        identity = self._layout_identity()
+        return BuildStep("build", tuple(commands), inputs=inputs, identity=identity, on_gpu=True)
 
     def _build_py(self, program: Program) -> BuildStep:
         """``build.py``, which reads the model itself, or weights that another program has made of it."""
         weights, inputs = self._weights(program)
-        quantized: tuple[Argument, ...] = ()
         if self.toolchain.program("quantize") is not None:
             family = self.toolchain.family
             option = BEFORE_BUILD_PY[str(self.facts.job.engine.quantization.method)]
             file = quantized_file(self.toolchain.release.version, family.name, family.examples)
-            quantized = (option, Placeholder("quantize", f"/{file}"))
+            weights += (option, Placeholder("quantize", f"/{file}"))
             inputs.append("quantize")
         command = (
             *self._program(program),
             *weights,
-            *quantized,
             *self._argv("build_py"),
             *self._gpus_per_node(program),
             *(program.folders[1], OUTPUT),
@@ -184,14 +169,16 @@ class _Steps:
         engine = self.facts.job.engine
         command = self.toolchain.release.command(LORA_PROGRAM, self.toolchain.family.examples)
         # The rules have checked that the release has it, and that the names differ.
-        file = (command and command.file) or LORA_PROGRAM
+        program = self._script((command and command.file) or LORA_PROGRAM)
+        options = ("--storage-type", engine.lora.storage_type, *engine.options.lora)
         commands = tuple(
             (
-                *self._script(file),
-                *("-i", adapter),
-                *("-o", Placeholder("output", f"/{PurePosixPath(adapter).name}")),
-                *("--storage-type", engine.lora.storage_type),
-                *engine.options.lora,
+                *program,
+                "-i",
+                adapter,
+                "-o",
+                Placeholder("output", f"/{PurePosixPath(adapter).name}"),
+                *options,
             )
             for adapter in engine.lora.adapters
         )
@@ -203,17 +190,12 @@ class _Steps:
         return (program.command.name,) if program.role == "build" or file is None else self._script(file)
 
     def _script(self, file: str) -> tuple[Argument, ...]:
-        """How a program of upstream's examples is started.
-
-        Raises RenderError if the folder of the examples is not known.
-        """
+        """How a program of the examples is started. Raises RenderError where their folder is unknown."""
         examples = self.facts.examples_folder
         if examples is None:
-            release = self.toolchain.release.version
-            raise RenderError(
-                f"The folder of upstream's examples of TensorRT-LLM {release} is not known.",
-                hint="set container.examples in the cluster profile",
-            )
+            version = self.toolchain.release.version
+            message = f"The folder of upstream's examples of TensorRT-LLM {version} is not known."
+            raise RenderError(message, hint="set container.examples in the cluster profile")
         return (self.facts.cluster.container.python, f"{examples}/{file}")
 
     def _argv(self, role: Role, part: Part | None = None) -> tuple[Argument, ...]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
 
 if TYPE_CHECKING:
     from trtllm_hpc.engines.command_lines.toolchain import Toolchain
-    from trtllm_hpc.tensorrt_llm.releases.families import Family
 
 _DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
 
@@ -42,7 +42,7 @@ def decoding_matches(facts: EngineFacts) -> Diagnostics:
     if release is None or not facts.builds_engine:
         return
     mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    there = release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    there = placeholders_of(release.version, "inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
     # Another rule refuses a mode that the release does not have at all.
     drafts = mode in _DRAFTING and there is not None and mode in there.choices
     if drafts and (wanted is None or wanted.mode != mode):
@@ -89,14 +89,13 @@ def encoder_decoder_matches(facts: EngineFacts) -> Diagnostics:
     job, family = facts.job, facts.family
     if facts.release is None or family is None or not facts.builds_engine:
         return
-    if job.engine.encoder_decoder and not family.encoder_decoder:
-        message = f"a model of the family {family.name} has no encoder"
-        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True)
-    if family.encoder_decoder:
-        yield from _encoder_decoder(job, family)
-
-
-def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
+    if not family.encoder_decoder:
+        if job.engine.encoder_decoder:
+            message = f"a model of the family {family.name} has no encoder"
+            yield in_job(
+                "conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True
+            )
+        return
     if job.engine.backend == "python":
         message = "Triton's Python backend loads decoders only, and the model has an encoder too"
         yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
@@ -122,3 +121,9 @@ def answers_fit_default(facts: EngineFacts) -> Diagnostics:
             message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
             message += " when engine.max_seq_len is left out"
             yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
+
+
+RULES = (
+    *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
+    *(encoder_decoder_matches, answers_fit_default),
+)

@@ -44,10 +44,9 @@ def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
                 message = (
                     f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
                 )
-                if model in _TEXT_MODELS and release.at_least(_LORA_INPUTS):
-                    hint = "measure tensorrt_llm (companion.benchmark.model), or use another release"
-                else:
-                    hint = "remove it, or use another release"
+                is_elsewhere = model in _TEXT_MODELS and release.at_least(_LORA_INPUTS)
+                first = "measure tensorrt_llm (companion.benchmark.model)" if is_elsewhere else "remove it"
+                hint = f"{first}, or use another release"
                 yield in_job("release", field, message, hint, model)
 
 
@@ -58,7 +57,7 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     if toolchain is None or not adapters:
         return
     from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, lora_problems
-    from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+    from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
     release, family = toolchain.release, toolchain.family.examples
     command = release.command(LORA_PROGRAM, family)
@@ -102,14 +101,19 @@ def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
 
 def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
     """The keys of a quantization fit its method."""
-    job = facts.job
-    wanted = job.engine.quantization
+    wanted = facts.job.engine.quantization
     field = "engine.quantization"
     if wanted.method == "auto" and not wanted.auto_formats:
         yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
     if wanted.method == "auto" and wanted.auto_bits is None:
         yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
-    yield from _quantized_weights(facts)
+    if facts.toolchain is not None and wanted.checkpoint is None:
+        from trtllm_hpc.engines.command_lines.quantization import needs_checkpoint
+
+        options = [option for program in facts.toolchain.programs for option in program.command.options]
+        if needs_checkpoint(wanted, options):
+            message = f"{wanted.method} needs weights that are quantized already"
+            yield in_job("missing", f"{field}.checkpoint", message, "set it to their file or folder")
     for key, methods in _ONLY_WITH.items():
         value = getattr(wanted, key)
         if value not in (None, False, []) and wanted.method not in methods:
@@ -118,23 +122,6 @@ def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
             yield in_job("conflict", f"{field}.{key}", message, hint, value)
 
 
-def _quantized_weights(facts: EngineFacts) -> Diagnostics:
-    """Weights that another tool has quantized are named where the programs read them."""
-    from trtllm_hpc.engines.command_lines import quantization
-
-    wanted, toolchain, field = (
-        facts.job.engine.quantization,
-        facts.toolchain,
-        "engine.quantization.checkpoint",
-    )
-    if toolchain is None:
-        return
-    options = [option for program in toolchain.programs for option in program.command.options]
-    if wanted.checkpoint is None and quantization.needs_checkpoint(wanted, options):
-        yield in_job("missing", field, f"{wanted.method} needs weights that are quantized already", _WEIGHTS)
-
-
-_WEIGHTS = "set it to their file or folder"
 _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "auto_formats": ("auto",),
     "auto_bits": ("auto",),
@@ -154,3 +141,9 @@ def build_py_leaves_no_choice(facts: EngineFacts) -> Diagnostics:
     if wanted.tool != tool(wanted, by_build_py=True):
         message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+
+
+RULES = (
+    *(lora_names_modules, adapters_can_be_asked_for, adapters_can_be_converted),
+    *(speculative_is_whole, quantization_is_whole, build_py_leaves_no_choice),
+)

@@ -29,11 +29,9 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
         hint = "correct the path; if only the nodes see it, set model.family (--set model.family=llama)"
         yield in_job("unreadable", "model.path", message, hint, job.model.path)
         return
-    named = model_config.get("architectures")
-    if named:
+    message = "is needed here, since the model's config.json names no architecture"
+    if named := model_config.get("architectures"):
         message = f"no programs are known for the architecture {named[0]} of the model's config.json"
-    else:
-        message = "is needed here, since the model's config.json names no architecture"
     hint = f"set it to one of {', '.join(families())}"
     yield in_job("missing", "model.family", message, hint)
 
@@ -84,3 +82,6 @@ def raw_options_are_taken(facts: EngineFacts) -> Diagnostics:
         from trtllm_hpc.engines.command_lines.raw_options import raw_problems
 
         yield from raw_problems(facts.job, facts.toolchain)
+
+
+RULES = (family_is_known, toolchain_exists, examples_are_known, keys_have_options, raw_options_are_taken)

@@ -57,20 +57,13 @@ class JobFacts:
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
         if self.release_use == "none":
             return None, None
-        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
+        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, nearest_release
 
         try:
             return self._find_release(), None
         except UnknownRelease as error:
-            return self._nearest_release(), error
-
-    def _nearest_release(self) -> Release | None:
-        """Return the release whose facts are assumed; ``None`` where only the exact release fits."""
-        if self.release_use == "exact" or TAG in (self.cluster.container.image or ""):
-            return None
-        from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
-
-        return nearest_release(self.stated_version)
+            only_exact = self.release_use == "exact" or TAG in (self.cluster.container.image or "")
+            return None if only_exact else nearest_release(self.stated_version), error
 
     def _find_release(self) -> Release:
         from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release

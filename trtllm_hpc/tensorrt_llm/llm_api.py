@@ -14,14 +14,15 @@ from typing import Any, cast
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
+    LEARNED,
     NEWER,
     UNRELEASED,
     beginning,
+    learned,
     listed_versions,
     parsed,
     read_data,
 )
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"

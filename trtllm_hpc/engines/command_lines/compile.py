@@ -16,19 +16,12 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import encoder_decoder, quantization, speculative
 from trtllm_hpc.engines.command_lines import option_table as table
 from trtllm_hpc.engines.command_lines.encoder_decoder import Part
-from trtllm_hpc.engines.command_lines.option_request import (
-    Context,
-    NotExpressible,
-    OptionRequest,
-    Role,
-    argv,
-)
+from trtllm_hpc.engines.command_lines.option_table import Context, NotExpressible, OptionRequest, Role, argv
 from trtllm_hpc.engines.command_lines.raw_options import raw_argv
 from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain, program_name
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
-from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
 OptionArgv = tuple[str, ...]
 """An option and its values."""
@@ -119,11 +112,13 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
         try:
             value = mapping.value(request.value, option, program.command, context)
         except NotExpressible as error:
-            compiled.problems.append(_problem(request, error.message, error.hint))
+            compiled.problems.append(in_job("release", request.key, error.message, error.hint, request.value))
             return
         arguments = argv(option, value)
         if arguments is None:
-            reasons.append(_not_taken(program.command, option, request.value))
+            takes = f"takes {', '.join(option.choices)}" if option.choices else None
+            takes = takes or f"cannot express {shown(request.value)}"
+            reasons.append(f"{program.command.name}'s {option.name} {takes}")
             continue
         done.add(mapping.role)
         options = compiled.options[program.role]
@@ -131,11 +126,7 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
         options[option.name] = arguments or options.get(option.name, ())
     if not done and request.needed:
         message, hint = _no_option(request, compiled.toolchain, reasons)
-        compiled.problems.append(_problem(request, message, hint))
-
-
-def _problem(request: OptionRequest, message: str, hint: str | None) -> Diagnostic:
-    return in_job("release", request.key, message, hint, request.value)
+        compiled.problems.append(in_job("release", request.key, message, hint, request.value))
 
 
 def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
@@ -171,7 +162,15 @@ def _changed_defaults(program: Program, given: Collection[str], context: Context
 
 
 def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
-    yield from _dtype_note(job, toolchain, context)
+    first = toolchain.programs[0].command
+    option = first.options.get("--dtype") or first.options.get("--storage-type")
+    is_unknown = job.engine.dtype == "auto" and context.dtype is None
+    knows_auto = option is None or "auto" in option.choices or option.default in ("auto", None)
+    if is_unknown and option is not None and not knows_auto:
+        yield (
+            f"engine.dtype is auto, but {first.name} {toolchain.release.version} uses {option.default} "
+            "by default, and the model's config.json cannot be read here: set engine.dtype."
+        )
     yield from _calibration_note(job, toolchain)
     gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
     build = toolchain.program("build") or toolchain.program("build_py")
@@ -179,18 +178,6 @@ def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str
     if build is not None and one_of_two and "--gather_context_logits" not in build.command.options:
         name = f"{build.command.name} {toolchain.release.version}"
         yield f"{name} gathers the logits of both prompt and answer."
-
-
-def _dtype_note(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
-    first = toolchain.programs[0].command
-    option = first.options.get("--dtype") or first.options.get("--storage-type")
-    if job.engine.dtype != "auto" or context.dtype is not None or option is None:
-        return
-    if "auto" not in option.choices and option.default not in ("auto", None):
-        yield (
-            f"engine.dtype is auto, but {first.name} {toolchain.release.version} uses {option.default} "
-            "by default, and the model's config.json cannot be read here: set engine.dtype."
-        )
 
 
 def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
@@ -212,13 +199,6 @@ def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     )
 
 
-def _not_taken(command: Command, option: Option, value: Any) -> str:
-    """Why an option that is there does not take the value."""
-    if option.choices:
-        return f"{command.name}'s {option.name} takes {', '.join(option.choices)}"
-    return f"{command.name}'s {option.name} cannot express {shown(value)}"
-
-
 def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[str]) -> tuple[str, str]:
     """A message and a hint; ``reasons`` say why the options that are there do not take the value."""
     version = toolchain.release.version
@@ -228,10 +208,10 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
         return message, f"choose another value, or leave {request.key} out"
     known = "; ".join(dict.fromkeys(_lifetimes(request, toolchain, exactly=False)))
     history = f": {known}" if known else ", and no release that is known here does"
+    section, _, name = request.key.rpartition(".")
     hint = f"leave {request.key} out, or take a release that has it"
     if not known:
-        is_plugin = request.key.startswith("engine.plugins.")
-        near = nearest(request.key.rpartition(".")[2], _plugins(toolchain)) if is_plugin else None
+        near = nearest(name, _plugins(toolchain)) if section == "engine.plugins" else None
         hint = f"did you mean '{near}'?" if near else f"leave {request.key} out"
     if request.key == "engine.quantization.checkpoint":
         hint = f"leave {request.key} out, and set model.path to the folder of the quantized weights"

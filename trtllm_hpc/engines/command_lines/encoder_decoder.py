@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.option_request import OptionRequest, same
-from trtllm_hpc.engines.command_lines.option_table import plugin
+from trtllm_hpc.engines.command_lines.option_table import OptionRequest, plugin, same
 from trtllm_hpc.tensorrt_llm.releases.families import Family
 
 Part = Literal["encoder", "decoder"]

@@ -9,19 +9,13 @@ from typing import get_args
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.option_request import Role
-from trtllm_hpc.engines.command_lines.option_table import LORA, ROWS
-from trtllm_hpc.engines.command_lines.quantization import (
-    BEFORE_BUILD_PY,
-    CONVERTED,
-    DETAILS,
-    WITH_SCALES,
-)
+from trtllm_hpc.engines.command_lines.option_table import LORA, ROWS, Role
+from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, CONVERTED, DETAILS, WITH_SCALES
 from trtllm_hpc.engines.command_lines.speculative import MODES, NUMBERS
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
-from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
 LORA_PROGRAM = "hf_lora_convert.py"
 """Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""

@@ -10,13 +10,12 @@ from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import quantization, speculative
-from trtllm_hpc.engines.command_lines.option_request import Role
+from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file, quantizes, releases_with
 from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release, preparation
-from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
-from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
-from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders, placeholders_of
+from trtllm_hpc.tensorrt_llm.releases.release import Release, meant_family, option_lifetime, releases
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",
@@ -258,8 +257,9 @@ def _require_encoder_decoder(release: Release, family: Family) -> None:
             f"{known.clause if known else 'no release here does'}"
         )
         raise NoToolchain(key, message, newer)
-    if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
-        since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
+    template = (release.version, "inflight_batcher_llm", "tensorrt_llm")
+    if placeholder not in placeholders_of(*template):
+        since = known_placeholders(*template)[placeholder].since
         message = (
             f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
             f"pair: its model tensorrt_llm has {placeholder} since {since}"

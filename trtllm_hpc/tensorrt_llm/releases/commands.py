@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     DATA,
+    LEARNED,
     NEWER,
     UNSET,
+    learned,
     listed_versions,
     parsed,
     read_data,
@@ -18,7 +20,6 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     with_tuples,
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
@@ -121,9 +122,10 @@ class Command:
     @property
     def not_in_this_release(self) -> tuple[OptionHistory, ...]:
         """Options that only other releases have."""
-        histories = self.histories.items()
         return tuple(
-            history for name, history in histories if name == history.name and name not in self.options
+            history
+            for name, history in self.histories.items()
+            if name == history.name and name not in self.options
         )
 
     @property
@@ -189,8 +191,7 @@ def quantized_file(version: str, *families: str) -> str | None:
     Args:
         families: names of the model's family; the first that is listed tells.
     """
-    entry = _quantized(families) or {}
-    return entry.get("file") if quantizes(version, *families) else None
+    return (_quantized(families) or {}).get("file") if quantizes(version, *families) else None
 
 
 def quantizes(version: str, *families: str) -> bool:
@@ -250,8 +251,7 @@ def _command(
 ) -> Command:
     versions = releases_with(name.split(" ")[0], family or "")
     options = {}
-    for option, entries in table["options"].items():
-        spans = _spans(entries)
+    for option, spans in _spans(table):
         span = _span_at(spans, version)
         if span is not None:
             changed = _changed_default(spans, versions, version)
@@ -276,17 +276,17 @@ def _command(
     )
 
 
-def _spans(entries: Mapping[str, Any] | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries of an option; the data may have a single one."""
-    return entries if isinstance(entries, list) else [entries]
+def _spans(table: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Each option with its entries; the data may have a single entry."""
+    for option, entries in table["options"].items():
+        yield option, entries if isinstance(entries, list) else [entries]
 
 
 def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
-    if family is not None:
-        folder = family_folder(version, family)
-        return None if folder is None else f"{folder}/{name}"
-    file: str | None = value_at(table.get("file", UNSET), version)
-    return file
+    if family is None:
+        return cast("str | None", value_at(table.get("file", UNSET), version))
+    folder = family_folder(version, family)
+    return None if folder is None else f"{folder}/{name}"
 
 
 def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
@@ -357,8 +357,7 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
     for word in words:
         table = table["subcommand"][word]
     histories: dict[str, OptionHistory] = {}
-    for option, entries in table["options"].items():
-        spans = _spans(entries)
+    for option, spans in _spans(table):
         histories[option] = history = _history(option, spans, versions)
         for alias in {alias for span in spans for alias in span.get("aliases", ())}:
             histories.setdefault(alias, history)

@@ -6,9 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
-
-from packaging.version import Version
+from typing import Any, Literal, cast
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at
 
@@ -110,8 +108,7 @@ def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list
         there = found.get((group, model))
         if there is None:
             continue
-        known = _entries(group, model)
-        wanted = {name for name in known if _has(known[name], version)}
+        wanted = set(placeholders_of(version, group, model))
         if there - wanted:
             lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
         if wanted - there:
@@ -125,25 +122,20 @@ def templates() -> tuple[tuple[str, str], ...]:
 
 
 def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
-    entries: Mapping[str, Mapping[str, Any]] = read_data("placeholders").get(group, {}).get(model, {})
-    return entries
+    return cast("Mapping[str, Mapping[str, Any]]", read_data("placeholders").get(group, {}).get(model, {}))
 
 
 def _has(entry: Mapping[str, Any], version: str) -> bool:
-    release = _base(version)
+    # 0.17.0.post1 has what 0.17.0 has, and 0.16.0.dev1 what 0.16.0 has.
+    release = parsed(parsed(version).base_version)
     if "again" in entry and release >= parsed(entry["again"]):
         return True
     return parsed(entry["since"]) <= release and ("until" not in entry or release <= parsed(entry["until"]))
 
 
-def _base(version: str) -> Version:
-    """The release that a version belongs to: 0.17.0 for 0.17.0.post1, 0.16.0 for 0.16.0.dev1."""
-    return parsed(parsed(version).base_version)
-
-
 def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placeholder:
     since, until = entry.get("choices_since", {}), entry.get("choices_until", {})
-    release = _base(version)
+    release = parsed(parsed(version).base_version)
     choices = tuple(
         choice
         for choice in entry.get("choices", ())

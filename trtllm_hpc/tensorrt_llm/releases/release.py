@@ -1,4 +1,4 @@
-"""Releases of TensorRT-LLM, and which of them a container's image carries."""
+"""Releases of TensorRT-LLM: which of them an image carries, and why they refuse a program or an option."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from packaging.version import InvalidVersion, Version
 
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, load_command
+from trtllm_hpc.tensorrt_llm.releases.commands import (
+    BY_FAMILY,
+    Command,
+    Option,
+    families_with,
+    load_command,
+    releases_with,
+)
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, with_tuples
-from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, differences, placeholders_of
+from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
 """In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
@@ -87,10 +94,6 @@ class Release:
                 default = command.options[option].default
                 return default if type(default) is int else None
         return None
-
-    def placeholders(self, group: str, model: str) -> Mapping[str, Placeholder]:
-        """Placeholders of the template of ``model`` in ``all_models/<group>``, by name."""
-        return placeholders_of(self.version, group, model)
 
 
 @cache
@@ -169,20 +172,20 @@ def find_release(image: str | None, stated: str | None) -> Release:
     if named is None:
         raise _unknown_version(stated)
     if in_image is not None and in_image is not named:
+        images = " or ".join(f"{tag}-trtllm-python-py3" for tag in named.tags)
         raise UnknownRelease(
             f"the image {image} carries TensorRT-LLM {in_image.version}, but {_KEY} says {stated}",
-            hint=f"type --set {_KEY}=null to go by the image, or name an image of {_images(named)}",
+            hint=f"type --set {_KEY}=null to go by the image, or name an image of {images or named.version}",
         )
     return named
 
 
 def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
+    message = f"the name of the image {image} does not tell its TensorRT-LLM"
     if image is None:
         message = "without a container image the version of TensorRT-LLM must be stated"
     elif tag is not None:
         message = f"which TensorRT-LLM is in the container {tag} ({image}) is not known here"
-    else:
-        message = f"the name of the image {image} does not tell its TensorRT-LLM"
     return UnknownRelease(
         message,
         hint=f"set {_KEY}; in the container: python3 -c "
@@ -212,12 +215,70 @@ def _is_newer(version: str) -> bool:
         return False
 
 
-def _images(release: Release) -> str:
-    if not release.tags:
-        return release.version
-    return " or ".join(f"{tag}-trtllm-python-py3" for tag in release.tags)
-
-
 def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
     """The releases, oldest first, whose model templates have exactly these placeholders."""
     return [release.version for release in releases() if not differences(release.version, found)]
+
+
+_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
+
+
+def no_program(release: Release, name: str, family: str) -> tuple[str, str | None]:
+    """Why a release has no program ``name`` for ``family``: a sentence and a hint."""
+    suffix = f" for {family}" if name in BY_FAMILY else ""
+    sentence = f"TensorRT-LLM {release.version} has no {name}{suffix}"
+    having = releases_with(name, family)
+    if not having:
+        hint = meant_family(release, name, family) if name in BY_FAMILY else None
+        return f"{sentence}, nor has any other release known here", hint
+    newer = parsed(having[0]) > parsed(release.version)
+    when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
+    builders = _BUILDERS if name in _BUILDERS else ()
+    there = [other for other in builders if load_command(release.version, other, family) is not None]
+    return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
+
+
+def meant_family(release: Release, name: str, family: str) -> str:
+    """A hint for an unknown family: the nearest name, and all names."""
+    there = families_with(release.version, name)
+    near = nearest(family, there)
+    guess = f"did you mean {near}? " if near else ""
+    return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """The releases that have an option of a program."""
+
+    releases: tuple[str, ...]
+    clause: str
+    """Says so, to follow a colon."""
+
+
+@cache
+def option_lifetime(program: str, option: str, family: str, value: str | None = None) -> Lifetime | None:
+    """Which releases have an option, one that takes ``value`` if given; ``None`` if none has it."""
+    commands = {version: load_command(version, program, family) for version in releases_with(program, family)}
+    having = {version: _taking(command, option, value) for version, command in commands.items()}
+    taken = tuple(version for version, found in having.items() if found is not None)
+    if not taken:
+        return None
+    # The value is worth a mention only where others would be refused.
+    has_choices = any(found.choices for found in having.values() if found is not None)
+    what = f"{option} {value}" if value is not None and has_choices else option
+    versions = list(commands)
+    newer = versions[versions.index(taken[-1]) + 1 :]
+    if newer:
+        since = "" if taken[0] == versions[0] else f" from {taken[0]}"
+        return Lifetime(taken, f"{program} had {what}{since} until {taken[-1]}, {newer[0]} dropped it")
+    if versions[-1] != releases()[-1].version:
+        return Lifetime(taken, f"{program} had {what} from {taken[0]} until {taken[-1]}, its last release")
+    return Lifetime(taken, f"{program} has {what} since {taken[0]}")
+
+
+def _taking(command: Command | None, option: str, value: str | None) -> Option | None:
+    """The option, if the program has it and takes the value."""
+    found = command.find(option) if command is not None else None
+    if found is None or (value is not None and found.choices and value not in found.choices):
+        return None
+    return found
