@@ -99,8 +99,6 @@ def _nearest(cache: Cache, wanted: Chain, step: str) -> tuple[Entry | None, tupl
     return min(found, key=lambda pair: (pair[1][0] != _SAME_MODEL, len(pair[1])))
 
 
-# Differences -----------------------------------------------------------------------------
-
 _LABELS = {
     "compute_capability": "GPU's compute capability",
     "directory": "working directory",

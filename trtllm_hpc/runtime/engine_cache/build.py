@@ -20,7 +20,7 @@ from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
 from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Holder, Lock, Owner, Watch, seconds, try_lock
+from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Lock, Owner, Watch, seconds, try_lock
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
 from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
@@ -31,7 +31,6 @@ PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
 
 _REPORT_S = 60.0
 """Pause between two lines about the same wait."""
-
 _ATTEMPTS = 10
 """An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
@@ -71,9 +70,6 @@ def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
     """Return the hash of ``build.sh`` if the user has changed it: its output is not what was planned."""
     digest = hashlib.sha256(paths.script("build").read_bytes()).hexdigest()
     return None if digest == recipe.script_sha256 else digest
-
-
-# The machine -----------------------------------------------------------------------------
 
 
 def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
@@ -118,9 +114,6 @@ def compute_capability(recipe: Recipe) -> str | None:
             hint="correct compute_capability in the profile, or set constraint to nodes that have it",
         )
     return found[0] if found else planned
-
-
-# Building --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -202,7 +195,7 @@ class _Builder:
         finally:
             lock.release()
         if lock.is_lost and not is_built:
-            self._print(task, "another build has taken over while this one was suspended")
+            _print(task, "another build has taken over while this one was suspended")
         return is_built and task.entry.register(self._paths.folder)
 
     def _wait_for_lock(self, task: _Task) -> Lock | None:
@@ -213,13 +206,15 @@ class _Builder:
             lock = try_lock(task.entry.folder, owner, watch)
             if isinstance(lock, Lock):
                 return lock
-            now = time.monotonic()
-            if now - reported >= _REPORT_S:
-                reported = now
-                self._report(task, "waiting", _waiting(lock, task, now - begun))
-            if now - begun > self._recipe.wait_seconds:
+            waited_s = time.monotonic() - begun
+            span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
+            waits = f"waits for the same output, being built by {lock}, step {task.step.name}, for {span}"
+            if waited_s - reported >= _REPORT_S:
+                reported = waited_s
+                self._report(task, "waiting", waits)
+            if waited_s > self._recipe.wait_seconds:
                 raise BuildFailed(
-                    f"{_waiting(lock, task, now - begun)}, which is as long as this job may wait.",
+                    f"{waits}, which is as long as this job may wait.",
                     hint="raise build.time_limit_minutes, or look at that job with squeue",
                 )
             self._pause(seconds(POLL_VARIABLE))
@@ -273,7 +268,7 @@ class _Builder:
         task.entry.output.rename(lock.work / "broken")
         with suppress(FileNotFoundError):
             task.entry.damage.rename(lock.work / "damaged.txt")
-        self._print(task, f"the cached output is broken ({faults[0]}), it is built again")
+        _print(task, f"the cached output is broken ({faults[0]}), it is built again")
         remove(lock.work / "broken")
         return True
 
@@ -311,21 +306,17 @@ class _Builder:
             sync_folder(Path(folder))
         return True
 
-    def _print(self, task: _Task, sentence: str) -> None:
-        print(f"step {task.step.name}: {sentence}", flush=True)
-
     def _report(self, task: _Task, state: str, sentence: str) -> None:
         """Print what happens to a step, and note it as an event and as the build's progress."""
-        self._print(task, sentence)
+        _print(task, sentence)
         step = task.step.name
         add_event(self._paths, "build", "engine_step", step=step, state=state, entry=task.entry.name)
         message = sentence if step in sentence else f"{step}: {sentence}"
         add_event(self._paths, "build", "progress", step=task.number, of=len(self._tasks), message=message)
 
 
-def _waiting(holder: Holder, task: _Task, waited_s: float) -> str:
-    span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
-    return f"waits for the same output, being built by {holder}, step {task.step.name}, for {span}"
+def _print(task: _Task, sentence: str) -> None:
+    print(f"step {task.step.name}: {sentence}", flush=True)
 
 
 def _open_permissions(output: Path) -> None:

@@ -23,23 +23,15 @@ from trtllm_hpc.runtime.engine_cache.recipe import MODEL, Argument, BuildStep, P
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
-
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in a folder's name."""
-
-SAMPLE_BYTES = 4096
-"""Read from the middle of each tensor; of other large files, ``SAMPLES`` times."""
-
-SAMPLES = 64
-
+SAMPLE_BYTES, SAMPLES = 4096, 64
+"""Bytes that are read from the middle of each tensor; how often in other large files."""
 _WHOLE_UP_TO = 64 * 2**20
 """Largest size in bytes of a file without weights that is read whole: configurations, tokenizers, code."""
-
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo"}
-
 _DOCUMENTATION = {".md", ".png", ".jpg", ".jpeg", ".pdf"}
 """Suffixes of files that no build reads: a change must not cost an hour."""
-
 _LARGEST_HEADER = 100 * 2**20
 """Limit of safetensors' own reader on a file's header."""
 
@@ -53,9 +45,6 @@ class ModelUnreadable(BuildFailed):
 
 class CapabilityUnknown(BuildFailed):
     """The GPU's compute capability is part of a key, and is not known here."""
-
-
-# Keys ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -139,9 +128,6 @@ def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program
     if word in folders:
         return {"folder": folders.index(word)}
     return word
-
-
-# A model's content --------------------------------------------------------------------------
 
 
 def revision_of(folder: Path) -> Revision:

@@ -45,8 +45,7 @@ def check(messages: Messages, files: Mapping[str, Collection[str]]) -> list[Diag
         problem
         for name, message in messages.items()
         for problem in (
-            *_check_files(name, message, files[name]),
-            *_check_names(name, message, messages),
+            *_check_names(name, message, files[name], messages),
             *_check_steps(name, message, messages),
             *_check_tensors(name, message, messages),
         )
@@ -62,16 +61,12 @@ def duplicates(names: list[str]) -> list[Diagnostic]:
     ]
 
 
-def _check_files(name: str, message: Any, files: Collection[str]) -> Iterator[Diagnostic]:
-    if message.backend != "python":
-        return
+def _check_names(name: str, message: Any, files: Collection[str], messages: Messages) -> Iterator[Diagnostic]:
+    """Check that the file and the models which a model names are there."""
     file = message.default_model_filename or "model.py"
-    if f"1/{file}" not in files:
+    if message.backend == "python" and f"1/{file}" not in files:
         hint = "set engine.backend: tensorrtllm, or take a release whose template has the file"
         yield in_model(name, f"has the backend python, but its template lacks 1/{file}.", hint)
-
-
-def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
     for key in MODEL_NAMES:
         if key in message.parameters:
             other = message.parameters[key].string_value
