@@ -83,7 +83,7 @@ def _facts(release: Release, family: str, engine: Engine) -> EngineFacts:
     job = _job(family, json.dumps(engine), "V1" if by_build_py else "inflight_fused_batching")
     keys = {"tensorrt_llm_version": release.version}
     job = job.model_copy(update={"engine": job.engine.model_copy(update=keys)})
-    return EngineFacts(job, SITE, read_config=lambda folder: None)
+    return EngineFacts(job, SITE)
 
 
 @cache

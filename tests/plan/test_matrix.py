@@ -18,7 +18,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
 from trtllm_hpc.engines.command_lines.raw_options import RAW_ROLES
-from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
+from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain, folders
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
@@ -196,8 +196,8 @@ def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) 
             assert len(RELEASE.findall(error.message)) >= 2, error.message
             continue
         found += 1
-        for program in toolchain.programs:
-            assert set(program.folders) <= set(program.command.options)
+        for command in toolchain.programs.values():
+            assert set(folders(command)) <= set(command.options)
     assert found
 
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.engines.command_lines import speculative
+from trtllm_hpc.engines.command_lines.quantization import needs_checkpoint, tool
+from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, program_problems
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
@@ -56,9 +60,6 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     adapters = job.engine.lora.adapters
     if toolchain is None or not adapters:
         return
-    from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, lora_problems
-    from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
-
     release, family = toolchain.release, toolchain.family.examples
     command = release.command(LORA_PROGRAM, family)
     if command is None:
@@ -70,7 +71,7 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     for name in sorted({name for name in names if names.count(name) > 1}):
         message = f"two adapters are called {name}, which names the folder of each"
         yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
-    yield from lora_problems(job, command)
+    yield from program_problems(job.engine.options.lora, "lora", command, "")
 
 
 def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
@@ -79,8 +80,6 @@ def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
     wanted = job.engine.speculative
     if wanted is None or not facts.builds_engine:
         return
-    from trtllm_hpc.engines.command_lines import speculative
-
     how = speculative.mode(job)
     assert how is not None
     if how.weights is not None and wanted.model is None:
@@ -108,9 +107,7 @@ def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
     if wanted.method == "auto" and wanted.auto_bits is None:
         yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
     if facts.toolchain is not None and wanted.checkpoint is None:
-        from trtllm_hpc.engines.command_lines.quantization import needs_checkpoint
-
-        options = [option for program in facts.toolchain.programs for option in program.command.options]
+        options = [option for command in facts.toolchain.programs.values() for option in command.options]
         if needs_checkpoint(wanted, options):
             message = f"{wanted.method} needs weights that are quantized already"
             yield in_job("missing", f"{field}.checkpoint", message, "set it to their file or folder")
@@ -136,8 +133,6 @@ def build_py_leaves_no_choice(facts: EngineFacts) -> Diagnostics:
     toolchain, wanted = facts.toolchain, facts.job.engine.quantization
     if toolchain is None or not toolchain.by_build_py or wanted.tool is None:
         return
-    from trtllm_hpc.engines.command_lines.quantization import tool
-
     if wanted.tool != tool(wanted, by_build_py=True):
         message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)

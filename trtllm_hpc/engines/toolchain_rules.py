@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.validate import UnknownValueError
+from trtllm_hpc.engines.command_lines.raw_options import raw_problems
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.releases.families import families
 
 NOWHERE = ", and no release that is known here does"
 """How a refusal ends where no release has an option for the key; another program may do the same."""
@@ -20,8 +22,6 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
     job = facts.job
     if facts.release is None or facts.family is not None or not facts.builds_engine or job.model.path is None:
         return
-    from trtllm_hpc.tensorrt_llm.releases.families import families
-
     model_config = facts.model_config
     if model_config is None:
         config = f"{job.model.path}/config.json"
@@ -79,8 +79,6 @@ def _with_first_able(problem: Diagnostic, facts: EngineFacts) -> Diagnostic:
 def raw_options_are_taken(facts: EngineFacts) -> Diagnostics:
     """Extra options exist in the release, and no key sets them."""
     if facts.toolchain is not None:
-        from trtllm_hpc.engines.command_lines.raw_options import raw_problems
-
         yield from raw_problems(facts.job, facts.toolchain)
 
 

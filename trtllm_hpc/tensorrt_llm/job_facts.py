@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,8 +50,6 @@ class JobFacts:
     job: JobFile
     cluster: ClusterProfile
     release_use: ReleaseUse = "none"
-    read_config: Callable[[str | None], Mapping[str, Any] | None] = read_model_config
-    """Reads the ``config.json`` in a model's folder."""
 
     @cached_property
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
@@ -120,7 +118,7 @@ class JobFacts:
         """The model's ``config.json``; ``None`` if it cannot be read here."""
         folder = self.job.model.path
         # str() raises where the path is a wrong value.
-        return self.read_config(None if folder is None else str(folder))
+        return read_model_config(None if folder is None else str(folder))
 
 
 def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile:

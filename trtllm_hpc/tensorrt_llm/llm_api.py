@@ -130,17 +130,11 @@ def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     if version in learned():
         return set(learned()[version]["llm_api"].get(path, ()))
     section = _sections().get(path, {})
-    return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
-
-
-def _tables(
-    section: Mapping[str, Any], version: str, values: Mapping[str, Any]
-) -> Iterator[Mapping[str, Any]]:
-    """The section's own table, and that of its variant: of all, where it says none that the release has."""
-    yield section
     there = _variants(section, version)
     chosen = values.get(section.get("by", ""))
-    yield from [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+    # Without a known variant all of them count.
+    variants = [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+    return set().union(*(_of_table(table, version) for table in (section, *variants)))
 
 
 def _variants(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
@@ -239,20 +233,16 @@ def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) 
         if isinstance(values.get(key), int | float) and not 0 <= values[key] <= 1:
             yield key, "must be between 0 and 1", "write a fraction, such as 0.9"
     if values and "by" in section:
-        yield from _wrong_variant(section, values, version)
+        by, variants = section["by"], _variants(section, version)
+        chosen = values.get(by)
+        if isinstance(chosen, str) and chosen in variants:
+            yield from _missing(chosen, variants[chosen], section, values, version)
+        else:
+            yield by, "must be a value of this key on PyTorch here", f"take {', '.join(variants)}"
     yield from _missing("the section", section, section, values, version)
     for one, other in section.get("either", {}).items():
         if values.get(one) and values.get(other):
             yield one, f"does not fit together with {other}", "set only one of the two"
-
-
-def _wrong_variant(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
-    by, there = section["by"], _variants(section, version)
-    chosen = values.get(by)
-    if not isinstance(chosen, str) or chosen not in there:
-        yield by, "must be a value of this key on PyTorch here", f"take {', '.join(there)}"
-        return
-    yield from _missing(chosen, there[chosen], section, values, version)
 
 
 def _missing(

@@ -18,8 +18,9 @@ from trtllm_hpc.engines.command_lines import option_table as table
 from trtllm_hpc.engines.command_lines.encoder_decoder import Part
 from trtllm_hpc.engines.command_lines.option_table import Context, NotExpressible, OptionRequest, Role, argv
 from trtllm_hpc.engines.command_lines.raw_options import raw_argv
-from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain, program_name
+from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders, program_name
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
 from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
@@ -56,18 +57,18 @@ def compile_options(
     ``model_config`` is the model's ``config.json``, where it could be read, and ``part`` the engine of an
     encoder-decoder model.
     """
-    compiled = CommandLines(toolchain, {program.role: {} for program in toolchain.programs})
+    compiled = CommandLines(toolchain, {role: {} for role in toolchain.programs})
     context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
     for request in _requests(job, toolchain, part):
         _compile(compiled, request, context)
-    for program in toolchain.programs:
-        raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
-        _require(compiled, program, raw)
-        options = compiled.options[program.role]
+    for role, command in toolchain.programs.items():
+        raw = {word.partition("=")[0] for word in raw_argv(job, role)}
+        _require(compiled, role, command, raw)
+        options = compiled.options[role]
         given = {*options, *raw}
         if "--autoq_format" in given:
             given.add("--qformat")  # quantize.py ignores it then
-        options.update(_changed_defaults(program, given, context))
+        options.update(_changed_defaults(command, given, context))
     compiled.notes += _notes(job, toolchain, context)
     return compiled
 
@@ -103,14 +104,14 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
     done: set[Role] = set()
     reasons: list[str] = []
     for mapping in request.mappings:
-        program = compiled.toolchain.program(mapping.role)
-        if program is None or mapping.role in done or (done and not request.in_every_program):
+        command = compiled.toolchain.programs.get(mapping.role)
+        if command is None or mapping.role in done or (done and not request.in_every_program):
             continue
-        option = program.command.options.get(mapping.option)
+        option = command.options.get(mapping.option)
         if option is None:
             continue
         try:
-            value = mapping.value(request.value, option, program.command, context)
+            value = mapping.value(request.value, option, command, context)
         except NotExpressible as error:
             compiled.problems.append(in_job("release", request.key, error.message, error.hint, request.value))
             return
@@ -118,10 +119,10 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
         if arguments is None:
             takes = f"takes {', '.join(option.choices)}" if option.choices else None
             takes = takes or f"cannot express {shown(request.value)}"
-            reasons.append(f"{program.command.name}'s {option.name} {takes}")
+            reasons.append(f"{command.name}'s {option.name} {takes}")
             continue
         done.add(mapping.role)
-        options = compiled.options[program.role]
+        options = compiled.options[mapping.role]
         # An option that one key sets stays, though another leaves it out.
         options[option.name] = arguments or options.get(option.name, ())
     if not done and request.needed:
@@ -129,26 +130,26 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
         compiled.problems.append(in_job("release", request.key, message, hint, request.value))
 
 
-def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
+def _require(compiled: CommandLines, role: Role, command: Command, raw: Collection[str]) -> None:
     """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
-    given = {*compiled.options[program.role], *program.folders, *raw, *compiled.toolchain.family.convert}
-    for option in program.command.options.values():
+    given = {*compiled.options[role], *folders(command), *raw, *compiled.toolchain.family.convert}
+    for option in command.options.values():
         if option.required and not {option.name, *option.aliases} & given:
-            message = f"{program.command.name} {program.command.release} needs {option.name}"
+            message = f"{command.name} {command.release} needs {option.name}"
             choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
             hint = f"set it to [{option.name},{choices}"
-            compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
+            compiled.problems.append(in_job("release", f"engine.options.{role}", message, hint))
 
 
-def _changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
+def _changed_defaults(command: Command, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
     """Return the options that are not given and whose default differs between releases, with this default.
 
     The plan then shows what it relies on, and planning the same job file for another release shows the
     difference.
     """
-    skipped = {*given, *NOT_OF_THE_ENGINE, *program.folders}
+    skipped = {*given, *NOT_OF_THE_ENGINE, *folders(command)}
     found: dict[str, OptionArgv] = {}
-    for option in program.command.options.values():
+    for option in command.options.values():
         if option.changed is not None and option.name not in skipped:
             default = option.default
             if option.name.endswith("_plugin") and default in _TYPES and context.dtype is not None:
@@ -162,7 +163,7 @@ def _changed_defaults(program: Program, given: Collection[str], context: Context
 
 
 def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
-    first = toolchain.programs[0].command
+    first = toolchain.first
     option = first.options.get("--dtype") or first.options.get("--storage-type")
     is_unknown = job.engine.dtype == "auto" and context.dtype is None
     knows_auto = option is None or "auto" in option.choices or option.default in ("auto", None)
@@ -173,10 +174,9 @@ def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str
         )
     yield from _calibration_note(job, toolchain)
     gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
-    build = toolchain.program("build") or toolchain.program("build_py")
     one_of_two = any(gathered) and not all(gathered)
-    if build is not None and one_of_two and "--gather_context_logits" not in build.command.options:
-        name = f"{build.command.name} {toolchain.release.version}"
+    if one_of_two and "--gather_context_logits" not in toolchain.builder.options:
+        name = f"{toolchain.builder.name} {toolchain.release.version}"
         yield f"{name} gathers the logits of both prompt and answer."
 
 
@@ -185,16 +185,16 @@ def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     chosen = quantization.tool(wanted, by_build_py=toolchain.by_build_py)
     if not quantization.is_calibrated(wanted, chosen) or wanted.calibration_dataset is not None:
         return
-    program = toolchain.program("quantize") or toolchain.programs[0]
-    if program.role == "build_py":
+    program = toolchain.programs.get("quantize") or toolchain.first
+    if program.name == "build.py":
         return  # it reads scales that somebody has computed
-    option = program.command.options.get("--calib_dataset")
+    option = program.options.get("--calib_dataset")
     default = f" ({option.default})" if option is not None and option.default else ""
     remedy = "load it into the cache of Hugging Face datasets that the compute nodes see"
     if option is not None:
         remedy = "set engine.quantization.calibration_dataset to a local folder"
     yield (
-        f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
+        f"{program.name} downloads its calibration samples{default}, which compute nodes often "
         f"cannot: {remedy}."
     )
 
@@ -220,7 +220,7 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
 
 def _plugins(toolchain: Toolchain) -> list[str]:
     """Names of the plugins that the toolchain's programs have options for."""
-    options = (option for program in toolchain.programs for option in program.command.options)
+    options = (option for command in toolchain.programs.values() for option in command.options)
     names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
     return [name[1] for name in names if name is not None]
 
@@ -230,8 +230,8 @@ def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -
     for mapping in request.mappings:
         if isinstance(mapping.translate, Mapping) and request.value not in mapping.translate:
             continue
-        program = toolchain.program(mapping.role)
-        family = program.command.family if program is not None else None
+        command = toolchain.programs.get(mapping.role)
+        family = command.family if command is not None else None
         is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
         value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
         family = family or toolchain.family.examples
@@ -247,8 +247,8 @@ def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
     gone = [
         history
         for mapping in request.mappings
-        if (program := toolchain.program(mapping.role)) is not None
-        and (history := program.command.histories.get(mapping.option)) is not None
+        if (command := toolchain.programs.get(mapping.role)) is not None
+        and (history := command.histories.get(mapping.option)) is not None
         and history.last is not None
         and parsed(history.last) < parsed(toolchain.release.version)
     ]

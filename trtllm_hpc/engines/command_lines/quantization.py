@@ -90,7 +90,10 @@ def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
         yield OptionRequest("engine.quantization.kv_cache", kind, mappings)
     if by_build_py:
         yield from _in_build_py(quantization)
-    yield from _details(quantization)
+    for key, options in {**DETAILS, "checkpoint": _checkpoint(quantization)}.items():
+        value = getattr(quantization, key)
+        if value is not None and value is not False:
+            yield OptionRequest(f"engine.quantization.{key}", value, options)
 
 
 def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
@@ -151,13 +154,6 @@ DETAILS: Mapping[str, tuple[OptionMapping, ...]] = {
     "auto_bits": same("--auto_quantize_bits", "quantize"),
 }
 """Keys of ``engine.quantization`` whose options do not depend on the method."""
-
-
-def _details(quantization: Quantization) -> Iterator[OptionRequest]:
-    for key, options in {**DETAILS, "checkpoint": _checkpoint(quantization)}.items():
-        value = getattr(quantization, key)
-        if value is not None and value is not False:
-            yield OptionRequest(f"engine.quantization.{key}", value, options)
 
 
 def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bool:

@@ -44,39 +44,37 @@ class NoToolchain(ConfigError):
 
 
 @dataclass(frozen=True)
-class Program:
-    """One of upstream's programs in a toolchain."""
-
-    role: Role
-    command: Command
-
-    @property
-    def folders(self) -> tuple[str, str]:
-        """Options that name what the program reads and where it writes."""
-        known = self.command.options
-        source, output = (
-            next((option for option in spellings if option in known), spellings[0])
-            for spellings in (MODEL_OPTIONS, OUTPUT_OPTIONS)
-        )
-        return source, output
-
-
-@dataclass(frozen=True)
 class Toolchain:
-    """The programs from model to engine, in the order in which they run."""
+    """What makes a model into an engine."""
 
     release: Release
     family: Family
-    programs: tuple[Program, ...]
+    programs: Mapping[Role, Command]
+    """In the order in which they run."""
 
-    def program(self, role: Role) -> Program | None:
-        """The program of this role, if the toolchain has one."""
-        return next((program for program in self.programs if program.role == role), None)
+    @property
+    def first(self) -> Command:
+        """The program that reads the model."""
+        return next(iter(self.programs.values()))
+
+    @property
+    def builder(self) -> Command:
+        """The program that builds the engine."""
+        return self.programs["build_py" if self.by_build_py else "build"]
 
     @property
     def by_build_py(self) -> bool:
         """Whether ``build.py`` builds the engine; it reads the model itself."""
-        return self.program("build_py") is not None
+        return "build_py" in self.programs
+
+
+def folders(command: Command) -> tuple[str, str]:
+    """Return the options that name what a program reads and where it writes."""
+    source, output = (
+        next((option for option in spellings if option in command.options), spellings[0])
+        for spellings in (MODEL_OPTIONS, OUTPUT_OPTIONS)
+    )
+    return source, output
 
 
 def find_toolchain(
@@ -98,37 +96,37 @@ def find_toolchain(
     return Toolchain(release, family, programs)
 
 
-def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+def _through_build_py(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
     how = speculative.mode(job)
     if how is not None and how.examples is not None:
         first = _span("convert_checkpoint.py", how.examples)
         message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
         raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
-    programs = [_program("build_py", release, family.examples)]
-    quantized = job.engine.quantization
-    prepare = _prepare(job, release, family, programs[0].command)
+    build = _command("build_py", release, family.examples)
+    prepare = _prepare(job, release, family, build)
+    programs: dict[Role, Command] = {"build_py": build}
     if prepare is not None:
-        programs.insert(0, prepare)
-    if quantization.tool(quantized, by_build_py=True) == "quantize":
-        method = str(quantized.method)
+        programs = {"prepare": prepare, **programs}
+    if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
+        method = str(job.engine.quantization.method)
         if not _reads_quantized(release, family, method):
             raise NoToolchain("engine.quantization.method", *_nothing_quantized(release, family, method))
-        programs.insert(0, _program("quantize", release, family.examples))
-    return tuple(programs)
+        programs = {"quantize": _command("quantize", release, family.examples), **programs}
+    return programs
 
 
-def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Program | None:
+def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Command | None:
     """The program that makes weights for ``build.py``; ``None`` where it reads the model itself."""
     how, quantized = preparation(family.examples), job.engine.quantization
     if how is not None and how.always:
-        prepare = _program("prepare", release, family.examples)
-        _require_scales(quantized, release, family, build, prepare.command)
+        prepare = _command("prepare", release, family.examples)
+        _require_scales(quantized, release, family, build, prepare)
         return prepare
     if not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
         return None
     command = release.command(how.program) if how is not None else None
     _require_scales(quantized, release, family, build, command)
-    return Program("prepare", command) if command is not None else None
+    return command
 
 
 def _require_scales(
@@ -186,19 +184,19 @@ def _has_format(release: Release, family: Family, method: str) -> bool:
     return not by_build_py and known and option is not None and method in option.choices
 
 
-def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+def _through_checkpoint(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
     how = speculative.mode(job)
     if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        first = _program("quantize", release, family.examples)
-        if how is not None and how.weights is not None and how.weights not in first.command.options:
+        quantize = _command("quantize", release, family.examples)
+        if how is not None and how.weights is not None and how.weights not in quantize.options:
             message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
             hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
             raise NoToolchain("engine.speculative.mode", message, hint)
-    else:
-        heads = how.examples if how is not None else None
-        key = "engine.speculative.mode" if heads else "model.family"
-        first = _program("convert", release, heads or family.examples, key)
-    return (first, _program("build", release, family.examples))
+        return {"quantize": quantize, "build": _command("build", release, family.examples)}
+    heads = how.examples if how is not None else None
+    key = "engine.speculative.mode" if heads else "model.family"
+    convert = _command("convert", release, heads or family.examples, key)
+    return {"convert": convert, "build": _command("build", release, family.examples)}
 
 
 def program_name(role: Role, family: str) -> str:
@@ -207,7 +205,7 @@ def program_name(role: Role, family: str) -> str:
     return how_prepared.program if how_prepared is not None else PROGRAMS[role]
 
 
-def _program(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Program:
+def _command(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Command:
     name = program_name(role, family)
     command = release.command(name, family)
     if command is None:
@@ -217,7 +215,7 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
         if role in ("convert", "build_py") and not known:
             key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
-    return Program(role, command)
+    return command
 
 
 def _require_text(job: JobFile, family: Family) -> None:

@@ -300,10 +300,11 @@ def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] 
 
 
 def _option(name: str, span: Mapping[str, Any], version: str, source: str, changed: str | None) -> Option:
+    choices = value_at(span.get("choices", ()), version)
     return Option(
         name=name,
         form=span["form"],
-        choices=_choices(span, version),
+        choices=("enable", "disable") if span["form"] == "switch" else tuple(map(str, choices or ())),
         default=_default(span, version),
         changed=changed,
         ignored=span.get("ignored"),
@@ -340,12 +341,6 @@ def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], 
     parts = [f"{steps[0][1]} before {steps[1][0]}"]
     parts += [f"{default} from {version}" for version, default in steps[1:]]
     return f"Left out, it is {defaults[here]} here: {', '.join(parts)}."
-
-
-def _choices(span: Mapping[str, Any], version: str) -> tuple[str, ...]:
-    if span["form"] == "switch":
-        return ("enable", "disable")
-    return tuple(str(word) for word in value_at(span.get("choices", ()), version) or ())
 
 
 @cache

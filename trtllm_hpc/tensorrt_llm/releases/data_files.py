@@ -50,7 +50,12 @@ def read_data(name: str) -> Mapping[str, Any]:
         table = _parse(data)
     if name == "releases":
         known = {entry["version"] for entry in table["release"]}
-        table["release"] += [_release_entry(it) for version, it in learned().items() if version not in known]
+        about = {"python": None, "cuda": None, "backends": ["pytorch"], "source": LEARNED}
+        table["release"] += [
+            {"version": version, "tags": facts["tags"], **about}
+            for version, facts in learned().items()
+            if version not in known
+        ]
     return table
 
 
@@ -158,9 +163,3 @@ def learn(bundle: Path) -> LearnedRelease:
     write_json(file, record)
     learned.cache_clear()
     return LearnedRelease(record["version"], str(file))
-
-
-def _release_entry(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a learned release as an entry of ``releases.toml``."""
-    about = {"tags": record["tags"], "python": None, "cuda": None, "backends": ["pytorch"]}
-    return {"version": record["version"], **about, "source": LEARNED}
