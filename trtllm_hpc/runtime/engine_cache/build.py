@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -49,7 +48,10 @@ def build_engine(paths: RunPaths) -> int:
         versions = installed_versions(PACKAGES)
         check_version(recipe, versions)
         capability = compute_capability(recipe)
-        keys = step_keys(recipe, compute_capability=capability, edited_script=_edited(paths, recipe))
+        script = sha256_of(paths.script("build"))
+        # The output of a script that the user has changed is not what was planned.
+        edited = None if script == recipe.script_sha256 else script
+        keys = step_keys(recipe, compute_capability=capability, edited_script=edited)
         _Builder(paths, recipe, keys, versions, signals).run()
     except Interrupted:
         print(f"the build stops: got {signals[0]}", flush=True)
@@ -64,12 +66,6 @@ def build_engine(paths: RunPaths) -> int:
     finally:
         kill_descendants()
     return ExitCode.OK
-
-
-def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
-    """Return the hash of ``build.sh`` if the user has changed it: its output is not what was planned."""
-    digest = hashlib.sha256(paths.script("build").read_bytes()).hexdigest()
-    return None if digest == recipe.script_sha256 else digest
 
 
 def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:

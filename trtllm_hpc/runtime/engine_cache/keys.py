@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -81,7 +81,25 @@ def step_keys(
     keys: dict[str, StepKey] = {}
     revision = cache(revision_of)  # a folder that several steps read is read once
     for step in recipe.steps:
-        document = _document(step, recipe, keys, revision)
+        folders = [name for name in step.reads if name.startswith("/")]
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "step": step.kind,
+            "commands": [
+                [
+                    _argument(step, word, folders, is_program=number == 0)
+                    for number, word in enumerate(command)
+                ]
+                for command in step.commands
+            ],
+            "directory": step.directory,
+            "identity": dict(step.identity),
+            "inputs": {step.plain(name): keys[name].digest for name in step.reads if name in keys},
+        }
+        if MODEL in step.reads and recipe.model_path is not None:
+            document["model"] = revision(Path(recipe.model_path))
+        if folders:
+            document["folders"] = [revision(Path(name)) for name in folders]
         if step.on_gpu:
             if compute_capability is None:
                 raise CapabilityUnknown("The GPU's compute capability is not known here.")
@@ -90,28 +108,6 @@ def step_keys(
             document["edited_script"] = edited_script
         keys[step.name] = StepKey(step.name, step.kind, document, digest_of(document))
     return tuple(keys.values())
-
-
-def _document(
-    step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revision: Callable[[Path], Revision]
-) -> dict[str, Any]:
-    folders = [name for name in step.reads if name.startswith("/")]
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "step": step.kind,
-        "commands": [
-            [_argument(step, word, folders, is_program=number == 0) for number, word in enumerate(command)]
-            for command in step.commands
-        ],
-        "directory": step.directory,
-        "identity": dict(step.identity),
-        "inputs": {step.plain(name): keys[name].digest for name in step.reads if name in keys},
-    }
-    if MODEL in step.reads and recipe.model_path is not None:
-        document["model"] = revision(Path(recipe.model_path))
-    if folders:
-        document["folders"] = [revision(Path(name)) for name in folders]
-    return document
 
 
 def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program: bool) -> Any:
