@@ -34,11 +34,8 @@ DEFAULT_GPUS_PER_NODE = 8
 def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     """Return the steps from the model to its engine, which is the output of the last.
 
-    Args:
-        layout: of the serve stage; an engine of several ranks contains the number of GPUs of a node.
-
-    Raises:
-        NoToolchain: the release cannot build it. The rules have refused such files, if they were loaded.
+    ``layout`` is that of the serve stage: an engine of several ranks contains the number of GPUs of a node.
+    Raises NoToolchain if the release cannot build it: the rules refuse such files when they are loaded.
     """
     steps = _Steps(facts, _toolchain(facts), layout)
     lora = [steps.lora()] if facts.job.engine.lora.adapters else []

@@ -132,11 +132,8 @@ def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile
 def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterProfile:
     """Return the profile with ``{tag}`` in its image replaced by the newest tag that carries a release.
 
-    Args:
-        version: of TensorRT-LLM; ``None`` takes the newest container known.
-
-    Raises:
-        UnknownRelease: the version is unknown, or no public container carries it.
+    ``version`` is that of TensorRT-LLM; ``None`` takes the newest container known. Raises UnknownRelease if
+    the version is unknown, or no public container carries it.
     """
     container = cluster.container
     if container.image is None or TAG not in container.image or container.tensorrt_llm_version:

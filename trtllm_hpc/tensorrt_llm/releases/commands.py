@@ -136,11 +136,7 @@ class Command:
 
 @cache
 def load_command(version: str, name: str, family: str) -> Command | None:
-    """The tool ``name`` in the release ``version``; see ``Release.command``.
-
-    Raises:
-        KeyError: ``name`` is none of ``COMMANDS``.
-    """
+    """The tool ``name`` in a release; see ``Release.command``. Raises KeyError for none of ``COMMANDS``."""
     if name == _SERVE and version in learned():
         return _learned_command(version)
     table, own_family = _table(name, family)
@@ -176,8 +172,7 @@ def _learned_command(version: str) -> Command:
 def newest_command(name: str) -> Command | None:
     """The tool ``name`` as images newer than all releases have it; ``None``: nothing is known of them.
 
-    Raises:
-        KeyError: ``name`` is none of ``COMMANDS``.
+    Raises KeyError for none of ``COMMANDS``.
     """
     table, _ = _table(name, "llama")
     if "newer" not in table:
@@ -188,8 +183,7 @@ def newest_command(name: str) -> Command | None:
 def quantized_file(version: str, *families: str) -> str | None:
     """The file that the release's ``quantize.py`` writes for its ``build.py``; ``None`` if it writes none.
 
-    Args:
-        families: names of the model's family; the first that is listed tells.
+    Of the ``families``, which are names of the model's family, the first that is listed counts.
     """
     return (_quantized(families) or {}).get("file") if quantizes(version, *families) else None
 
@@ -292,9 +286,8 @@ def _file(name: str, family: str | None, version: str, table: Mapping[str, Any])
 def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
     """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
     for span in spans:
-        begun = "since" not in span or parsed(span["since"]) <= parsed(version)
-        ended = "until" in span and parsed(span["until"]) <= parsed(version)
-        if begun and not ended:
+        begun = parsed(span.get("since", "0")) <= parsed(version)
+        if begun and ("until" not in span or parsed(version) < parsed(span["until"])):
             return span
     return None
 

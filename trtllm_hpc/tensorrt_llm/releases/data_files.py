@@ -90,9 +90,8 @@ def with_tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 def value_at(value: Any, version: str) -> Any:
     """Return the value that holds for a release.
 
-    Args:
-        value: may differ between releases, ``{ "0.7.1" = 1, "0.11.0" = 256 }``: then that of the newest
-            release named which is not newer than ``version``.
+    ``value`` may differ between releases, ``{ "0.7.1" = 1, "0.11.0" = 256 }``: then that of the newest
+    release named which is not newer than ``version``.
     """
     if not isinstance(value, Mapping):
         return None if value == UNSET else value
@@ -142,11 +141,7 @@ class LearnedRelease:
 
 
 def learn(bundle: Path) -> LearnedRelease:
-    """Keep the facts of a bundle in the user's folder.
-
-    Raises:
-        ConfigError: the file is not a bundle with the facts of an image.
-    """
+    """Keep the facts of a bundle in the user's folder. Raises ConfigError if it has no facts of an image."""
     try:
         image = (read_json(bundle) or {})["facts"]["image"]
         tag = re.match(r"\d\d\.\d\d$", image["versions"].get("Triton", ""))
