@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.command_lines.encoder_decoder import Part
+from trtllm_hpc.engines.command_lines.compile import Part
 from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
 from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.compile import CommandLines, compile_options
-from trtllm_hpc.engines.command_lines.encoder_decoder import PARTS, Part
+from trtllm_hpc.engines.command_lines.compile import PARTS, CommandLines, Part, compile_options
 from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family

@@ -64,7 +64,7 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     command = release.command(LORA_PROGRAM, family)
     if command is None:
         known = option_lifetime(LORA_PROGRAM, "--in-file", family)
-        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known.clause if known else ''}"
+        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known}"
         yield in_job("release", "engine.lora.adapters", message, "remove it, or use another release")
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]

@@ -1,29 +1,44 @@
 """Compile the engine section of a job file to the options of a toolchain's programs.
 
-Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which
-option carries it, and a key without one becomes a problem of the job file.
+Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which option
+carries it, and a key without one becomes a problem of the job file. What differs between the engines of an
+encoder and a decoder is from tensorrtllm_backend v0.12.0 and v0.16.0, docs/encoder_decoder.md.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines import encoder_decoder, quantization, speculative
 from trtllm_hpc.engines.command_lines import option_table as table
-from trtllm_hpc.engines.command_lines.encoder_decoder import Part
+from trtllm_hpc.engines.command_lines import quantization, speculative
 from trtllm_hpc.engines.command_lines.option_table import Context, NotExpressible, OptionRequest, Role, argv
 from trtllm_hpc.engines.command_lines.raw_options import raw_argv
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders, program_name
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.families import Family
 from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
+Part = Literal["encoder", "decoder"]
+PARTS: Sequence[Part] = ("encoder", "decoder")
+
+DECODER_ONLY = (
+    "engine.max_seq_len",
+    "engine.max_encoder_input_len",
+    "engine.kv_cache_type",
+    "engine.gather_context_logits",
+    "engine.gather_generation_logits",
+    "engine.paged_context_fmha",
+)
+"""Keys that mean nothing to an encoder: it generates no answer and keeps no KV cache."""
+DECODER_START = 1
+"""Length of a decoder's prompt: one token, which starts the answer."""
 OptionArgv = tuple[str, ...]
 """An option and its values."""
 NOT_OF_THE_ENGINE = ("--workers", "--log_level")
@@ -96,7 +111,42 @@ def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator
     if part is None:
         yield from requests
     else:
-        yield from encoder_decoder.adapted(requests, job, toolchain.family, part)
+        yield from _adapted(requests, job, toolchain.family, part)
+
+
+def _adapted(
+    requests: Sequence[OptionRequest], job: JobFile, family: Family, part: Part
+) -> Iterator[OptionRequest]:
+    """Return the requests for one of the two engines."""
+    for request in requests:
+        if request.key == "engine.max_input_len" or (part == "encoder" and request.key in DECODER_ONLY):
+            continue
+        yield request
+    yield from _encoder(job) if part == "encoder" else _decoder(job)
+    if job.engine.context_fmha is None and family.context_fmha is not None:
+        yield OptionRequest("model.family", family.context_fmha, table.same("--context_fmha", "build"))
+    if "moe" not in job.engine.plugins:
+        # Neither part has experts, and upstream's guides switch the plugin off.
+        yield replace(table.plugin("engine.encoder_decoder", "moe", "disable"), needed=False)
+
+
+def _encoder(job: JobFile) -> Iterator[OptionRequest]:
+    key = "max_encoder_input_len" if job.engine.max_encoder_input_len else "max_input_len"
+    longest = getattr(job.engine, key)
+    if longest is not None:
+        yield OptionRequest(f"engine.{key}", longest, table.same("--max_input_len", "build"))
+    no_cache = table.same("--kv_cache_type", "build", translate={"disabled": "disabled"})
+    no_cache += table.same("--paged_kv_cache", "build", translate={"disabled": False})
+    yield OptionRequest("engine.encoder_decoder", "disabled", no_cache)
+
+
+def _decoder(job: JobFile) -> Iterator[OptionRequest]:
+    both = job.engine.max_encoder_input_len is not None
+    start = job.engine.max_input_len if both and job.engine.max_input_len is not None else DECODER_START
+    yield OptionRequest("engine.max_input_len", start, table.same("--max_input_len", "build"))
+    if not both and job.engine.max_input_len is not None:
+        encoder = table.same("--max_encoder_input_len", "build")
+        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, encoder)
 
 
 def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -> None:
@@ -236,10 +286,10 @@ def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -
         value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
         family = family or toolchain.family.examples
         name = program_name(mapping.role, toolchain.family.examples)
-        found = option_lifetime(name, mapping.option, family, value)
         # If this release has it too, the option belongs to a program outside the toolchain.
-        if found is not None and toolchain.release.version not in found.releases:
-            yield found.clause
+        clause = option_lifetime(name, mapping.option, family, value, here=toolchain.release.version)
+        if clause:
+            yield clause
 
 
 def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:

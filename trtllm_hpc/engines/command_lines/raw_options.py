@@ -83,7 +83,7 @@ def _option(index: int, name: str, role: str, command: Command, family: str) -> 
     option = command.find(name)
     if option is None:
         known = option_lifetime(command.name, name, command.family or family)
-        history = f": {known.clause}" if known is not None else ""
+        history = f": {known}" if known else ""
         message = f"{command.name} {command.release} has no option {shown(name)}{history}"
         yield index, message, _instead(name, command)
         return

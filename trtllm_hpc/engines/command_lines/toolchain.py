@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
-from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import quantization, speculative
 from trtllm_hpc.engines.command_lines.option_table import Role
@@ -119,21 +118,12 @@ def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> 
     """The program that makes weights for ``build.py``; ``None`` where it reads the model itself."""
     how, quantized = preparation(family.examples), job.engine.quantization
     if how is not None and how.always:
-        prepare = _command("prepare", release, family.examples)
-        _require_scales(quantized, release, family, build, prepare)
-        return prepare
-    if not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
+        prepare: Command | None = _command("prepare", release, family.examples)
+    elif not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
         return None
-    command = release.command(how.program) if how is not None else None
-    _require_scales(quantized, release, family, build, command)
-    return command
-
-
-def _require_scales(
-    quantized: Quantization, release: Release, family: Family, build: Command, prepare: Command | None
-) -> None:
-    """Refuse what ``build.py`` has a switch for, but whose scales no program computes."""
-    there = prepare.options if prepare is not None else {}
+    else:
+        prepare = release.command(how.program) if how is not None else None
+    # What build.py has a switch for needs a program that computes the scales.
     wanted = (
         ("method", quantized.method == "int8_sq", "--use_smooth_quant", ("--smoothquant",)),
         ("kv_cache", quantized.kv_cache == "int8", "--int8_kv_cache", quantization.CALIBRATE_CACHE),
@@ -141,12 +131,11 @@ def _require_scales(
     for key, is_wanted, switch, options in wanted:
         if not is_wanted or switch not in build.options or quantized.checkpoint is not None:
             continue
-        if not any(option in there for option in options):
-            message = (
-                f"no program of TensorRT-LLM {release.version} is known that computes int8 scales for "
-                f"{family.name}"
-            )
+        if prepare is None or prepare.options.keys().isdisjoint(options):
+            known = f"no program of TensorRT-LLM {release.version} is known"
+            message = f"{known} that computes int8 scales for {family.name}"
             raise NoToolchain(f"engine.quantization.{key}", message, "take a newer release, or leave it out")
+    return prepare
 
 
 def _reads_quantized(release: Release, family: Family, method: str) -> bool:
@@ -233,15 +222,13 @@ def _require_text(job: JobFile, family: Family) -> None:
 def _require_architecture(
     job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None
 ) -> None:
-    first = first_release(family, model_config)
-    if first is None or release.at_least(first.version):
+    built, first = first_release(family, model_config) or (None, None)
+    if first is None or release.at_least(first):
         return
-    message = (
-        f"TensorRT-LLM {release.version} builds no engine of {first.of}: the first release that does is "
-        f"{first.version}"
-    )
+    builds = f"TensorRT-LLM {release.version} builds no engine of {built}"
+    message = f"{builds}: the first release that does is {first}"
     key = "model.path" if job.model.family is None or model_config is not None else "model.family"
-    raise NoToolchain(key, message, f"take TensorRT-LLM {first.version} or later, or another model")
+    raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
 
 
 def _require_encoder_decoder(release: Release, family: Family) -> None:
@@ -252,7 +239,7 @@ def _require_encoder_decoder(release: Release, family: Family) -> None:
         known = option_lifetime("trtllm-build", option, family.examples)
         message = (
             f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: "
-            f"{known.clause if known else 'no release here does'}"
+            f"{known or 'no release here does'}"
         )
         raise NoToolchain(key, message, newer)
     template = (release.version, "inflight_batcher_llm", "tensorrt_llm")

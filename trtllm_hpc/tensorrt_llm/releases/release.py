@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -128,10 +129,8 @@ def nearest_release(version: str | None) -> Release:
     An unknown ``version`` is taken for newer than all.
     """
     able = [release for release in releases() if "pytorch" in release.backends]
-    try:
-        before = able if version is None else [it for it in able if parsed(it.version) <= Version(version)]
-    except InvalidVersion:
-        before = able
+    wanted = _version(version or "")
+    before = able if wanted is None else [it for it in able if parsed(it.version) <= wanted]
     return before[-1] if before else able[0]
 
 
@@ -148,10 +147,7 @@ def release_of_tag(tag: str) -> Release | None:
 @cache
 def release_of_version(version: str) -> Release | None:
     """The release of that version, however it is written (``0.16``, ``v0.16.0``)."""
-    try:
-        wanted = Version(version)
-    except InvalidVersion:
-        return None
+    wanted = _version(version)
     return next((release for release in releases() if parsed(release.version) == wanted), None)
 
 
@@ -205,14 +201,15 @@ def _unknown_version(stated: str) -> UnknownRelease:
     else:
         hint = f"the nearest is {near}" if near else "trtllm-hpc versions lists them"
     message = f"TensorRT-LLM {stated} is not a release known here"
-    return UnknownRelease(message, hint=hint, choices=versions, is_newer=of_tag is None and _is_newer(stated))
+    version = _version(stated) if of_tag is None else None
+    is_newer = version is not None and version > parsed(versions[-1])
+    return UnknownRelease(message, hint=hint, choices=versions, is_newer=is_newer)
 
 
-def _is_newer(version: str) -> bool:
-    try:
-        return Version(version) > parsed(releases()[-1].version)
-    except InvalidVersion:
-        return False
+def _version(text: str) -> Version | None:
+    with suppress(InvalidVersion):
+        return Version(text)
+    return None
 
 
 def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
@@ -246,39 +243,32 @@ def meant_family(release: Release, name: str, family: str) -> str:
     return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
 
 
-@dataclass(frozen=True)
-class Lifetime:
-    """The releases that have an option of a program."""
-
-    releases: tuple[str, ...]
-    clause: str
-    """Says so, to follow a colon."""
-
-
 @cache
-def option_lifetime(program: str, option: str, family: str, value: str | None = None) -> Lifetime | None:
-    """Which releases have an option, one that takes ``value`` if given; ``None`` if none has it."""
-    commands = {version: load_command(version, program, family) for version in releases_with(program, family)}
-    having = {version: _taking(command, option, value) for version, command in commands.items()}
-    taken = tuple(version for version, found in having.items() if found is not None)
-    if not taken:
-        return None
+def option_lifetime(
+    program: str, option: str, family: str, value: str | None = None, here: str | None = None
+) -> str:
+    """Return which releases have an option (one that takes ``value`` if given), to follow a colon.
+
+    Empty if none has it, or if the release ``here`` has it too.
+    """
+    versions = releases_with(program, family)
+    having: dict[str, Option] = {}
+    for version in versions:
+        command = load_command(version, program, family)
+        found = command.find(option) if command is not None else None
+        if found is not None and (value is None or not found.choices or value in found.choices):
+            having[version] = found
+    if not having or here in having:
+        return ""
+    taken = list(having)
+    first, last = taken[0], taken[-1]
     # The value is worth a mention only where others would be refused.
-    has_choices = any(found.choices for found in having.values() if found is not None)
+    has_choices = any(found.choices for found in having.values())
     what = f"{option} {value}" if value is not None and has_choices else option
-    versions = list(commands)
-    newer = versions[versions.index(taken[-1]) + 1 :]
+    newer = versions[versions.index(last) + 1 :]
     if newer:
-        since = "" if taken[0] == versions[0] else f" from {taken[0]}"
-        return Lifetime(taken, f"{program} had {what}{since} until {taken[-1]}, {newer[0]} dropped it")
+        since = "" if first == versions[0] else f" from {first}"
+        return f"{program} had {what}{since} until {last}, {newer[0]} dropped it"
     if versions[-1] != releases()[-1].version:
-        return Lifetime(taken, f"{program} had {what} from {taken[0]} until {taken[-1]}, its last release")
-    return Lifetime(taken, f"{program} has {what} since {taken[0]}")
-
-
-def _taking(command: Command | None, option: str, value: str | None) -> Option | None:
-    """The option, if the program has it and takes the value."""
-    found = command.find(option) if command is not None else None
-    if found is None or (value is not None and found.choices and value not in found.choices):
-        return None
-    return found
+        return f"{program} had {what} from {first} until {last}, its last release"
+    return f"{program} has {what} since {first}"
