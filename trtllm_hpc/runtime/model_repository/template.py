@@ -153,10 +153,7 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
         for group in message.instance_group:
             group.count = edits.instances
     for key, value in edits.parameters.items():
-        if value is None:
-            message.parameters.pop(key, None)
-        else:
-            message.parameters[key].string_value = value
+        message.parameters[key].string_value = value
     for step in message.ensemble_scheduling.step:
         step.model_name = edits.models.get(step.model_name, step.model_name)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast
 
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
 
 Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", "id_lists"]
 Value = int | float | bool | str
@@ -19,8 +19,6 @@ class Placeholder:
     """One ``${name}`` of a template, as one release has it."""
 
     name: str
-    structural: bool = False
-    """Whether Triton needs a value to load the model; if not, the parameter can be removed."""
     type: Kind
     """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
     choices: tuple[str, ...]
@@ -30,8 +28,6 @@ class Placeholder:
     ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of tensors."""
     required: bool = False
     """The model does not start, or not work, without a value."""
-    default: Value | None
-    """What upstream's code takes where the parameter is left out."""
     fallback: Value | None = None
     """What this project fills in where no key sets it."""
     unset: str | None = None
@@ -142,11 +138,10 @@ def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placehold
         if (choice not in since or release >= parsed(since[choice]))
         and (choice not in until or release <= parsed(until[choice]))
     )
-    same = ("structural", "type", "place", "required", "fallback", "unset", "since")
+    same = ("type", "place", "required", "fallback", "unset", "since")
     return Placeholder(
         name=name,
         choices=choices,
-        default=value_at(entry.get("default"), str(release)),
         until=None if "again" in entry else entry.get("until"),
         **{key: entry[key] for key in same if key in entry},
     )
