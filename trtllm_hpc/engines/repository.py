@@ -20,15 +20,19 @@ from trtllm_hpc.tensorrt_llm.releases.placeholders import (
 )
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
+_PIPELINE = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 GROUPS: Mapping[str, str] = {
-    "ensemble": "inflight_batcher_llm",
-    "preprocessing": "inflight_batcher_llm",
-    "tensorrt_llm": "inflight_batcher_llm",
-    "postprocessing": "inflight_batcher_llm",
-    "tensorrt_llm_bls": "inflight_batcher_llm",
+    **dict.fromkeys(_PIPELINE, "inflight_batcher_llm"),
     "disaggregated_serving_bls": "disaggregated_serving",
 }
 """Models of a repository and the group of their templates."""
+_BLS = ("tensorrt_llm_bls", "disaggregated_serving_bls")
+_OF_THE_SAME_NAME = (
+    *("batching_strategy", "enable_trt_overlap", "gpu_weights_percent", "gpu_device_ids", "decoding_mode"),
+    *("medusa_choices", "eagle_choices", "exclude_input_in_output", "normalize_log_probs"),
+    *("guided_decoding_backend", "encoder_input_features_data_type"),
+)
+"""Keys of ``repository`` whose placeholder in ``tensorrt_llm`` has the same name."""
 
 
 def _in(placeholder: str, *models: str) -> tuple[tuple[str, str], ...]:
@@ -36,9 +40,7 @@ def _in(placeholder: str, *models: str) -> tuple[tuple[str, str], ...]:
 
 
 KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "repository.decoupled": _in(
-        "decoupled_mode", "tensorrt_llm", "tensorrt_llm_bls", "disaggregated_serving_bls"
-    ),
+    "repository.decoupled": _in("decoupled_mode", "tensorrt_llm", *_BLS),
     "model.tokenizer": _in("tokenizer_dir", "preprocessing", "postprocessing"),
     "repository.tokenizer_type": _in("tokenizer_type", "preprocessing", "postprocessing"),
     "repository.add_special_tokens": _in("add_special_tokens", "preprocessing"),
@@ -55,9 +57,7 @@ KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("tensorrt_llm", "max_attention_window_size"),
         ("tensorrt_llm", "max_kv_cache_length"),
     ),
-    "repository.logits_datatype": _in(
-        "logits_datatype", "tensorrt_llm", "ensemble", "tensorrt_llm_bls", "disaggregated_serving_bls"
-    ),
+    "repository.logits_datatype": _in("logits_datatype", "tensorrt_llm", "ensemble", *_BLS),
     "repository.prompt_embedding_table_data_type": _in(
         "prompt_embedding_table_data_type", "tensorrt_llm", "tensorrt_llm_bls"
     ),
@@ -67,22 +67,7 @@ KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "kv_cache.host_cache_size": _in("kv_cache_host_memory_bytes", "tensorrt_llm"),
     "kv_cache.sink_token_length": _in("sink_token_length", "tensorrt_llm"),
     "kv_cache.cross_kv_cache_fraction": _in("cross_kv_cache_fraction", "tensorrt_llm"),
-    **{
-        f"repository.{name}": _in(name, "tensorrt_llm")
-        for name in (
-            "batching_strategy",
-            "enable_trt_overlap",
-            "gpu_weights_percent",
-            "gpu_device_ids",
-            "decoding_mode",
-            "medusa_choices",
-            "eagle_choices",
-            "exclude_input_in_output",
-            "normalize_log_probs",
-            "guided_decoding_backend",
-            "encoder_input_features_data_type",
-        )
-    },
+    **{f"repository.{name}": _in(name, "tensorrt_llm") for name in _OF_THE_SAME_NAME},
 }
 """Keys that are placeholders; the others are changes of the parsed configuration, which any release takes."""
 

@@ -21,16 +21,13 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
 
+_PREPARING = (
+    *("hf_llama_convert", "hf_gptj_convert", "hf_baichuan_convert", "hf_internlm_convert"),
+    *("hf_bloom_convert", "hf_qwen_convert", "hf_opt_convert", "convert_hf_mpt_to_ft"),
+)
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
-    "hf_llama_convert.py": "prepare/hf_llama_convert",
-    "hf_gptj_convert.py": "prepare/hf_gptj_convert",
-    "hf_baichuan_convert.py": "prepare/hf_baichuan_convert",
-    "hf_internlm_convert.py": "prepare/hf_internlm_convert",
-    "hf_bloom_convert.py": "prepare/hf_bloom_convert",
-    "hf_qwen_convert.py": "prepare/hf_qwen_convert",
-    "hf_opt_convert.py": "prepare/hf_opt_convert",
-    "convert_hf_mpt_to_ft.py": "prepare/convert_hf_mpt_to_ft",
+    **{f"{name}.py": f"prepare/{name}" for name in _PREPARING},
     "build.py": "build_py",
     "convert_checkpoint.py": "convert_checkpoint",
     "trtllm-build": "trtllm_build",
