@@ -133,7 +133,7 @@ class Command:
 
 @cache
 def load_command(version: str, name: str, family: str) -> Command | None:
-    """The tool ``name`` in a release; see ``Release.command``. Raises KeyError for none of ``COMMANDS``."""
+    """The tool ``name`` in a release; see ``Release.command``. Raises KeyError if ``COMMANDS`` lacks it."""
     if name == _SERVE and version in learned():
         return _learned_command(version)
     table, own_family = _table(name, family)
@@ -169,7 +169,7 @@ def _learned_command(version: str) -> Command:
 def newest_command(name: str) -> Command | None:
     """The tool ``name`` as images newer than all releases have it; ``None``: nothing is known of them.
 
-    Raises KeyError for none of ``COMMANDS``.
+    Raises KeyError if ``COMMANDS`` lacks it.
     """
     table, _ = _table(name, "llama")
     if "newer" not in table:
