@@ -11,14 +11,14 @@ from typing import Any
 from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines import rules, toolchain_rules
+from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.tensorrt_llm.releases import Release, releases
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PAGE = Path(__file__).parents[1] / "docs" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
-RULES = tuple(rule for rule in rules.RULES if rule.__module__ != toolchain_rules.__name__)
+RULES = (*engine_rules.RULES, *method_rules.RULES)
 WEIGHTS = "/models/quantized"
 
 Engine = Mapping[str, Any]
@@ -72,11 +72,8 @@ def _renders(facts: EngineFacts) -> bool:
 def refusal(release: Release, family: str, method: str) -> str:
     """What the user is told: every message with its hint."""
     facts = _facts(release, family, METHODS[method][0])
-    found = [
-        problem
-        for rule in (shared_rules.release_is_known, shared_rules.backend_is_there, *rules.RULES)
-        for problem in rule(facts)
-    ]
+    before = (shared_rules.release_is_known, shared_rules.backend_is_there, *toolchain_rules.RULES)
+    found = [problem for rule in (*before, *RULES) for problem in rule(facts)]
     return " ".join(f"{problem.field}: {problem.message} ({problem.hint})" for problem in found)
 
 
@@ -86,7 +83,7 @@ def _facts(release: Release, family: str, engine: Engine) -> EngineFacts:
     job = _job(family, json.dumps(engine), "V1" if by_build_py else "inflight_fused_batching")
     keys = {"tensorrt_llm_version": release.version}
     job = job.model_copy(update={"engine": job.engine.model_copy(update=keys)})
-    return EngineFacts(job, SITE, read_config=lambda folder: None)
+    return EngineFacts(job, SITE)
 
 
 @cache

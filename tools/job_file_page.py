@@ -23,7 +23,7 @@ from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.engines.command_lines import option_table
 from trtllm_hpc.engines.command_lines.quantization import DETAILS
 from trtllm_hpc.engines.command_lines.speculative import NUMBERS
-from trtllm_hpc.engines.repository_keys import PLANNED
+from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
 PAGE = Path(__file__).parents[1] / "docs" / "job-file.md"

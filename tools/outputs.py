@@ -30,8 +30,9 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
-from trtllm_hpc.tensorrt_llm.releases import Command, Release
-from trtllm_hpc.tensorrt_llm.releases.learned import LearnedRelease
+from trtllm_hpc.tensorrt_llm.releases.commands import Command
+from trtllm_hpc.tensorrt_llm.releases.data_files import LearnedRelease
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 from trtllm_hpc.validation.checks import DoctorReport
 
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
-from trtllm_hpc.tensorrt_llm.releases import release_of_version
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 PROFILES = ("pyxis", "apptainer", "bare")
 _IMAGES = {"pyxis": "nvcr.io#nvidia/tensorrt-llm/release:", "apptainer": "/images/tensorrt-llm-release:"}

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 
 
 def versions(*words: str) -> Result:

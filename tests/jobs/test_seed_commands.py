@@ -16,7 +16,7 @@ from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.tensorrt_llm.releases.release import find_release
 from trtllm_hpc.validation.load import load
 
 FOLDERS = ("--model_dir", "--output_dir", "--checkpoint_dir")

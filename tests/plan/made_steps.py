@@ -16,7 +16,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
-from trtllm_hpc.tensorrt_llm.releases import find_release
+from trtllm_hpc.tensorrt_llm.releases.release import find_release
 from trtllm_hpc.validation.rules import problems
 
 Site = ClusterProfile | None
@@ -54,7 +54,7 @@ def steps(made: JobFile, where: Site = None, config: Config = None) -> tuple[Bui
 
 def planned(made: JobFile, where: Site = None, config: Config = None) -> tuple[BuildStep, ...]:
     """The steps of a job that the rules have not judged, with this ``config.json`` of the model."""
-    known = EngineFacts(made, where or cluster(), "exact", lambda folder: config)
+    known = _facts(made, where or cluster(), config)
     layout = make_layout(made.engine.world_size, made.serve.nodes, known.cluster.gpus_per_node)
     return make_steps(known, layout)
 
@@ -66,7 +66,13 @@ def made_plan(made: JobFile, where: Site = None) -> Plan:
 
 def notes(made: JobFile, config: Config = None) -> tuple[str, ...]:
     """The notes on a job with which nothing is wrong."""
-    return make_notes(EngineFacts(made, cluster(), "exact", lambda folder: config))
+    return make_notes(_facts(made, cluster(), config))
+
+
+def _facts(made: JobFile, where: ClusterProfile, config: Config) -> EngineFacts:
+    known = EngineFacts(made, where, "exact")
+    vars(known)["model_config"] = config  # as if the file had been read
+    return known
 
 
 def text(word: Argument) -> str:

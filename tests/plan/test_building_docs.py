@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from trtllm_hpc.engines.command_lines.option_table import ROWS
-from trtllm_hpc.tensorrt_llm.releases import COMMANDS, releases
+from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 TEXT = (Path(__file__).parents[2] / "docs" / "building-engines.md").read_text(encoding="utf-8")
 

@@ -13,7 +13,7 @@ from trtllm_hpc.backends import facts_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.tensorrt_llm.releases import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 T5 = yaml.safe_load(f"{{dtype: float16, {SHORT['T5']}}}")
 

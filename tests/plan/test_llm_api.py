@@ -9,7 +9,7 @@ import pytest
 from tests.render.cases import plan_of
 from tests.tensorrt_llm.releases.serve_words import refused_words
 from trtllm_hpc.runtime.server_spec import expand
-from trtllm_hpc.tensorrt_llm.releases import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 CLUSTER = {"name": "here", "gpus_per_node": 8}
 WITH_SERVER = [release for release in releases() if "pytorch" in release.backends]

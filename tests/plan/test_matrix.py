@@ -16,14 +16,15 @@ from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
 from trtllm_hpc.engines.command_lines.raw_options import RAW_ROLES
-from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
+from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain, folders
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.rules import RULES
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.releases import Command, Release, releases
+from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 CALIBRATION: Mapping[str, Any] = {"calibration_dataset": "/data/calibration"}
 HEADS: Mapping[str, Any] = {"model": "/models/heads"}
@@ -42,6 +43,7 @@ def drafted(mode: str, **keys: Any) -> Mapping[str, Any]:
     return {"speculative": {"mode": mode, **keys}}
 
 
+_RULES = (*toolchain_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
 SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "tensor_parallel": ({"tensor_parallel": 4},),
     "pipeline_parallel": ({"pipeline_parallel": 2},),
@@ -194,15 +196,15 @@ def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) 
             assert len(RELEASE.findall(error.message)) >= 2, error.message
             continue
         found += 1
-        for program in toolchain.programs:
-            assert set(program.folders) <= set(program.command.options)
+        for command in toolchain.programs.values():
+            assert set(folders(command)) <= set(command.options)
     assert found
 
 
 def _refused(made: JobFile) -> list[Diagnostic]:
     """What the rules of releases say; those of other things would only take time."""
     facts = EngineFacts(made, SITE, "exact")
-    return [problem for rule in (shared_rules.release_is_known, *RULES) for problem in rule(facts)]
+    return [problem for rule in (shared_rules.release_is_known, *_RULES) for problem in rule(facts)]
 
 
 def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile = SITE) -> None:

@@ -8,7 +8,7 @@ from trtllm_hpc.report.status import status_table
 from trtllm_hpc.report.tables import Table, as_text, print_table, wrap
 from trtllm_hpc.report.versions import releases_table
 from trtllm_hpc.runs.stages import StageStatus
-from trtllm_hpc.tensorrt_llm.releases import releases
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 ROWS = [
     LogRow("build", None, None, "ended 0", 6, None, "/runs/r/logs/build.out"),

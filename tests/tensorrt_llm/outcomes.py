@@ -18,7 +18,7 @@ from trtllm_hpc.config.tree import Source, parse
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.engines.migration import migrate
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys, wrong_values
-from trtllm_hpc.tensorrt_llm.releases import Release, release_of_version
+from trtllm_hpc.tensorrt_llm.releases.release import Release, release_of_version
 
 NEWER = "newer"
 """Stands for images that are newer than every release."""

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from tools.builds_page import METHODS, PAGE, page_parts, refusal, renders, section
-from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 SERVED = [family.name for family in families().values() if family.reads is None]
 TEXT = PAGE.read_text(encoding="utf-8")

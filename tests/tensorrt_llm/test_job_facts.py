@@ -10,7 +10,7 @@ from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.releases import nearest_release, releases, version_of_image
+from trtllm_hpc.tensorrt_llm.releases.release import nearest_release, releases, version_of_image
 
 NEWEST = releases()[-1].version
 UPSTREAM = "nvcr.io/nvidia/tensorrt-llm/release"

@@ -10,10 +10,10 @@ import pytest
 
 from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_1, verdict
 from trtllm_hpc.tensorrt_llm import llm_api
-from trtllm_hpc.tensorrt_llm.llm_api import config_option, has_key_facts, serve_options, unknown_keys
-from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
-from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED
+from trtllm_hpc.tensorrt_llm.llm_api import SERVER, has_key_facts, serve_options, unknown_keys
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
+from trtllm_hpc.tensorrt_llm.releases.data_files import LEARNED, UNRELEASED, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version, releases
 
 VERSIONS = [release.version for release in releases()]
 TO_COME = UNRELEASED
@@ -60,22 +60,22 @@ def test_newer_images_have_what_no_release_has() -> None:
 
 
 def test_the_front_of_disaggregated_serving_has_options_of_its_own() -> None:
-    front = serve_options(known("1.1.0"), "disaggregated")
-    assert front["--config_file"].aliases == ("-c",) and front["--request_timeout"].default == 180
-    assert "--metrics-log-interval" not in serve_options(known("0.20.0"), "disaggregated")
-    assert serve_options(known("0.18.2"), "disaggregated") == {}
-    assert "--schedule_style" in serve_options(None, "disaggregated")
-    with pytest.raises(KeyError):
-        serve_options(None, "disagregated")
+    def front(command: Command | None) -> Mapping[str, Option]:
+        assert command is not None
+        return command.subcommands["disaggregated"].options
+
+    of_1_1 = front(load_command("1.1.0", SERVER, "llama"))
+    assert of_1_1["--config_file"].aliases == ("-c",) and of_1_1["--request_timeout"].default == 180
+    assert "--metrics-log-interval" not in front(load_command("0.20.0", SERVER, "llama"))
+    before = load_command("0.18.2", SERVER, "llama")
+    assert before is not None and before.subcommands == {}
+    assert "--schedule_style" in front(newest_command(SERVER))
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [("0.19.0", "--extra_llm_api_options"), ("1.1.0", "--extra_llm_api_options"), ("1.2.0", "--config")],
-)
-def test_the_name_of_the_file_option(version: str, name: str) -> None:
-    assert config_option(known(version)) == name
-    assert config_option(None) == "--config"
+@pytest.mark.parametrize(("version", "aliased"), [("0.19.0", False), ("1.1.0", False), ("1.2.0", True)])
+def test_the_file_option_has_a_shorter_name_in_new_releases(version: str, aliased: bool) -> None:
+    assert ("--config" in serve_options(known(version))["--extra_llm_api_options"].aliases) == aliased
+    assert "--config" in serve_options(None)["--extra_llm_api_options"].aliases
 
 
 def test_the_verdicts_on_values_are_upstream_s() -> None:

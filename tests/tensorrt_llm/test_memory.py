@@ -22,7 +22,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan, plan_memory
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
 from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
-from trtllm_hpc.tensorrt_llm.releases import release_of_version
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 GIB = 2**30
 FREE: dict[str, Any] = {"max_batch_size": None, "max_seq_len": None, "max_num_tokens": None}

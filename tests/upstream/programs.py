@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.tensorrt_llm.releases import release_of_version
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 
 def main() -> None:

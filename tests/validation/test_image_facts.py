@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.tensorrt_llm.llm_api import known_keys, serve_options
-from trtllm_hpc.tensorrt_llm.releases import release_of_version
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 from trtllm_hpc.validation.image_facts import compare_image
 
 RELEASE = release_of_version("1.2.1")

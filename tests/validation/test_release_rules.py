@@ -9,7 +9,7 @@ import pytest
 from tests.config.files import CLUSTER, JOB, Folder
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
-from trtllm_hpc.tensorrt_llm.releases import releases
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 MODEL = "model: {path: /models/llama, family: llama}\n"
 

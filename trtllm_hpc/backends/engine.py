@@ -49,7 +49,7 @@ class EngineBackend(Backend):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines."""
-        from trtllm_hpc.engines.rules import RULES
+        from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
 
         return (
             shared_rules.release_is_known,
@@ -57,7 +57,9 @@ class EngineBackend(Backend):
             built_model_is_named,
             shared_rules.experts_divide,
             shared_rules.gpu_computes_type,
-            *RULES,
+            *toolchain_rules.RULES,
+            *engine_rules.RULES,
+            *method_rules.RULES,
         )
 
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
@@ -125,9 +127,9 @@ class TritonEngine(EngineBackend, TritonBackend):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines and of upstream's model repository."""
-        from trtllm_hpc.engines.rules import REPOSITORY_RULES
+        from trtllm_hpc.engines.repository_rules import RULES
 
-        return (*super().rules(), *REPOSITORY_RULES)
+        return (*super().rules(), *RULES)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""

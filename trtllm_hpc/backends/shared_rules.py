@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 
 LEAST_CAPABILITY: Mapping[str, tuple[int, int]] = {
     "fp8": (8, 9),

@@ -62,14 +62,14 @@ def complete_with(names: Callable[[click.Context], Iterable[str]]) -> Complete:
 
 def releases(ctx: click.Context) -> list[str]:
     """Return the versions of TensorRT-LLM and Triton's tags."""
-    from trtllm_hpc.tensorrt_llm.releases import releases as known
+    from trtllm_hpc.tensorrt_llm.releases.release import releases as known
 
     return [name for release in known() for name in (release.version, *release.tags)]
 
 
 def programs(ctx: click.Context) -> list[str]:
     """Return upstream's programs."""
-    from trtllm_hpc.tensorrt_llm.releases import COMMANDS
+    from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS
 
     return list(COMMANDS)
 

@@ -112,9 +112,8 @@ def fetch(
 
 def _release_warning(profile: ClusterProfile, kept: KeptTemplates) -> list[str]:
     """Return a warning with the differences if the placeholders are not those of the profile's release."""
-    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
     from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
-    from trtllm_hpc.tensorrt_llm.releases.release import fitting_releases
+    from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release, fitting_releases
 
     container = profile.container
     try:

@@ -10,16 +10,17 @@ from trtllm_hpc.cli.completion import complete_with, families, programs, release
 from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
-from trtllm_hpc.tensorrt_llm.releases import (
-    COMMANDS,
-    Command,
+from trtllm_hpc.tensorrt_llm.releases import release as known_releases
+from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
+from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
     find_release,
+    image_of_tag,
+    no_program,
     release_of_version,
+    tag_of_image,
 )
-from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
-from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
 _family_option = click.option(
     "--family",
@@ -50,13 +51,11 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.tensorrt_llm import releases as versions
-
+    known = known_releases.releases()
     if as_json:
-        print_json(versions.releases())
+        print_json(known)
         return
-
-    print_table(releases_table(versions.releases()))
+    print_table(releases_table(known))
 
 
 @command.command()
@@ -103,7 +102,7 @@ def learn(bundle: Path, as_json: bool) -> None:
     Example:
       trtllm-hpc versions learn site.json
     """
-    from trtllm_hpc.tensorrt_llm.releases.learned import learn
+    from trtllm_hpc.tensorrt_llm.releases.data_files import learn
 
     learned = learn(bundle)
     if as_json:

@@ -12,7 +12,6 @@ from trtllm_hpc.runtime.engine_cache.lock import DEAD_VARIABLE, find_holder, sec
 from trtllm_hpc.runtime.engine_cache.verify import wrong_files
 
 EntryState = Literal["whole", "broken", "building", "half-built", "unreadable"]
-"""``half-built``: its builder is gone. ``unreadable``: by this user."""
 
 
 @dataclass(frozen=True)

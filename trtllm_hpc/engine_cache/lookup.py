@@ -88,18 +88,14 @@ def _look(recipe: Recipe, keys: tuple[StepKey, ...]) -> Hit | Miss:
 
 def _nearest(cache: Cache, wanted: Chain, step: str) -> tuple[Entry | None, tuple[str, ...]]:
     """Return the entry that differs least, and its differences; another model is further than any option."""
-    found = []
+    found: list[tuple[Entry | None, tuple[str, ...]]] = []
     for entry in cache.entries():
         record = entry.key()
         if record is not None and record["document"].get("step") == step and entry.is_complete():
             lines = differences(wanted, record.get("chain") or {step: record["document"]})
             found.append((entry, tuple(lines)))
-    if not found:
-        return None, ()
-    return min(found, key=lambda pair: (pair[1][0] != _SAME_MODEL, len(pair[1])))
+    return min(found, key=lambda pair: (pair[1][0] != _SAME_MODEL, len(pair[1])), default=(None, ()))
 
-
-# Differences -----------------------------------------------------------------------------
 
 _LABELS = {
     "compute_capability": "GPU's compute capability",

@@ -45,7 +45,14 @@ class Decision:
 
 def decide(rows: Sequence[EngineRow], selection: Selection, is_active: IsActive) -> list[Decision]:
     """Return the selected entries, each with what protects it; ``rows`` are sorted by last use."""
-    return [Decision(row, reason, _protection(row, is_active)) for row, reason in _select(rows, selection)]
+    return [
+        Decision(
+            row,
+            reason,
+            f"is being built {row.note}" if row.state == "building" else _active_use(row.entry, is_active),
+        )
+        for row, reason in _select(rows, selection)
+    ]
 
 
 def _select(rows: Sequence[EngineRow], selection: Selection) -> Iterator[tuple[EngineRow, str]]:
@@ -69,12 +76,6 @@ def _select(rows: Sequence[EngineRow], selection: Selection) -> Iterator[tuple[E
 def starts_with(name: str, beginning: str) -> bool:
     """Return whether an entry's name, or the key in it, begins with ``beginning``."""
     return bool(beginning) and (name.startswith(beginning) or name.rpartition("-")[2].startswith(beginning))
-
-
-def _protection(row: EngineRow, is_active: IsActive) -> str | None:
-    if row.state == "building":
-        return f"is being built {row.note}"
-    return _active_use(row.entry, is_active)
 
 
 def _active_use(entry: Entry, is_active: IsActive) -> str | None:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.command_lines.encoder_decoder import Part
-from trtllm_hpc.engines.command_lines.option_request import Role
+from trtllm_hpc.engines.command_lines.compile import Part
+from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
 from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
-from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain
+from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
-from trtllm_hpc.tensorrt_llm.releases import quantized_file
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file
 from trtllm_hpc.tensorrt_llm.releases.families import preparation
 
 MODEL = Placeholder("model")
@@ -34,18 +34,12 @@ DEFAULT_GPUS_PER_NODE = 8
 def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     """Return the steps from the model to its engine, which is the output of the last.
 
-    Args:
-        layout: of the serve stage; an engine of several ranks contains the number of GPUs of a node.
-
-    Raises:
-        NoToolchain: the release cannot build it. The rules have refused such files, if they were loaded.
+    ``layout`` is that of the serve stage: an engine of several ranks contains the number of GPUs of a node.
+    Raises NoToolchain if the release cannot build it: the rules refuse such files when they are loaded.
     """
-    toolchain = _toolchain(facts)
-    steps = _Steps(facts, toolchain, layout)
-    made = [steps.step(program) for program in toolchain.programs]
-    if facts.job.engine.lora.adapters:
-        made.insert(0, steps.lora())
-    return tuple(made)
+    steps = _Steps(facts, _toolchain(facts), layout)
+    lora = [steps.lora()] if facts.job.engine.lora.adapters else []
+    return (*lora, *(steps.step(role, command) for role, command in steps.toolchain.programs.items()))
 
 
 def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, ...]:
@@ -92,90 +86,78 @@ class _Steps:
     toolchain: Toolchain
     layout: Layout
 
-    def step(self, program: Program) -> BuildStep:
+    def step(self, role: Role, program: Command) -> BuildStep:
         """Return the step of one program."""
-        if program.role == "build":
+        if role == "build":
             return self._build(program)
-        if program.role == "build_py":
+        if role == "build_py":
             return self._build_py(program)
         # Programs that convert heads have a folder of their own, and none of the family's further arguments.
         family = self.toolchain.family
-        is_own = program.role == "convert" and program.command.family == family.examples
-        source, output = program.folders
+        is_own = role == "convert" and program.family == family.examples
+        source, output = folders(program)
+        # QServe's weights go the way before the unified converter (examples/llama/README.md, 'w4aINT8
+        # quantization (QServe)').
+        is_qserve = role == "convert" and self.facts.job.engine.quantization.method in QSERVE
         command = (
-            *self._environment(program),
+            *(("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()),
             *self._program(program),
             *(source, MODEL),
             *(family.convert if is_own else ()),
-            *self._argv(program.role),
+            *self._argv(role),
             *(output, OUTPUT),
         )
         # Quantization measures on the GPU, but what it writes does not depend on the kind of GPU.
         inputs = ("model", *self._folders(command))
         commands = (command, *self._gpus_per_node_of_checkpoint())
-        return BuildStep(program.role, commands, inputs=inputs, identity=self._identity())
+        return BuildStep(role, commands, inputs=inputs, identity=self._identity())
 
-    def _environment(self, program: Program) -> tuple[str, ...]:
-        """Variables that the program needs: QServe's weights go the way before the unified converter.
-
-        Source: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
-        """
-        method = self.facts.job.engine.quantization.method
-        is_qserve = program.role == "convert" and method in QSERVE
-        return ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()
-
-    def _build(self, program: Program) -> BuildStep:
+    def _build(self, program: Command) -> BuildStep:
         """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""
-        source = self.toolchain.programs[0].role
-        commands = tuple(self._trtllm_build(program, source, part) for part in self.facts.command_lines)
+        source = next(iter(self.toolchain.programs))
+        checkpoint, output = folders(program)
+        commands: list[tuple[Argument, ...]] = []
+        for part in self.facts.command_lines:
+            below = f"/{part}" if part is not None else ""
+            read, written = (checkpoint, Placeholder(source, below)), (output, Placeholder("output", below))
+            options = (*self._argv("build", part), *self._gpus_per_node(program))
+            commands.append((*self._program(program), *read, *options, *written))
         inputs = (source, *self._folders(*commands))
-        return BuildStep("build", commands, inputs=inputs, identity=self._layout_identity(), on_gpu=True)
+        identity = self._layout_identity()
+        return BuildStep("build", tuple(commands), inputs=inputs, identity=identity, on_gpu=True)
 
-    def _trtllm_build(self, program: Program, source: str, part: Part | None) -> tuple[Argument, ...]:
-        below = f"/{part}" if part is not None else ""
-        checkpoint, output = program.folders
-        return (
-            *self._program(program),
-            *(checkpoint, Placeholder(source, below)),
-            *self._argv("build", part),
-            *self._gpus_per_node(program),
-            *(output, Placeholder("output", below)),
-        )
-
-    def _build_py(self, program: Program) -> BuildStep:
+    def _build_py(self, program: Command) -> BuildStep:
         """``build.py``, which reads the model itself, or weights that another program has made of it."""
         weights, inputs = self._weights(program)
-        quantized: tuple[Argument, ...] = ()
-        if self.toolchain.program("quantize") is not None:
+        if "quantize" in self.toolchain.programs:
             family = self.toolchain.family
             option = BEFORE_BUILD_PY[str(self.facts.job.engine.quantization.method)]
             file = quantized_file(self.toolchain.release.version, family.name, family.examples)
-            quantized = (option, Placeholder("quantize", f"/{file}"))
+            weights += (option, Placeholder("quantize", f"/{file}"))
             inputs.append("quantize")
         command = (
             *self._program(program),
             *weights,
-            *quantized,
             *self._argv("build_py"),
             *self._gpus_per_node(program),
-            *(program.folders[1], OUTPUT),
+            *(folders(program)[1], OUTPUT),
         )
         read = (*inputs, *self._folders(command))
         return BuildStep("build", (command,), inputs=read, identity=self._layout_identity(), on_gpu=True)
 
-    def _weights(self, program: Program) -> tuple[tuple[Argument, ...], list[str]]:
+    def _weights(self, program: Command) -> tuple[tuple[Argument, ...], list[str]]:
         """The options of ``build.py`` for the model's weights, and what they read."""
-        model, how = (program.folders[0], MODEL), preparation(self.toolchain.family.examples)
+        model, how = (folders(program)[0], MODEL), preparation(self.toolchain.family.examples)
         if how is None:
             return model, ["model"]
         # What quantize.py has written goes with the model's own weights.
-        beside = how.beside or self.toolchain.program("quantize") is not None
-        if self.toolchain.program("prepare") is None:
+        beside = how.beside or "quantize" in self.toolchain.programs
+        if "prepare" not in self.toolchain.programs:
             prepared = how.option in self._argv("build_py")  # somebody has made them
             return ((), []) if prepared and not beside else (model, ["model"])
         # Each of these programs writes into a subfolder named after the ranks (its saved_dir).
         folder = Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu")
-        if beside and how.option != program.folders[0]:
+        if beside and how.option != folders(program)[0]:
             return (*model, how.option, folder), ["model", "prepare"]
         return (how.option, folder), ["prepare"]
 
@@ -184,36 +166,34 @@ class _Steps:
         engine = self.facts.job.engine
         command = self.toolchain.release.command(LORA_PROGRAM, self.toolchain.family.examples)
         # The rules have checked that the release has it, and that the names differ.
-        file = (command and command.file) or LORA_PROGRAM
+        program = self._script((command and command.file) or LORA_PROGRAM)
+        options = ("--storage-type", engine.lora.storage_type, *engine.options.lora)
         commands = tuple(
             (
-                *self._script(file),
-                *("-i", adapter),
-                *("-o", Placeholder("output", f"/{PurePosixPath(adapter).name}")),
-                *("--storage-type", engine.lora.storage_type),
-                *engine.options.lora,
+                *program,
+                "-i",
+                adapter,
+                "-o",
+                Placeholder("output", f"/{PurePosixPath(adapter).name}"),
+                *options,
             )
             for adapter in engine.lora.adapters
         )
         return BuildStep("lora", commands, inputs=self._folders(*commands), identity=self._identity())
 
-    def _program(self, program: Program) -> tuple[Argument, ...]:
+    def _program(self, program: Command) -> tuple[Argument, ...]:
         """How a program is started: the build lies on ``PATH``, the others below the examples."""
-        file = program.command.file
-        return (program.command.name,) if program.role == "build" or file is None else self._script(file)
+        if program.name == "trtllm-build" or program.file is None:
+            return (program.name,)
+        return self._script(program.file)
 
     def _script(self, file: str) -> tuple[Argument, ...]:
-        """How a program of upstream's examples is started.
-
-        Raises RenderError if the folder of the examples is not known.
-        """
+        """How a program of the examples is started. Raises RenderError where their folder is unknown."""
         examples = self.facts.examples_folder
         if examples is None:
-            release = self.toolchain.release.version
-            raise RenderError(
-                f"The folder of upstream's examples of TensorRT-LLM {release} is not known.",
-                hint="set container.examples in the cluster profile",
-            )
+            version = self.toolchain.release.version
+            message = f"The folder of upstream's examples of TensorRT-LLM {version} is not known."
+            raise RenderError(message, hint="set container.examples in the cluster profile")
         return (self.facts.cluster.container.python, f"{examples}/{file}")
 
     def _argv(self, role: Role, part: Part | None = None) -> tuple[Argument, ...]:
@@ -236,14 +216,14 @@ class _Steps:
         words = {word for command in commands for word in command}
         return tuple(dict.fromkeys(name for name in named if name is not None and name in words))
 
-    def _gpus_per_node(self, program: Program) -> tuple[str, ...]:
+    def _gpus_per_node(self, program: Command) -> tuple[str, ...]:
         """GPUs of a node as the ranks will see them, which the engine keeps where the release has the option.
 
         A rank's device is its number modulo this, so the default of 8 stops an
         engine of 8 ranks on nodes of 4 GPUs (``worldConfig.h``, ``worldConfig.cpp``).
         """
         gpus = self.layout.gpus_per_node
-        if self.facts.job.engine.world_size == 1 or not gpus or GPUS_PER_NODE not in program.command.options:
+        if self.facts.job.engine.world_size == 1 or not gpus or GPUS_PER_NODE not in program.options:
             return ()
         return (GPUS_PER_NODE, str(gpus))
 
@@ -252,11 +232,11 @@ class _Steps:
 
         An engine that names none is for nodes of eight (``Mapping``'s default).
         """
-        build, gpus = self.toolchain.program("build"), self.layout.gpus_per_node
+        build, gpus = self.toolchain.programs.get("build"), self.layout.gpus_per_node
         one_rank = self.facts.job.engine.world_size == 1
         if build is None or one_rank or gpus in (0, DEFAULT_GPUS_PER_NODE):
             return ()
-        gone = build.command.histories[GPUS_PER_NODE].gone
+        gone = build.histories[GPUS_PER_NODE].gone
         # Before 0.9 there was no option either, and the engine kept no such number.
         if gone is None or not self.toolchain.release.at_least(gone):
             return ()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.command_lines import speculative
+from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.engines.facts import EngineFacts
-
-if TYPE_CHECKING:
-    from trtllm_hpc.engines.command_lines.toolchain import Toolchain
-    from trtllm_hpc.tensorrt_llm.releases.families import Family
+from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
 
 _DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
 
@@ -29,7 +26,7 @@ def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
         message = f"padded prompts rule out {job.repository.batching_strategy}"
         yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
     if toolchain is not None and toolchain.by_build_py and not engine.inflight_batching:
-        build = toolchain.programs[-1].command
+        build = toolchain.builder
         message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
         message += " has made for it"
         hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
@@ -42,7 +39,7 @@ def decoding_matches(facts: EngineFacts) -> Diagnostics:
     if release is None or not facts.builds_engine:
         return
     mode, wanted = job.repository.decoding_mode, job.engine.speculative
-    there = release.placeholders("inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    there = placeholders_of(release.version, "inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
     # Another rule refuses a mode that the release does not have at all.
     drafts = mode in _DRAFTING and there is not None and mode in there.choices
     if drafts and (wanted is None or wanted.mode != mode):
@@ -72,15 +69,12 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
 
 
 def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
-    from trtllm_hpc.engines.command_lines import speculative
-
     if job.engine.paged_context_fmha is not None:
         return job.engine.paged_context_fmha
     how = speculative.mode(job)
     if how is not None and how.paged_context_fmha:
         return True
-    build = toolchain.program("build")
-    option = build.command.options.get("--use_paged_context_fmha") if build is not None else None
+    option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
     return option is not None and option.default in ("enable", True)
 
 
@@ -89,14 +83,13 @@ def encoder_decoder_matches(facts: EngineFacts) -> Diagnostics:
     job, family = facts.job, facts.family
     if facts.release is None or family is None or not facts.builds_engine:
         return
-    if job.engine.encoder_decoder and not family.encoder_decoder:
-        message = f"a model of the family {family.name} has no encoder"
-        yield in_job("conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True)
-    if family.encoder_decoder:
-        yield from _encoder_decoder(job, family)
-
-
-def _encoder_decoder(job: JobFile, family: Family) -> Diagnostics:
+    if not family.encoder_decoder:
+        if job.engine.encoder_decoder:
+            message = f"a model of the family {family.name} has no encoder"
+            yield in_job(
+                "conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True
+            )
+        return
     if job.engine.backend == "python":
         message = "Triton's Python backend loads decoders only, and the model has an encoder too"
         yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
@@ -113,8 +106,7 @@ def answers_fit_default(facts: EngineFacts) -> Diagnostics:
     job, toolchain = facts.job, facts.toolchain
     if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
         return
-    build = toolchain.program("build") or toolchain.program("build_py")
-    option = build.command.options.get("--max_output_len") if build is not None else None
+    option = toolchain.builder.options.get("--max_output_len")
     if option is None or not isinstance(option.default, int):
         return
     for key, tokens in job.asked_tokens.items():
@@ -122,3 +114,9 @@ def answers_fit_default(facts: EngineFacts) -> Diagnostics:
             message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
             message += " when engine.max_seq_len is left out"
             yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
+
+
+RULES = (
+    *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
+    *(encoder_decoder_matches, answers_fit_default),
+)

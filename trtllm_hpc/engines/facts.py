@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.engines.command_lines.compile import PARTS, CommandLines, Part, compile_options
+from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-
-if TYPE_CHECKING:
-    # Data files of releases are read only when a fact needs them.
-    from trtllm_hpc.engines.command_lines.compile import CommandLines
-    from trtllm_hpc.engines.command_lines.encoder_decoder import Part
-    from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain
-    from trtllm_hpc.tensorrt_llm.releases import Release
-    from trtllm_hpc.tensorrt_llm.releases.families import Family
+from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 
 @dataclass(frozen=True)
@@ -26,8 +21,6 @@ class EngineFacts(JobFacts):
     @cached_property
     def family(self) -> Family | None:
         """The family whose programs convert the model; ``None`` if unknown."""
-        from trtllm_hpc.tensorrt_llm.releases.families import find_family
-
         return find_family(self.job.model.family, self.model_config)
 
     @property
@@ -51,8 +44,6 @@ class EngineFacts(JobFacts):
     def _found_toolchain(self) -> tuple[Toolchain | None, NoToolchain | None]:
         if self.release is None or self.family is None or not self.builds_engine:
             return None, None
-        from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
-
         try:
             return find_toolchain(self.job, self.release, self.family, self.model_config), None
         except NoToolchain as error:
@@ -71,9 +62,6 @@ class EngineFacts(JobFacts):
     @cached_property
     def first_able(self) -> Release | None:
         """The first release after the job's whose programs can build this engine; ``None`` if none can."""
-        from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain
-        from trtllm_hpc.tensorrt_llm.releases import releases
-
         if self.release is None or self.family is None or not self.builds_engine:
             return None
         # What trtllm-build makes batches in flight without being told.
@@ -98,9 +86,6 @@ class EngineFacts(JobFacts):
         return {} if self.toolchain is None else self._compiled(self.job, self.toolchain)
 
     def _compiled(self, job: JobFile, toolchain: Toolchain) -> Mapping[Part | None, CommandLines]:
-        from trtllm_hpc.engines.command_lines.compile import compile_options
-        from trtllm_hpc.engines.command_lines.encoder_decoder import PARTS
-
         parts = PARTS if self.is_encoder_decoder else (None,)
         return {part: compile_options(job, toolchain, self.model_config, part) for part in parts}
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.engines.command_lines import speculative
+from trtllm_hpc.engines.command_lines.quantization import needs_checkpoint, tool
+from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, program_problems
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
 _LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
@@ -44,10 +48,9 @@ def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
                 message = (
                     f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
                 )
-                if model in _TEXT_MODELS and release.at_least(_LORA_INPUTS):
-                    hint = "measure tensorrt_llm (companion.benchmark.model), or use another release"
-                else:
-                    hint = "remove it, or use another release"
+                is_elsewhere = model in _TEXT_MODELS and release.at_least(_LORA_INPUTS)
+                first = "measure tensorrt_llm (companion.benchmark.model)" if is_elsewhere else "remove it"
+                hint = f"{first}, or use another release"
                 yield in_job("release", field, message, hint, model)
 
 
@@ -57,21 +60,18 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
     adapters = job.engine.lora.adapters
     if toolchain is None or not adapters:
         return
-    from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, lora_problems
-    from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
-
     release, family = toolchain.release, toolchain.family.examples
     command = release.command(LORA_PROGRAM, family)
     if command is None:
         known = option_lifetime(LORA_PROGRAM, "--in-file", family)
-        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known.clause if known else ''}"
+        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known}"
         yield in_job("release", "engine.lora.adapters", message, "remove it, or use another release")
         return
     names = [PurePosixPath(adapter).name for adapter in adapters]
     for name in sorted({name for name in names if names.count(name) > 1}):
         message = f"two adapters are called {name}, which names the folder of each"
         yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
-    yield from lora_problems(job, command)
+    yield from program_problems(job.engine.options.lora, "lora", command, "")
 
 
 def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
@@ -80,8 +80,6 @@ def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
     wanted = job.engine.speculative
     if wanted is None or not facts.builds_engine:
         return
-    from trtllm_hpc.engines.command_lines import speculative
-
     how = speculative.mode(job)
     assert how is not None
     if how.weights is not None and wanted.model is None:
@@ -102,14 +100,17 @@ def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
 
 def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
     """The keys of a quantization fit its method."""
-    job = facts.job
-    wanted = job.engine.quantization
+    wanted = facts.job.engine.quantization
     field = "engine.quantization"
     if wanted.method == "auto" and not wanted.auto_formats:
         yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
     if wanted.method == "auto" and wanted.auto_bits is None:
         yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
-    yield from _quantized_weights(facts)
+    if facts.toolchain is not None and wanted.checkpoint is None:
+        options = [option for command in facts.toolchain.programs.values() for option in command.options]
+        if needs_checkpoint(wanted, options):
+            message = f"{wanted.method} needs weights that are quantized already"
+            yield in_job("missing", f"{field}.checkpoint", message, "set it to their file or folder")
     for key, methods in _ONLY_WITH.items():
         value = getattr(wanted, key)
         if value not in (None, False, []) and wanted.method not in methods:
@@ -118,23 +119,6 @@ def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
             yield in_job("conflict", f"{field}.{key}", message, hint, value)
 
 
-def _quantized_weights(facts: EngineFacts) -> Diagnostics:
-    """Weights that another tool has quantized are named where the programs read them."""
-    from trtllm_hpc.engines.command_lines import quantization
-
-    wanted, toolchain, field = (
-        facts.job.engine.quantization,
-        facts.toolchain,
-        "engine.quantization.checkpoint",
-    )
-    if toolchain is None:
-        return
-    options = [option for program in toolchain.programs for option in program.command.options]
-    if wanted.checkpoint is None and quantization.needs_checkpoint(wanted, options):
-        yield in_job("missing", field, f"{wanted.method} needs weights that are quantized already", _WEIGHTS)
-
-
-_WEIGHTS = "set it to their file or folder"
 _ONLY_WITH: Mapping[str, tuple[str, ...]] = {
     "auto_formats": ("auto",),
     "auto_bits": ("auto",),
@@ -149,8 +133,12 @@ def build_py_leaves_no_choice(facts: EngineFacts) -> Diagnostics:
     toolchain, wanted = facts.toolchain, facts.job.engine.quantization
     if toolchain is None or not toolchain.by_build_py or wanted.tool is None:
         return
-    from trtllm_hpc.engines.command_lines.quantization import tool
-
     if wanted.tool != tool(wanted, by_build_py=True):
         message = f"with build.py of {toolchain.release.version} only one program can quantize"
         yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+
+
+RULES = (
+    *(lora_names_modules, adapters_can_be_asked_for, adapters_can_be_converted),
+    *(speculative_is_whole, quantization_is_whole, build_py_leaves_no_choice),
+)

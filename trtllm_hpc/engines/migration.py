@@ -14,8 +14,8 @@ from trtllm_hpc.config.dump import flow
 from trtllm_hpc.config.edit import EditedText, Keys
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.runtime.quantize import FORMATS
-from trtllm_hpc.tensorrt_llm.releases import release_of_version, releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version, releases
 
 Kind = Literal["changed", "dropped", "lost"]
 _FIRST = "1.0.0"

@@ -1,27 +1,127 @@
-"""The recipe of a model repository from upstream's templates: which models, with which values."""
+"""Which placeholders of upstream's templates each key fills, and the recipe of a whole model repository."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from trtllm_hpc.config.job import Disaggregated, JobFile
 from trtllm_hpc.engines.build_steps import GENERATION_STEP
 from trtllm_hpc.engines.facts import EngineFacts, generation_of
-from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, as_words, settable, value_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe, Value
 from trtllm_hpc.runtime.model_repository.template import as_text
-from trtllm_hpc.tensorrt_llm.releases import Release
-from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.placeholders import (
+    Placeholder,
+    known_placeholders,
+    settable_placeholders,
+)
+from trtllm_hpc.tensorrt_llm.releases.release import Release
+
+_PIPELINE = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
+GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(_PIPELINE, "inflight_batcher_llm"),
+    "disaggregated_serving_bls": "disaggregated_serving",
+}
+"""Models of a repository and the group of their templates."""
+_BLS = ("tensorrt_llm_bls", "disaggregated_serving_bls")
+_OF_THE_SAME_NAME = (
+    *("batching_strategy", "enable_trt_overlap", "gpu_weights_percent", "gpu_device_ids", "decoding_mode"),
+    *("medusa_choices", "eagle_choices", "exclude_input_in_output", "normalize_log_probs"),
+    *("guided_decoding_backend", "encoder_input_features_data_type"),
+)
+"""Keys of ``repository`` whose placeholder in ``tensorrt_llm`` has the same name."""
+
+
+def _in(placeholder: str, *models: str) -> tuple[tuple[str, str], ...]:
+    return tuple((model, placeholder) for model in models)
+
+
+KEYS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "repository.decoupled": _in("decoupled_mode", "tensorrt_llm", *_BLS),
+    "model.tokenizer": _in("tokenizer_dir", "preprocessing", "postprocessing"),
+    "repository.tokenizer_type": _in("tokenizer_type", "preprocessing", "postprocessing"),
+    "repository.add_special_tokens": _in("add_special_tokens", "preprocessing"),
+    "repository.skip_special_tokens": _in("skip_special_tokens", "postprocessing"),
+    "repository.accumulate_tokens": _in("accumulate_tokens", "tensorrt_llm_bls"),
+    "repository.max_queue_delay_microseconds": _in(
+        "max_queue_delay_microseconds", "tensorrt_llm", "preprocessing"
+    ),
+    "repository.max_queue_size": _in("max_queue_size", "tensorrt_llm", "preprocessing"),
+    "kv_cache.enable_block_reuse": _in("enable_kv_cache_reuse", "tensorrt_llm"),
+    "engine.enable_chunked_prefill": _in("enable_chunked_context", "tensorrt_llm"),
+    # 0.6 has the window under another name.
+    "kv_cache.max_attention_window": (
+        ("tensorrt_llm", "max_attention_window_size"),
+        ("tensorrt_llm", "max_kv_cache_length"),
+    ),
+    "repository.logits_datatype": _in("logits_datatype", "tensorrt_llm", "ensemble", *_BLS),
+    "repository.prompt_embedding_table_data_type": _in(
+        "prompt_embedding_table_data_type", "tensorrt_llm", "tensorrt_llm_bls"
+    ),
+    "engine.capacity_scheduler_policy": _in("batch_scheduler_policy", "tensorrt_llm"),
+    "kv_cache.max_tokens": _in("max_tokens_in_paged_kv_cache", "tensorrt_llm"),
+    "kv_cache.free_gpu_memory_fraction": _in("kv_cache_free_gpu_mem_fraction", "tensorrt_llm"),
+    "kv_cache.host_cache_size": _in("kv_cache_host_memory_bytes", "tensorrt_llm"),
+    "kv_cache.sink_token_length": _in("sink_token_length", "tensorrt_llm"),
+    "kv_cache.cross_kv_cache_fraction": _in("cross_kv_cache_fraction", "tensorrt_llm"),
+    **{f"repository.{name}": _in(name, "tensorrt_llm") for name in _OF_THE_SAME_NAME},
+}
+"""Keys that are placeholders; the others are changes of the parsed configuration, which any release takes."""
+
+PLANNED: Mapping[tuple[str, str], str] = {
+    **{place: key for key, places in KEYS.items() for place in places},
+    ("tensorrt_llm", "triton_backend"): "engine.backend",
+    ("tensorrt_llm", "engine_dir"): "engine.directory",
+    ("tensorrt_llm", "encoder_engine_dir"): "engine.encoder_decoder",
+    ("tensorrt_llm", "max_beam_width"): "engine.max_beam_width",
+    ("tensorrt_llm", "multi_block_mode"): "engine.multi_block_mode",
+    ("tensorrt_llm", "enable_context_fmha_fp32_acc"): "engine.context_fmha_fp32_acc",
+    ("tensorrt_llm", "participant_ids"): "serve.disaggregated",
+    ("preprocessing", "preprocessing_instance_count"): "repository.preprocessing_instances",
+    ("postprocessing", "postprocessing_instance_count"): "repository.postprocessing_instances",
+    ("tensorrt_llm_bls", "bls_instance_count"): "repository.bls_instances",
+    ("disaggregated_serving_bls", "disaggregated_serving_bls_count"): "repository.bls_instances",
+    ("disaggregated_serving_bls", "context_model_name"): "serve.disaggregated",
+    ("disaggregated_serving_bls", "generation_model_name"): "serve.disaggregated",
+    **{(model, "triton_max_batch_size"): "repository.triton_max_batch_size" for model in GROUPS},
+}
+"""The key that fills a placeholder; ``repository.parameters`` is for all others."""
+
+
+def settable(release: Release, model: str) -> Mapping[str, Placeholder]:
+    """Placeholders and parameters that the release's template of a model has, by name."""
+    return settable_placeholders(release.version, GROUPS[model], model)
+
+
+def as_words(value: object) -> bool | int | float | str:
+    """A key's value as its placeholder takes it: a list is text with commas."""
+    if isinstance(value, (list, tuple)):
+        return ",".join(str(item) for item in value)
+    assert isinstance(value, (bool, int, float, str)), value
+    return value
+
+
+def value_of(job: JobFile, key: str) -> Any:
+    """Return the value of a key of ``KEYS``."""
+    section, name = key.split(".")
+    return getattr(getattr(job, section), name)
+
+
+@cache
+def default_of(key: str) -> Any:
+    """Return the default of a key of ``KEYS``."""
+    return value_of(JobFile(name="defaults"), key)
+
 
 CROSS_KV_CACHE_FRACTION = 0.5
 """Upstream's documents call it the default (docs/model_config.md); its code refuses to start without."""
 
-Chosen = Mapping[str, Value | None]
-
 MOST_BLS_INSTANCES = 8
 """Instances of the BLS model by default, at most: each is a process that answers one request at a time."""
+Chosen = Mapping[str, Value | None]
 
 
 @dataclass(frozen=True)
@@ -145,23 +245,27 @@ class _Recipes:
         """A model of ``all_models/<its group>/<model>``."""
         name, given = name or model, self.job.repository.parameters
         by_hand = {**given.get(model, {}), **given.get(name, {})}
-        chosen = {**self._from_keys(model), **planned, "triton_max_batch_size": self.batch, **by_hand}
-        values, parameters = self._values(model, chosen), self._parameters(model, chosen)
+        from_keys = {
+            placeholder: as_words(value)
+            for key, places in KEYS.items()
+            for owner, placeholder in places
+            if owner == model and (value := value_of(self.job, key)) is not None
+        }
+        chosen = {**from_keys, **planned, "triton_max_batch_size": self.batch, **by_hand}
+        values, here = self._values(model, chosen), settable(self.release, model)
+        # The chosen values by their parameter's own key, for templates that somebody filled by hand.
+        parameters = {
+            key: as_text(value)
+            for placeholder, value in chosen.items()
+            if value is not None and placeholder in here and (key := here[placeholder].parameter) is not None
+        }
         return ModelRecipe(
             name=name,
             template=f"{GROUPS[model]}/{model}",
             values={**values, **{key: by_hand[key] for key in by_hand if key not in values}},
             edits=replace(edits, max_batch_size=self.batch, parameters=parameters),
-            asked=tuple(key for key in by_hand if key not in settable(self.release, model)),
+            asked=tuple(key for key in by_hand if key not in here),
         )
-
-    def _from_keys(self, model: str) -> dict[str, Value | None]:
-        chosen: dict[str, Value | None] = {}
-        for key, places in KEYS.items():
-            value = value_of(self.job, key)
-            if value is not None:
-                chosen |= {name: as_words(value) for owner, name in places if owner == model}
-        return chosen
 
     def _values(self, model: str, chosen: Chosen) -> dict[str, Value | None]:
         """A value for every placeholder that the template has in any release.
@@ -171,22 +275,10 @@ class _Recipes:
         """
         values: dict[str, Value | None] = {}
         for name, known in known_placeholders(self.release.version, GROUPS[model], model).items():
-            value = chosen.get(name)
-            if value is None and name not in chosen:
-                value = known.fallback
+            value = chosen.get(name, known.fallback)
             if value is not None or not known.required:
                 values[name] = known.unset if value is None else value
         return values
-
-    def _parameters(self, model: str, chosen: Chosen) -> dict[str, str | None]:
-        """The chosen values by their parameter's own key, for templates that somebody filled by hand."""
-        here = settable(self.release, model)
-        parameters: dict[str, str | None] = {}
-        for name, value in chosen.items():
-            key = here[name].parameter if name in here else None
-            if key is not None and value is not None:
-                parameters[key] = as_text(value)
-        return parameters
 
 
 def _copy_name(model: str, copy: str) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.repository_keys import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
+from trtllm_hpc.engines.repository import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Release
-from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 
 def no_llm_api(facts: EngineFacts) -> Diagnostics:
@@ -58,8 +58,7 @@ def repository_has_tokenizer(facts: EngineFacts) -> Diagnostics:
 
 def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
     """Each entry of ``repository.parameters`` is a placeholder of the release, and no other key fills it."""
-    job = facts.job
-    release = facts.release
+    job, release = facts.job, facts.release
     if release is None:
         return
     copies = {copy.name: "tensorrt_llm" for copy in job.repository.models}
@@ -86,8 +85,14 @@ def _parameters(
         if (model, key) in PLANNED:
             message = f"is what {PLANNED[model, key]} fills in"
             yield in_job("conflict", field, message, f"set {PLANNED[model, key]} instead", value)
+        elif key in here and value is None:
+            if here[key].required:
+                message = f"{key} needs a value"
+                yield in_job("bad-value", field, message, "set it, or remove the line", value)
         elif key in here:
-            yield from _fits(release, field, here[key], value)
+            if value is not None and (misfit := here[key].misfit(value)):
+                message = f"{misfit} in TensorRT-LLM {release.version}"
+                yield in_job("bad-value", field, message, "choose another value", value)
         elif key in ever:
             message = f"TensorRT-LLM {release.version} has no {key}{_history(release, model, key)}"
             yield in_job("conflict", field, message, "remove it, or use another release", value)
@@ -95,18 +100,6 @@ def _parameters(
             message = f"{key!r} is not a placeholder of {model} in TensorRT-LLM {release.version}"
             yield in_job("unknown-key", field, message, f"did you mean {near}?", value)
         # Any other name may be a placeholder in an unknown template; filling it shows that.
-
-
-def _fits(
-    release: Release, field: str, placeholder: Placeholder, value: bool | int | float | str | None
-) -> Iterator[Diagnostic]:
-    if value is None:
-        if placeholder.required:
-            message = f"{placeholder.name} needs a value"
-            yield in_job("bad-value", field, message, "set it, or remove the line", value)
-    elif misfit := placeholder.misfit(value):
-        message = f"{misfit} in TensorRT-LLM {release.version}"
-        yield in_job("bad-value", field, message, "choose another value", value)
 
 
 def _history(release: Release, model: str, name: str) -> str:
@@ -117,3 +110,9 @@ def _history(release: Release, model: str, name: str) -> str:
     if not release.at_least(known.since):
         return f", which came with {known.since}"
     return f", which went after {known.until}" if known.until is not None else ""
+
+
+RULES = (
+    *(no_llm_api, repository_keys_exist, one_window_before_lists),
+    *(repository_has_tokenizer, repository_parameters_exist),
+)

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
 from trtllm_hpc.config.validate import UnknownValueError
+from trtllm_hpc.engines.command_lines.raw_options import raw_problems
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.releases.families import families
 
 NOWHERE = ", and no release that is known here does"
 """How a refusal ends where no release has an option for the key; another program may do the same."""
@@ -20,8 +22,6 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
     job = facts.job
     if facts.release is None or facts.family is not None or not facts.builds_engine or job.model.path is None:
         return
-    from trtllm_hpc.tensorrt_llm.releases.families import families
-
     model_config = facts.model_config
     if model_config is None:
         config = f"{job.model.path}/config.json"
@@ -29,11 +29,9 @@ def family_is_known(facts: EngineFacts) -> Diagnostics:
         hint = "correct the path; if only the nodes see it, set model.family (--set model.family=llama)"
         yield in_job("unreadable", "model.path", message, hint, job.model.path)
         return
-    named = model_config.get("architectures")
-    if named:
+    message = "is needed here, since the model's config.json names no architecture"
+    if named := model_config.get("architectures"):
         message = f"no programs are known for the architecture {named[0]} of the model's config.json"
-    else:
-        message = "is needed here, since the model's config.json names no architecture"
     hint = f"set it to one of {', '.join(families())}"
     yield in_job("missing", "model.family", message, hint)
 
@@ -81,6 +79,7 @@ def _with_first_able(problem: Diagnostic, facts: EngineFacts) -> Diagnostic:
 def raw_options_are_taken(facts: EngineFacts) -> Diagnostics:
     """Extra options exist in the release, and no key sets them."""
     if facts.toolchain is not None:
-        from trtllm_hpc.engines.command_lines.raw_options import raw_problems
-
         yield from raw_problems(facts.job, facts.toolchain)
+
+
+RULES = (family_is_known, toolchain_exists, examples_are_known, keys_have_options, raw_options_are_taken)

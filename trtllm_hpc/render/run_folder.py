@@ -26,7 +26,7 @@ from trtllm_hpc.render.scripts import (
 )
 from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import FinishedModel, render_models, write_repository
+from trtllm_hpc.runtime.model_repository.repository import ModelFiles, render_models, write_repository
 from trtllm_hpc.runtime.model_repository.schema import VENDORED
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _link_engine(paths: RunPaths, plan: Plan, build: Build | None, side_outputs:
         link(paths.side_output(step), output)
 
 
-def fill_repository(plan: Plan) -> dict[str, FinishedModel] | None:
+def fill_repository(plan: Plan) -> dict[str, ModelFiles] | None:
     """The models of upstream's templates, filled and checked; ``None`` where that is left to the job.
 
     Raises RepositoryInvalid if the templates and the job file do not go together.

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from textwrap import fill
 
 from trtllm_hpc.report.tables import NARROW, Table, print_table, terminal_width
-from trtllm_hpc.tensorrt_llm.releases import Command, Option, OptionHistory, Release, commands_of
-from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, families_with
+from trtllm_hpc.tensorrt_llm.releases.commands import (
+    BY_FAMILY,
+    Command,
+    Option,
+    OptionHistory,
+    commands_of,
+    families_with,
+)
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _NONE = "-"
 _MANY = 6

@@ -18,7 +18,7 @@ from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.render.scripts import render_repository
 from trtllm_hpc.render.templates_cache import find_templates
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import render_models
+from trtllm_hpc.runtime.model_repository.repository import CONFIG, render_models
 from trtllm_hpc.scheduler.slurm import run_command
 from trtllm_hpc.validation.load import load_cluster
 
@@ -92,7 +92,7 @@ def finished_configs(plan: Plan, profile_name: str) -> dict[str, str]:
             hint=f"{shlex.join(command)}, then the same command",
         )
     models = render_models(plan.repository, templates)
-    return {name: model.config for name, model in models.items()}
+    return {name: str(files[CONFIG]) for name, files in models.items()}
 
 
 def _srun(cluster: ClusterProfile) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from trtllm_hpc.config.job import JobFile
 
 if TYPE_CHECKING:
     # Data files of releases are read only for jobs that use TensorRT-LLM.
-    from trtllm_hpc.tensorrt_llm.releases import Release, UnknownRelease
+    from trtllm_hpc.tensorrt_llm.releases.release import Release, UnknownRelease
 
 ReleaseUse = Literal["none", "exact", "nearest"]
 """What a backend needs of a release: nothing, the facts of exactly this release, or those of the nearest
@@ -50,30 +50,21 @@ class JobFacts:
     job: JobFile
     cluster: ClusterProfile
     release_use: ReleaseUse = "none"
-    read_config: Callable[[str | None], Mapping[str, Any] | None] = read_model_config
-    """Reads the ``config.json`` in a model's folder."""
 
     @cached_property
     def _found_release(self) -> tuple[Release | None, UnknownRelease | None]:
         if self.release_use == "none":
             return None, None
-        from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, nearest_release
 
         try:
             return self._find_release(), None
         except UnknownRelease as error:
-            return self._nearest_release(), error
-
-    def _nearest_release(self) -> Release | None:
-        """Return the release whose facts are assumed; ``None`` where only the exact release fits."""
-        if self.release_use == "exact" or TAG in (self.cluster.container.image or ""):
-            return None
-        from trtllm_hpc.tensorrt_llm.releases import nearest_release
-
-        return nearest_release(self.stated_version)
+            only_exact = self.release_use == "exact" or TAG in (self.cluster.container.image or "")
+            return None if only_exact else nearest_release(self.stated_version), error
 
     def _find_release(self) -> Release:
-        from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
+        from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release
 
         in_job = self.job.engine.tensorrt_llm_version
         container = with_image(self.cluster, in_job).container
@@ -91,7 +82,7 @@ class JobFacts:
     @property
     def stated_version(self) -> str | None:
         """The version that the files or the image's name state, known here or not."""
-        from trtllm_hpc.tensorrt_llm.releases import version_of_image
+        from trtllm_hpc.tensorrt_llm.releases.release import version_of_image
 
         container = self.cluster.container
         stated = self.job.engine.tensorrt_llm_version or container.tensorrt_llm_version
@@ -127,7 +118,7 @@ class JobFacts:
         """The model's ``config.json``; ``None`` if it cannot be read here."""
         folder = self.job.model.path
         # str() raises where the path is a wrong value.
-        return self.read_config(None if folder is None else str(folder))
+        return read_model_config(None if folder is None else str(folder))
 
 
 def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile:
@@ -141,16 +132,13 @@ def with_job_image(cluster: ClusterProfile, image: str | None) -> ClusterProfile
 def with_image(cluster: ClusterProfile, version: str | None = None) -> ClusterProfile:
     """Return the profile with ``{tag}`` in its image replaced by the newest tag that carries a release.
 
-    Args:
-        version: of TensorRT-LLM; ``None`` takes the newest container known.
-
-    Raises:
-        UnknownRelease: the version is unknown, or no public container carries it.
+    ``version`` is that of TensorRT-LLM; ``None`` takes the newest container known. Raises UnknownRelease if
+    the version is unknown, or no public container carries it.
     """
     container = cluster.container
     if container.image is None or TAG not in container.image or container.tensorrt_llm_version:
         return cluster  # a rule refuses the last two together
-    from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release, releases
+    from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release, releases
 
     with_containers = [release for release in releases() if release.tags]
     release = with_containers[-1] if version is None else find_release(None, version)

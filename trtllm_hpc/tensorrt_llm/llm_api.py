@@ -9,66 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, cast
 
 from trtllm_hpc.config.diagnostics import nearest
-from trtllm_hpc.tensorrt_llm.releases import Release
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
+from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
+    LEARNED,
     NEWER,
     UNRELEASED,
     beginning,
+    learned,
     listed_versions,
     parsed,
     read_data,
 )
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
-_FILE = "--extra_llm_api_options"
-
-ConfigOption = Literal["--config", "--extra_llm_api_options"]
 
 
-def serve_options(release: Release | None, subcommand: str = "serve") -> Mapping[str, Option]:
-    """Return the options of ``trtllm-serve`` by name; other spellings are in ``aliases``.
-
-    Args:
-        subcommand: ``serve``, ``disaggregated`` or ``disaggregated_mpi_worker``.
-
-    Raises:
-        KeyError: there is no such sub-command in any release.
-    """
-    command = _server(release)
-    if command is None:
-        return {}
-    if subcommand == (command.default_subcommand or "serve"):
-        return command.options
-    known = newest_command(SERVER)
-    assert known is not None
-    if subcommand not in known.subcommands:
-        raise KeyError(subcommand)
-    found = command.subcommands.get(subcommand)
-    return found.options if found is not None else {}
-
-
-def config_option(release: Release | None) -> ConfigOption:
-    """The option of ``trtllm-serve`` for its YAML file, by the name that upstream's documents have for it.
-
-    ``--extra_llm_api_options`` works in every release from 0.19 on, also where ``--config`` does.
-    """
-    option = serve_options(release).get(_FILE)
-    return "--config" if option is not None and "--config" in option.aliases else "--extra_llm_api_options"
+def serve_options(release: Release | None) -> Mapping[str, Option]:
+    """Return the options of ``trtllm-serve`` by name; other spellings are in ``aliases``."""
+    command = newest_command(SERVER) if release is None else load_command(release.version, SERVER, "llama")
+    return {} if command is None else command.options
 
 
 def engine_backend(release: Release | None) -> str | None:
     """The word of ``--backend`` for an engine; ``None``: without the option the release serves engines."""
     option = serve_options(release).get("--backend")
     return next((word for word in ("tensorrt", "trt") if option and word in option.choices), None)
-
-
-def _server(release: Release | None) -> Command | None:
-    return newest_command(SERVER) if release is None else load_command(release.version, SERVER, "llama")
 
 
 @dataclass(frozen=True)
@@ -122,15 +91,20 @@ def _unknown(path: str, values: Mapping[str, Any], version: str) -> Iterator[Unk
     known = _keys(path, version, values)
     for key, value in values.items():
         name = str(key)
-        inner = f"{path}.{name}" if path else name
+        inner = _below(path, name)
         if name not in known:
             first, last = _lifetime(path, name, values, version)
             suggestion = _replacement(path, name, known) or _former(inner, version)
             if suggestion is None and first is None and last is None:
-                suggestion = _other_place(path, name, version) or _spelled(path, name, known)
+                near = nearest(name, sorted(known))
+                suggestion = _other_place(path, name, version) or (_below(path, near) if near else None)
             yield UnknownKey(inner, suggestion, first, last)
         elif isinstance(value, Mapping):
             yield from _unknown(inner, value, version)
+
+
+def _below(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
 
 
 def _is_checked(path: str, version: str) -> bool:
@@ -141,8 +115,7 @@ def _is_checked(path: str, version: str) -> bool:
 
 
 def _sections() -> Mapping[str, Mapping[str, Any]]:
-    found: Mapping[str, Mapping[str, Any]] = read_data("llm_api")["section"]
-    return found
+    return cast("Mapping[str, Mapping[str, Any]]", read_data("llm_api")["section"])
 
 
 @cache
@@ -157,17 +130,11 @@ def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     if version in learned():
         return set(learned()[version]["llm_api"].get(path, ()))
     section = _sections().get(path, {})
-    return set().union(*(_of_table(table, version) for table in _tables(section, version, values)))
-
-
-def _tables(
-    section: Mapping[str, Any], version: str, values: Mapping[str, Any]
-) -> Iterator[Mapping[str, Any]]:
-    """The section's own table, and that of its variant: of all, where it says none that the release has."""
-    yield section
     there = _variants(section, version)
     chosen = values.get(section.get("by", ""))
-    yield from [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+    # Without a known variant all of them count.
+    variants = [there[chosen]] if isinstance(chosen, str) and chosen in there else there.values()
+    return set().union(*(_of_table(table, version) for table in (section, *variants)))
 
 
 def _variants(section: Mapping[str, Any], version: str) -> Mapping[str, Mapping[str, Any]]:
@@ -187,12 +154,10 @@ def _of_table(table: Mapping[str, Any], version: str) -> set[str]:
     begun = {*table.get("keys", ()), *(key for key in until if key not in since)}
     begun |= {key for key, first in since.items() if parsed(first) <= here}
     gone = {key for key, end in until.items() if parsed(end) <= here}
-    gone |= {key for key, (end, again) in table.get("missing", {}).items() if _between(end, here, again)}
+    for key, (end, again) in table.get("missing", {}).items():
+        if parsed(end) <= here < parsed(again):
+            gone.add(key)
     return begun - gone
-
-
-def _between(first: str, here: Any, after: str) -> bool:
-    return bool(parsed(first) <= here < parsed(after))
 
 
 def _replacement(path: str, key: str, known: set[str]) -> str | None:
@@ -210,7 +175,7 @@ def _former(path: str, version: str) -> str | None:
     for section, table in _sections().items():
         for key, now in table.get("replaced_by", {}).items():
             if now == path and key in _keys(section, version, {}):
-                return f"{section}.{key}" if section else key
+                return _below(section, key)
     return None
 
 
@@ -223,16 +188,8 @@ def _other_place(path: str, key: str, version: str) -> str | None:
     for other in _sections():
         top = other.partition(".")[0]
         if other != path and key in _keys(other, version, {}) and (not top or top in _keys("", version, {})):
-            return f"{other}.{key}" if other else key
+            return _below(other, key)
     return None
-
-
-def _spelled(path: str, key: str, known: set[str]) -> str | None:
-    """The key of the section that is spelled most like ``key``."""
-    near = nearest(key, sorted(known))
-    if near is None:
-        return None
-    return f"{path}.{near}" if path else near
 
 
 def _lifetime(path: str, key: str, values: Mapping[str, Any], here: str) -> tuple[str | None, str | None]:
@@ -257,7 +214,7 @@ def wrong_values(release: Release, configuration: Mapping[str, Any]) -> WrongVal
             values = values.get(part) if isinstance(values, Mapping) else None
         if isinstance(values, Mapping):
             for key, wrong, remedy in _wrong(section, values, release.version):
-                yield f"{name}.{key}" if name else key, wrong, remedy
+                yield _below(name, key), wrong, remedy
 
 
 def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
@@ -276,20 +233,16 @@ def _wrong(section: Mapping[str, Any], values: Mapping[str, Any], version: str) 
         if isinstance(values.get(key), int | float) and not 0 <= values[key] <= 1:
             yield key, "must be between 0 and 1", "write a fraction, such as 0.9"
     if values and "by" in section:
-        yield from _wrong_variant(section, values, version)
+        by, variants = section["by"], _variants(section, version)
+        chosen = values.get(by)
+        if isinstance(chosen, str) and chosen in variants:
+            yield from _missing(chosen, variants[chosen], section, values, version)
+        else:
+            yield by, "must be a value of this key on PyTorch here", f"take {', '.join(variants)}"
     yield from _missing("the section", section, section, values, version)
     for one, other in section.get("either", {}).items():
         if values.get(one) and values.get(other):
             yield one, f"does not fit together with {other}", "set only one of the two"
-
-
-def _wrong_variant(section: Mapping[str, Any], values: Mapping[str, Any], version: str) -> WrongValues:
-    by, there = section["by"], _variants(section, version)
-    chosen = values.get(by)
-    if not isinstance(chosen, str) or chosen not in there:
-        yield by, "must be a value of this key on PyTorch here", f"take {', '.join(there)}"
-        return
-    yield from _missing(chosen, there[chosen], section, values, version)
 
 
 def _missing(

@@ -8,7 +8,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, ok, warn
 from trtllm_hpc.tensorrt_llm.llm_api import known_keys, serve_options
-from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _LISTED = 8
 _LEARN = "--bundle FILE with this command, then trtllm-hpc versions learn FILE; please report the difference"

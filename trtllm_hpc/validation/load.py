@@ -18,7 +18,7 @@ from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
-from trtllm_hpc.tensorrt_llm.releases import UnknownRelease
+from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 from trtllm_hpc.validation.rules import cluster_problems, problems
 
 

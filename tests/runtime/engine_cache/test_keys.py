@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.engine_cache.builds import keys_of, make_model, recipe, with_arguments
+from trtllm_hpc.errors import BuildFailed
 from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.engine_cache.keys import CapabilityUnknown, digest_of, step_keys
-from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, InvalidRecipe, Placeholder, Recipe
+from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder, Recipe
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -173,5 +174,5 @@ def test_an_unknown_gpu_gives_no_key(tmp_path: Path, model: Path) -> None:
 def test_a_damaged_recipe_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "build.json").write_text(text)
-    with pytest.raises(InvalidRecipe, match=r"build\.json"):
+    with pytest.raises(BuildFailed, match=r"build\.json"):
         Recipe.read(tmp_path / "build.json")

@@ -11,7 +11,7 @@ from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.runtime.model_repository.check import RepositoryInvalid
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import render_models
+from trtllm_hpc.runtime.model_repository.repository import CONFIG, render_models
 
 VERSION = "0.16.0"
 GROUP = "inflight_batcher_llm"
@@ -159,7 +159,7 @@ def test_an_unknown_placeholder_must_be_set(all_models: Path) -> None:
     found = problems(all_models, recipe)
     assert found == [("tensorrt_llm", "nothing defines ${brand_new} (string_value).")]
     recipe = make_recipe(VERSION, repository={"parameters": {"tensorrt_llm": {"brand_new": 7}}})
-    assert '"7"' in render_models(recipe, all_models)["tensorrt_llm"].config
+    assert '"7"' in str(render_models(recipe, all_models)["tensorrt_llm"][CONFIG])
 
 
 def test_a_value_for_a_placeholder_that_no_template_has_is_reported(all_models: Path) -> None:

@@ -17,7 +17,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.run_folder import protobuf_files, runtime_zipapp
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import render_models
+from trtllm_hpc.runtime.model_repository.repository import CONFIG, render_models
 
 VERSION = "0.16.0"
 ISOLATED = ("-I", "-S")
@@ -64,7 +64,7 @@ def test_it_writes_what_would_be_written_before_submission(paths: RunPaths) -> N
     assert {folder.name for folder in paths.repository.iterdir()} == set(expected)
     for name, model in expected.items():
         folder = paths.repository / name
-        assert (folder / "config.pbtxt").read_text(encoding="utf-8") == model.config
+        assert (folder / "config.pbtxt").read_text(encoding="utf-8") == model[CONFIG]
         assert (folder / "1").is_dir()
         assert (folder / "1" / "model.py").is_file() == (name != "ensemble")
     assert (paths.repository / "tensorrt_llm_bls" / "1" / "lib" / "decode.py").is_file()

@@ -13,10 +13,10 @@ from tests.runtime.model_repository.test_releases import parameters, parsed
 from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.engines.repository_keys import KEYS
+from trtllm_hpc.engines.repository import KEYS
 from trtllm_hpc.engines.repository_rules import repository_keys_exist
 from trtllm_hpc.runtime.model_repository.repository import render_models
-from trtllm_hpc.tensorrt_llm.releases import releases
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 HERE = ClusterProfile.model_validate({"name": "here"})
 RELEASES = [release.version for release in releases()]

@@ -14,7 +14,7 @@ import yaml
 from tests.runtime.model_repository.jobs import make_recipe
 from tests.runtime.model_repository.upstream import RELEASES, write_all_models, write_llmapi
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.model_repository.repository import FinishedModel, render_models
+from trtllm_hpc.runtime.model_repository.repository import CONFIG, ModelFiles, render_models
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
 PIPELINE = {"ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"}
@@ -39,12 +39,13 @@ TWO_PHASES: dict[str, dict[str, Any]] = {
 }
 
 
-def parsed(models: Mapping[str, FinishedModel]) -> dict[str, Any]:
+def parsed(models: Mapping[str, ModelFiles]) -> dict[str, Any]:
     """The finished texts as Triton reads them; none has a placeholder left."""
     found = {}
     for name, model in models.items():
-        assert "${" not in model.config
-        found[name] = text_format().Parse(model.config, schema().ModelConfig())
+        config = str(model[CONFIG])
+        assert "${" not in config
+        found[name] = text_format().Parse(config, schema().ModelConfig())
         assert found[name].name == name
     return found
 
@@ -152,7 +153,7 @@ def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -
         serve={"frontend": "triton"},
     )
     model = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"]
-    assert yaml.safe_load(model.texts["1/model.yaml"]) == {
+    assert yaml.safe_load(str(model["1/model.yaml"])) == {
         "model": "/models/a, b: c",
         "backend": "pytorch",
         "tensor_parallel_size": 4,
@@ -165,7 +166,7 @@ def test_the_llm_api_is_configured_by_model_yaml(tmp_path: Path, version: str) -
     }
     # The server is started without auto-completion, so the configuration says it too.
     assert parsed({"tensorrt_llm": model})["tensorrt_llm"].model_transaction_policy.decoupled
-    assert set(model.copies) == {"1/model.py", "1/helpers.py"}
+    assert {path for path, file in model.items() if isinstance(file, Path)} == {"1/model.py", "1/helpers.py"}
 
 
 @pytest.mark.parametrize("version", RELEASES)
@@ -180,7 +181,7 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
     for name, model in filled.items():
         folder = tmp_path / "triton_model_repo" / name
         (folder / "1").mkdir(parents=True)
-        text = re.sub(r'string_value: "/[^"]*"', 'string_value: "/somebody/elses"', model.config)
+        text = re.sub(r'string_value: "/[^"]*"', 'string_value: "/somebody/elses"', str(model[CONFIG]))
         (folder / "config.pbtxt").write_text(text.replace("64", "256"), encoding="utf-8")
         (folder / "1" / "model.py").write_text("# a model\n", encoding="utf-8")
     (tmp_path / "triton_model_repo" / "tensorrt_llm" / "1" / "rank0.engine").write_bytes(b"x")
@@ -201,7 +202,7 @@ def test_a_repository_filled_by_hand_takes_the_jobs_values(tmp_path: Path) -> No
     assert values["kv_cache_free_gpu_mem_fraction"] == "0.9"
     assert parameters(models["postprocessing"])["tokenizer_dir"] == "/models/a, b: c"
     # An engine is named by its folder, and would be copied at every start.
-    assert set(rendered["tensorrt_llm"].copies) == {"1/model.py"}
+    assert set(rendered["tensorrt_llm"]) == {CONFIG, "1/model.py"}
 
 
 def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
@@ -210,6 +211,6 @@ def test_model_yaml_can_be_read_in_any_locale(tmp_path: Path) -> None:
     recipe = make_recipe(
         "1.2.0", engine={"backend": "pytorch"}, model={"path": path}, serve={"frontend": "triton"}
     )
-    text = render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"].texts["1/model.yaml"]
+    text = str(render_models(recipe, write_llmapi(tmp_path))["tensorrt_llm"]["1/model.yaml"])
     assert text.isascii()
     assert yaml.safe_load(text)["model"] == path

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from trtllm_hpc.engines.repository_keys import GROUPS
+from trtllm_hpc.engines.repository import GROUPS
 from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, placeholders_of, settable_placeholders
 
 RELEASES = ("0.9.0", "0.12.0", "0.16.0", "0.17.0", "0.21.0", "1.2.0")

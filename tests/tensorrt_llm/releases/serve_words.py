@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 
 def refused_words(release: Release, words: Sequence[str]) -> list[str]:

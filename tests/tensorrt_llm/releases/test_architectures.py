@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tests.config.files import JOB, Folder
-from trtllm_hpc.tensorrt_llm.releases import releases
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.families import Family, families, find_family, first_release
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 KNOWN = read_data("architectures")["architecture"]
 VERSIONS = [release.version for release in releases()]

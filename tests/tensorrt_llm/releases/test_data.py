@@ -10,10 +10,18 @@ from typing import Any, get_args
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases import COMMANDS, Command, Release, commands, releases
-from trtllm_hpc.tensorrt_llm.releases.commands import BY_FAMILY, Form, commands_of, families_with
+from trtllm_hpc.tensorrt_llm.releases import commands
+from trtllm_hpc.tensorrt_llm.releases.commands import (
+    BY_FAMILY,
+    COMMANDS,
+    Command,
+    Form,
+    commands_of,
+    families_with,
+)
 from trtllm_hpc.tensorrt_llm.releases.data_files import DATA, UNRELEASED, UNSET, parsed, read_data
 from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 VERSIONS = [release.version for release in releases()]
 KEYS = {

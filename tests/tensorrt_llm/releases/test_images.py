@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases import UnknownRelease, find_release
+from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease, find_release
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases import Command, Option, release_of_version
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 
 def program(version: str, name: str = "trtllm-build", family: str = "llama") -> Command:
@@ -94,7 +95,7 @@ def test_sub_commands_have_options_of_their_own() -> None:
 def test_one_release_is_loaded_within_fifty_milliseconds() -> None:
     code = (
         "from time import process_time\n"
-        "from trtllm_hpc.tensorrt_llm.releases import find_release\n"
+        "from trtllm_hpc.tensorrt_llm.releases.release import find_release\n"
         "start = process_time()\n"
         "find_release('tritonserver:24.12-trtllm-python-py3', None).command('trtllm-build')\n"
         "print(process_time() - start)"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data, value_at
 from trtllm_hpc.tensorrt_llm.releases.placeholders import (
     Kind,
     Value,
@@ -58,8 +58,7 @@ _DISAGGREGATED = {"triton_max_batch_size", "decoupled_mode", "disaggregated_serv
     ],
 )
 def test_structural_placeholders_by_release(model: str, version: str, names: set[str]) -> None:
-    here = placeholders_of(version, GROUP, model)
-    assert {name for name, known in here.items() if known.structural} == names
+    assert structural(version, GROUP, model) == names
 
 
 @pytest.mark.parametrize(
@@ -67,8 +66,12 @@ def test_structural_placeholders_by_release(model: str, version: str, names: set
     [("0.14.0", set()), ("0.15.0", _DISAGGREGATED), ("0.19.0", _DISAGGREGATED | {"logits_datatype"})],
 )
 def test_structural_placeholders_of_disaggregated_serving(version: str, names: set[str]) -> None:
-    here = placeholders_of(version, "disaggregated_serving", "disaggregated_serving_bls")
-    assert {name for name, known in here.items() if known.structural} == names
+    assert structural(version, "disaggregated_serving", "disaggregated_serving_bls") == names
+
+
+def structural(version: str, group: str, model: str) -> set[str]:
+    entries = read_data("placeholders")[group][model]
+    return {name for name in placeholders_of(version, group, model) if entries[name].get("structural")}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +110,7 @@ def test_placeholders_come_and_go(name: str, version: str, there: bool) -> None:
     ],
 )
 def test_defaults_that_changed_without_a_word(name: str, version: str, default: object) -> None:
-    assert placeholders_of(version, GROUP, "tensorrt_llm")[name].default == default
+    assert value_at(read_data("placeholders")[GROUP]["tensorrt_llm"][name]["default"], version) == default
 
 
 def test_choices_are_the_releases() -> None:
@@ -152,8 +155,8 @@ def test_every_entry_can_be_filled_and_says_where_it_was_read(template: tuple[st
     for name, entry in read_data("placeholders")[template[0]][template[1]].items():
         assert entry["source"], name
         known = known_placeholders(entry["since"], *template)[name]
-        for value in (known.fallback, known.default):
+        for value in (known.fallback, value_at(entry.get("default"), entry["since"])):
             assert value is None or known.misfit(value) is None, name
         # What Triton does not load without has a place, or is a tensor's data type.
         assert known.place is not None or known.type == "data_type", name
-        assert not (known.structural and known.unset is not None), name
+        assert not (entry.get("structural") and known.unset is not None), name

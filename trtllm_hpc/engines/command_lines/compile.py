@@ -1,35 +1,44 @@
 """Compile the engine section of a job file to the options of a toolchain's programs.
 
-Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which
-option carries it, and a key without one becomes a problem of the job file.
+Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which option
+carries it, and a key without one becomes a problem of the job file. What differs between the engines of an
+encoder and a decoder is from tensorrtllm_backend v0.12.0 and v0.16.0, docs/encoder_decoder.md.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines import encoder_decoder, quantization, speculative
 from trtllm_hpc.engines.command_lines import option_table as table
-from trtllm_hpc.engines.command_lines.encoder_decoder import Part
-from trtllm_hpc.engines.command_lines.option_request import (
-    Context,
-    NotExpressible,
-    OptionRequest,
-    Role,
-    argv,
-)
+from trtllm_hpc.engines.command_lines import quantization, speculative
+from trtllm_hpc.engines.command_lines.option_table import Context, NotExpressible, OptionRequest, Role, argv
 from trtllm_hpc.engines.command_lines.raw_options import raw_argv
-from trtllm_hpc.engines.command_lines.toolchain import Program, Toolchain, program_name
+from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders, program_name
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
-from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.families import Family
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
+Part = Literal["encoder", "decoder"]
+PARTS: Sequence[Part] = ("encoder", "decoder")
+
+DECODER_ONLY = (
+    "engine.max_seq_len",
+    "engine.max_encoder_input_len",
+    "engine.kv_cache_type",
+    "engine.gather_context_logits",
+    "engine.gather_generation_logits",
+    "engine.paged_context_fmha",
+)
+"""Keys that mean nothing to an encoder: it generates no answer and keeps no KV cache."""
+DECODER_START = 1
+"""Length of a decoder's prompt: one token, which starts the answer."""
 OptionArgv = tuple[str, ...]
 """An option and its values."""
 NOT_OF_THE_ENGINE = ("--workers", "--log_level")
@@ -63,18 +72,18 @@ def compile_options(
     ``model_config`` is the model's ``config.json``, where it could be read, and ``part`` the engine of an
     encoder-decoder model.
     """
-    compiled = CommandLines(toolchain, {program.role: {} for program in toolchain.programs})
+    compiled = CommandLines(toolchain, {role: {} for role in toolchain.programs})
     context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
     for request in _requests(job, toolchain, part):
         _compile(compiled, request, context)
-    for program in toolchain.programs:
-        raw = {word.partition("=")[0] for word in raw_argv(job, program.role)}
-        _require(compiled, program, raw)
-        options = compiled.options[program.role]
+    for role, command in toolchain.programs.items():
+        raw = {word.partition("=")[0] for word in raw_argv(job, role)}
+        _require(compiled, role, command, raw)
+        options = compiled.options[role]
         given = {*options, *raw}
         if "--autoq_format" in given:
             given.add("--qformat")  # quantize.py ignores it then
-        options.update(_changed_defaults(program, given, context))
+        options.update(_changed_defaults(command, given, context))
     compiled.notes += _notes(job, toolchain, context)
     return compiled
 
@@ -102,7 +111,42 @@ def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator
     if part is None:
         yield from requests
     else:
-        yield from encoder_decoder.adapted(requests, job, toolchain.family, part)
+        yield from _adapted(requests, job, toolchain.family, part)
+
+
+def _adapted(
+    requests: Sequence[OptionRequest], job: JobFile, family: Family, part: Part
+) -> Iterator[OptionRequest]:
+    """Return the requests for one of the two engines."""
+    for request in requests:
+        if request.key == "engine.max_input_len" or (part == "encoder" and request.key in DECODER_ONLY):
+            continue
+        yield request
+    yield from _encoder(job) if part == "encoder" else _decoder(job)
+    if job.engine.context_fmha is None and family.context_fmha is not None:
+        yield OptionRequest("model.family", family.context_fmha, table.same("--context_fmha", "build"))
+    if "moe" not in job.engine.plugins:
+        # Neither part has experts, and upstream's guides switch the plugin off.
+        yield replace(table.plugin("engine.encoder_decoder", "moe", "disable"), needed=False)
+
+
+def _encoder(job: JobFile) -> Iterator[OptionRequest]:
+    key = "max_encoder_input_len" if job.engine.max_encoder_input_len else "max_input_len"
+    longest = getattr(job.engine, key)
+    if longest is not None:
+        yield OptionRequest(f"engine.{key}", longest, table.same("--max_input_len", "build"))
+    no_cache = table.same("--kv_cache_type", "build", translate={"disabled": "disabled"})
+    no_cache += table.same("--paged_kv_cache", "build", translate={"disabled": False})
+    yield OptionRequest("engine.encoder_decoder", "disabled", no_cache)
+
+
+def _decoder(job: JobFile) -> Iterator[OptionRequest]:
+    both = job.engine.max_encoder_input_len is not None
+    start = job.engine.max_input_len if both and job.engine.max_input_len is not None else DECODER_START
+    yield OptionRequest("engine.max_input_len", start, table.same("--max_input_len", "build"))
+    if not both and job.engine.max_input_len is not None:
+        encoder = table.same("--max_encoder_input_len", "build")
+        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, encoder)
 
 
 def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -> None:
@@ -110,54 +154,52 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
     done: set[Role] = set()
     reasons: list[str] = []
     for mapping in request.mappings:
-        program = compiled.toolchain.program(mapping.role)
-        if program is None or mapping.role in done or (done and not request.in_every_program):
+        command = compiled.toolchain.programs.get(mapping.role)
+        if command is None or mapping.role in done or (done and not request.in_every_program):
             continue
-        option = program.command.options.get(mapping.option)
+        option = command.options.get(mapping.option)
         if option is None:
             continue
         try:
-            value = mapping.value(request.value, option, program.command, context)
+            value = mapping.value(request.value, option, command, context)
         except NotExpressible as error:
-            compiled.problems.append(_problem(request, error.message, error.hint))
+            compiled.problems.append(in_job("release", request.key, error.message, error.hint, request.value))
             return
         arguments = argv(option, value)
         if arguments is None:
-            reasons.append(_not_taken(program.command, option, request.value))
+            takes = f"takes {', '.join(option.choices)}" if option.choices else None
+            takes = takes or f"cannot express {shown(request.value)}"
+            reasons.append(f"{command.name}'s {option.name} {takes}")
             continue
         done.add(mapping.role)
-        options = compiled.options[program.role]
+        options = compiled.options[mapping.role]
         # An option that one key sets stays, though another leaves it out.
         options[option.name] = arguments or options.get(option.name, ())
     if not done and request.needed:
         message, hint = _no_option(request, compiled.toolchain, reasons)
-        compiled.problems.append(_problem(request, message, hint))
+        compiled.problems.append(in_job("release", request.key, message, hint, request.value))
 
 
-def _problem(request: OptionRequest, message: str, hint: str | None) -> Diagnostic:
-    return in_job("release", request.key, message, hint, request.value)
-
-
-def _require(compiled: CommandLines, program: Program, raw: Collection[str]) -> None:
+def _require(compiled: CommandLines, role: Role, command: Command, raw: Collection[str]) -> None:
     """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
-    given = {*compiled.options[program.role], *program.folders, *raw, *compiled.toolchain.family.convert}
-    for option in program.command.options.values():
+    given = {*compiled.options[role], *folders(command), *raw, *compiled.toolchain.family.convert}
+    for option in command.options.values():
         if option.required and not {option.name, *option.aliases} & given:
-            message = f"{program.command.name} {program.command.release} needs {option.name}"
+            message = f"{command.name} {command.release} needs {option.name}"
             choices = f" VALUE], VALUE one of {', '.join(option.choices)}" if option.choices else " VALUE]"
             hint = f"set it to [{option.name},{choices}"
-            compiled.problems.append(in_job("release", f"engine.options.{program.role}", message, hint))
+            compiled.problems.append(in_job("release", f"engine.options.{role}", message, hint))
 
 
-def _changed_defaults(program: Program, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
+def _changed_defaults(command: Command, given: Collection[str], context: Context) -> dict[str, OptionArgv]:
     """Return the options that are not given and whose default differs between releases, with this default.
 
     The plan then shows what it relies on, and planning the same job file for another release shows the
     difference.
     """
-    skipped = {*given, *NOT_OF_THE_ENGINE, *program.folders}
+    skipped = {*given, *NOT_OF_THE_ENGINE, *folders(command)}
     found: dict[str, OptionArgv] = {}
-    for option in program.command.options.values():
+    for option in command.options.values():
         if option.changed is not None and option.name not in skipped:
             default = option.default
             if option.name.endswith("_plugin") and default in _TYPES and context.dtype is not None:
@@ -171,26 +213,21 @@ def _changed_defaults(program: Program, given: Collection[str], context: Context
 
 
 def _notes(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
-    yield from _dtype_note(job, toolchain, context)
-    yield from _calibration_note(job, toolchain)
-    gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
-    build = toolchain.program("build") or toolchain.program("build_py")
-    one_of_two = any(gathered) and not all(gathered)
-    if build is not None and one_of_two and "--gather_context_logits" not in build.command.options:
-        name = f"{build.command.name} {toolchain.release.version}"
-        yield f"{name} gathers the logits of both prompt and answer."
-
-
-def _dtype_note(job: JobFile, toolchain: Toolchain, context: Context) -> Iterator[str]:
-    first = toolchain.programs[0].command
+    first = toolchain.first
     option = first.options.get("--dtype") or first.options.get("--storage-type")
-    if job.engine.dtype != "auto" or context.dtype is not None or option is None:
-        return
-    if "auto" not in option.choices and option.default not in ("auto", None):
+    is_unknown = job.engine.dtype == "auto" and context.dtype is None
+    knows_auto = option is None or "auto" in option.choices or option.default in ("auto", None)
+    if is_unknown and option is not None and not knows_auto:
         yield (
             f"engine.dtype is auto, but {first.name} {toolchain.release.version} uses {option.default} "
             "by default, and the model's config.json cannot be read here: set engine.dtype."
         )
+    yield from _calibration_note(job, toolchain)
+    gathered = (job.engine.gather_context_logits, job.engine.gather_generation_logits)
+    one_of_two = any(gathered) and not all(gathered)
+    if one_of_two and "--gather_context_logits" not in toolchain.builder.options:
+        name = f"{toolchain.builder.name} {toolchain.release.version}"
+        yield f"{name} gathers the logits of both prompt and answer."
 
 
 def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
@@ -198,25 +235,18 @@ def _calibration_note(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     chosen = quantization.tool(wanted, by_build_py=toolchain.by_build_py)
     if not quantization.is_calibrated(wanted, chosen) or wanted.calibration_dataset is not None:
         return
-    program = toolchain.program("quantize") or toolchain.programs[0]
-    if program.role == "build_py":
+    program = toolchain.programs.get("quantize") or toolchain.first
+    if program.name == "build.py":
         return  # it reads scales that somebody has computed
-    option = program.command.options.get("--calib_dataset")
+    option = program.options.get("--calib_dataset")
     default = f" ({option.default})" if option is not None and option.default else ""
     remedy = "load it into the cache of Hugging Face datasets that the compute nodes see"
     if option is not None:
         remedy = "set engine.quantization.calibration_dataset to a local folder"
     yield (
-        f"{program.command.name} downloads its calibration samples{default}, which compute nodes often "
+        f"{program.name} downloads its calibration samples{default}, which compute nodes often "
         f"cannot: {remedy}."
     )
-
-
-def _not_taken(command: Command, option: Option, value: Any) -> str:
-    """Why an option that is there does not take the value."""
-    if option.choices:
-        return f"{command.name}'s {option.name} takes {', '.join(option.choices)}"
-    return f"{command.name}'s {option.name} cannot express {shown(value)}"
 
 
 def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[str]) -> tuple[str, str]:
@@ -228,10 +258,10 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
         return message, f"choose another value, or leave {request.key} out"
     known = "; ".join(dict.fromkeys(_lifetimes(request, toolchain, exactly=False)))
     history = f": {known}" if known else ", and no release that is known here does"
+    section, _, name = request.key.rpartition(".")
     hint = f"leave {request.key} out, or take a release that has it"
     if not known:
-        is_plugin = request.key.startswith("engine.plugins.")
-        near = nearest(request.key.rpartition(".")[2], _plugins(toolchain)) if is_plugin else None
+        near = nearest(name, _plugins(toolchain)) if section == "engine.plugins" else None
         hint = f"did you mean '{near}'?" if near else f"leave {request.key} out"
     if request.key == "engine.quantization.checkpoint":
         hint = f"leave {request.key} out, and set model.path to the folder of the quantized weights"
@@ -240,7 +270,7 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
 
 def _plugins(toolchain: Toolchain) -> list[str]:
     """Names of the plugins that the toolchain's programs have options for."""
-    options = (option for program in toolchain.programs for option in program.command.options)
+    options = (option for command in toolchain.programs.values() for option in command.options)
     names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
     return [name[1] for name in names if name is not None]
 
@@ -250,16 +280,16 @@ def _lifetimes(request: OptionRequest, toolchain: Toolchain, *, exactly: bool) -
     for mapping in request.mappings:
         if isinstance(mapping.translate, Mapping) and request.value not in mapping.translate:
             continue
-        program = toolchain.program(mapping.role)
-        family = program.command.family if program is not None else None
+        command = toolchain.programs.get(mapping.role)
+        family = command.family if command is not None else None
         is_same = isinstance(request.value, str) and (exactly or mapping.translate is None)
         value = request.value if is_same and not isinstance(mapping.translate, Mapping) else None
         family = family or toolchain.family.examples
         name = program_name(mapping.role, toolchain.family.examples)
-        found = option_lifetime(name, mapping.option, family, value)
         # If this release has it too, the option belongs to a program outside the toolchain.
-        if found is not None and toolchain.release.version not in found.releases:
-            yield found.clause
+        clause = option_lifetime(name, mapping.option, family, value, here=toolchain.release.version)
+        if clause:
+            yield clause
 
 
 def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
@@ -267,8 +297,8 @@ def _replacement(request: OptionRequest, toolchain: Toolchain) -> str | None:
     gone = [
         history
         for mapping in request.mappings
-        if (program := toolchain.program(mapping.role)) is not None
-        and (history := program.command.histories.get(mapping.option)) is not None
+        if (command := toolchain.programs.get(mapping.role)) is not None
+        and (history := command.histories.get(mapping.option)) is not None
         and history.last is not None
         and parsed(history.last) < parsed(toolchain.release.version)
     ]

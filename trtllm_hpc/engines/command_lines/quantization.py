@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.option_request import OptionMapping, OptionRequest, Role, same
+from trtllm_hpc.engines.command_lines.option_table import OptionMapping, OptionRequest, Role, same
 
 Tool = Literal["convert", "quantize"]
 _FLAGGED: tuple[Role, ...] = ("convert", "build_py")
+_METHOD = "engine.quantization.method"
 
 WEIGHT_ONLY: Mapping[str, str] = {"int8_wo": "int8", "int4_wo": "int4", "int4_gptq": "int4_gptq"}
 """``--weight_only_precision`` of the methods that need no samples."""
@@ -35,10 +36,6 @@ WITH_SCALES = ("--ft_model_dir", "--bin_model_dir", "--ft_dir_path")
 """Options of ``build.py`` for a folder of weights with int8 scales; a family has one of them."""
 CONVERTED = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
 """Options of ``convert_checkpoint.py`` for weights that are quantized already."""
-FROM_CHECKPOINT = ("int4_gptq", *QSERVE)
-"""Methods of weights that another tool has quantized."""
-DEFAULT_SMOOTHING = 0.5
-"""Upstream's example value of ``--smoothquant``."""
 
 
 def tool(quantization: Quantization, *, by_build_py: bool) -> Tool | None:
@@ -78,7 +75,14 @@ def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
     chosen = tool(quantization, by_build_py=by_build_py)
     if chosen is None:
         return
-    yield from _by_quantize(quantization) if chosen == "quantize" else _by_convert(quantization)
+    method = quantization.method or "full_prec"
+    if chosen == "convert":
+        yield from _by_convert(quantization)
+    elif method == "auto":
+        formats = ",".join(quantization.auto_formats)
+        yield OptionRequest(_METHOD, formats, same("--autoq_format", "quantize"))
+    else:
+        yield OptionRequest(_METHOD, method, same("--qformat", "quantize"))
     kind = quantization.kv_cache
     if kind is not None:
         flags = same(f"--{kind}_kv_cache", *_FLAGGED, translate={kind: True})
@@ -86,20 +90,15 @@ def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
         yield OptionRequest("engine.quantization.kv_cache", kind, mappings)
     if by_build_py:
         yield from _in_build_py(quantization)
-    yield from _details(quantization)
-
-
-def _by_quantize(quantization: Quantization) -> Iterator[OptionRequest]:
-    key, method = "engine.quantization.method", quantization.method
-    if method == "auto":
-        yield OptionRequest(key, ",".join(quantization.auto_formats), same("--autoq_format", "quantize"))
-    else:
-        yield OptionRequest(key, method or "full_prec", same("--qformat", "quantize"))
+    for key, options in {**DETAILS, "checkpoint": _checkpoint(quantization)}.items():
+        value = getattr(quantization, key)
+        if value is not None and value is not False:
+            yield OptionRequest(f"engine.quantization.{key}", value, options)
 
 
 def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
     """Options of ``convert_checkpoint.py``; ``build.py`` has those of weight-only, too."""
-    key, method = "engine.quantization.method", quantization.method
+    key, method = _METHOD, quantization.method
     if method is not None and method in WEIGHT_ONLY:
         yield OptionRequest(key, True, same("--use_weight_only", *_FLAGGED), needed=False)
         precision = ("--weight_only_precision", "--use-weight-only-with-precision")
@@ -120,7 +119,8 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
         smoothing = quantization.smoothquant
         options = same("--smoothquant", "convert", "prepare")
         done = same("--use_smooth_quant", "build_py", translate=lambda *_: True)
-        yield OptionRequest(key, DEFAULT_SMOOTHING if smoothing is None else smoothing, options + done)
+        smoothing = 0.5 if smoothing is None else smoothing  # upstream's example value
+        yield OptionRequest(key, smoothing, options + done)
     elif method == "fp8":
         yield OptionRequest(key, True, same("--use_fp8", "convert") + same("--enable_fp8", "build_py"))
     elif method in BY_QUANTIZE and method not in BEFORE_BUILD_PY:
@@ -131,16 +131,13 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
 
 def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
     """Options of ``build.py`` for weights that another program has quantized."""
-    key, method = "engine.quantization.method", quantization.method
-    options: Mapping[str, Any] = {}
-    if method == "fp8":
-        options = {"--enable_fp8": True}
-    elif method == "int4_awq":
-        options = {"--use_weight_only": True, "--weight_only_precision": "int4_awq", "--per_group": True}
-    elif method == "int8_sq":
-        options = {"--use_smooth_quant": True}
-    for option, value in options.items():
-        yield OptionRequest(key, value, same(option, "build_py"))
+    options: Mapping[str | None, Mapping[str, Any]] = {
+        "fp8": {"--enable_fp8": True},
+        "int4_awq": {"--use_weight_only": True, "--weight_only_precision": "int4_awq", "--per_group": True},
+        "int8_sq": {"--use_smooth_quant": True},
+    }
+    for option, value in options.get(quantization.method, {}).items():
+        yield OptionRequest(_METHOD, value, same(option, "build_py"))
     if quantization.kv_cache == "int8":
         calibrated = tuple(OptionMapping("prepare", option) for option in CALIBRATE_CACHE)
         yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
@@ -159,13 +156,6 @@ DETAILS: Mapping[str, tuple[OptionMapping, ...]] = {
 """Keys of ``engine.quantization`` whose options do not depend on the method."""
 
 
-def _details(quantization: Quantization) -> Iterator[OptionRequest]:
-    for key, options in {**DETAILS, "checkpoint": _checkpoint(quantization)}.items():
-        value = getattr(quantization, key)
-        if value is not None and value is not False:
-            yield OptionRequest(f"engine.quantization.{key}", value, options)
-
-
 def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bool:
     """Whether the method needs weights that are quantized already, in a place of their own.
 
@@ -173,7 +163,8 @@ def needs_checkpoint(quantization: Quantization, options: Collection[str]) -> bo
     model's folder (examples/qwen/README.md, 'INT4-GPTQ').
     """
     of_checkpoint = {mapping.option for mapping in _checkpoint(quantization)}
-    return quantization.method in FROM_CHECKPOINT and not of_checkpoint.isdisjoint(options)
+    by_another_tool = quantization.method == "int4_gptq" or quantization.method in QSERVE
+    return by_another_tool and not of_checkpoint.isdisjoint(options)
 
 
 def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
@@ -181,8 +172,5 @@ def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
     method = quantization.method or ""
     quantized = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}
     by_build_py = (quantized[method],) if method in quantized else WITH_SCALES
-    return tuple(
-        OptionMapping(role, option)
-        for role, options in ((_FLAGGED[0], CONVERTED), (_FLAGGED[1], by_build_py))
-        for option in options
-    )
+    converted = [OptionMapping("convert", option) for option in CONVERTED]
+    return (*converted, *(OptionMapping("build_py", option) for option in by_build_py))

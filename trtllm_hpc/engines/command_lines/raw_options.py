@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from typing import get_args
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.option_request import Role
-from trtllm_hpc.engines.command_lines.option_table import LORA, ROWS
-from trtllm_hpc.engines.command_lines.quantization import (
-    BEFORE_BUILD_PY,
-    CONVERTED,
-    DETAILS,
-    WITH_SCALES,
-)
+from trtllm_hpc.engines.command_lines.option_table import LORA, ROWS, Role
+from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, CONVERTED, DETAILS, WITH_SCALES
 from trtllm_hpc.engines.command_lines.speculative import MODES, NUMBERS
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.errors import Diagnostic
-from trtllm_hpc.tensorrt_llm.releases import Command, Option
-from trtllm_hpc.tensorrt_llm.releases.refusals import option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
 LORA_PROGRAM = "hf_lora_convert.py"
 """Converts a Hugging Face adapter into the arrays that requests carry; no part of a toolchain."""
@@ -40,45 +33,37 @@ def raw_problems(job: JobFile, toolchain: Toolchain) -> Iterator[Diagnostic]:
     """Yield what the release's programs would refuse, and what a key of the job file sets already."""
     for role in RAW_ROLES:
         given = raw_argv(job, role)
-        program = toolchain.program(role)
-        if given and program is None:
-            yield _unused(role, toolchain)
-        elif program is not None:
-            yield from _problems(given, role, program.command, toolchain.family.examples)
+        command = toolchain.programs.get(role)
+        if given and command is None:
+            programs = ", then ".join(each.name for each in toolchain.programs.values())
+            runs = f"TensorRT-LLM {toolchain.release.version} runs {programs}"
+            message = f"are for a program that has no part in this: {runs}"
+            hint = "remove them, or write them under the program that they are for"
+            yield in_job("release", f"engine.options.{role}", message, hint)
+        elif command is not None:
+            yield from program_problems(given, role, command, toolchain.family.examples)
 
 
-def lora_problems(job: JobFile, command: Command) -> Iterator[Diagnostic]:
-    """The same for ``hf_lora_convert.py``."""
-    yield from _problems(tuple(job.engine.options.lora), "lora", command, "")
-
-
-def _problems(given: tuple[str, ...], role: str, command: Command, family: str) -> Iterator[Diagnostic]:
+def program_problems(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[Diagnostic]:
+    """The same for one program."""
     for index, message, hint in _checked(given, role, command, family):
         yield in_job("release", f"engine.options.{role}[{index}]", message, hint, given[index])
 
 
 def raw_notes(job: JobFile, toolchain: Toolchain) -> Iterator[str]:
     """Yield a note for each argument that the release takes and ignores."""
-    for program in toolchain.programs:
-        for word in raw_argv(job, program.role):
-            option = program.command.find(word.partition("=")[0])
+    for role, command in toolchain.programs.items():
+        for word in raw_argv(job, role):
+            option = command.find(word.partition("=")[0])
             if option is not None and option.ignored:
-                yield f"engine.options.{program.role}: {word} does nothing. {option.ignored}"
-
-
-def _unused(role: Role, toolchain: Toolchain) -> Diagnostic:
-    programs = ", then ".join(program.command.name for program in toolchain.programs)
-    release = toolchain.release.version
-    message = f"are for a program that has no part in this: TensorRT-LLM {release} runs {programs}"
-    hint = "remove them, or write them under the program that they are for"
-    return in_job("release", f"engine.options.{role}", message, hint)
+                yield f"engine.options.{role}: {word} does nothing. {option.ignored}"
 
 
 def _checked(given: Sequence[str], role: str, command: Command, family: str) -> Iterator[_Fault]:
     open_option: Option | None = None
     values = 0
     for index, word in enumerate(given):
-        if not _is_option(word):
+        if not word.startswith("-") or word[1:2].isdigit():
             values += 1
             yield from _value(index, word, open_option, values)
             continue
@@ -94,15 +79,11 @@ def _checked(given: Sequence[str], role: str, command: Command, family: str) -> 
         yield len(given) - 1, f"{open_option.name} needs a value", "add the value"
 
 
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and not word[1:2].isdigit()
-
-
 def _option(index: int, name: str, role: str, command: Command, family: str) -> Iterator[_Fault]:
     option = command.find(name)
     if option is None:
         known = option_lifetime(command.name, name, command.family or family)
-        history = f": {known.clause}" if known is not None else ""
+        history = f": {known}" if known else ""
         message = f"{command.name} {command.release} has no option {shown(name)}{history}"
         yield index, message, _instead(name, command)
         return
@@ -162,6 +143,9 @@ _OTHERS: Mapping[str, Sequence[str]] = {
     **{f"speculative.{key}": options for key, options in NUMBERS.items()},
 }
 """Keys below ``engine`` that have no row in the table, and their options."""
+_KEYS_OF_OPTIONS: Mapping[tuple[str, str], str] = {
+    (mapping.role, mapping.option): row.key for row in reversed(ROWS) for mapping in row.mappings
+}
 
 
 def managing_key(role: str, option: str) -> str | None:
@@ -172,14 +156,9 @@ def managing_key(role: str, option: str) -> str | None:
         return "set engine.lora.adapters"
     if option in _FOLDERS:
         return _FOLDERS[option]
-    key = _keys_of_options().get((role, option))
+    key = _KEYS_OF_OPTIONS.get((role, option))
     key = key or next((key for key, options in _OTHERS.items() if option in options), None)
     if key is not None:
         return f"set engine.{key}"
     plugin = re.fullmatch(r"--(?:use_)?([a-z0-9_]+)_plugin", option)
     return f"set engine.plugins.{plugin[1]}" if plugin is not None else None
-
-
-@cache
-def _keys_of_options() -> Mapping[tuple[str, str], str]:
-    return {(mapping.role, mapping.option): row.key for row in reversed(ROWS) for mapping in row.mappings}

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.option_request import OptionMapping, OptionRequest, Role, same
+from trtllm_hpc.engines.command_lines.option_table import OptionMapping, OptionRequest, Role, same
 
 
 @dataclass(frozen=True)

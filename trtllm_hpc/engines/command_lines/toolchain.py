@@ -7,22 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
-from trtllm_hpc.config.engine import Quantization
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines import quantization, speculative
-from trtllm_hpc.engines.command_lines.option_request import Role
+from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.tensorrt_llm.releases import (
-    Command,
-    Release,
-    quantized_file,
-    quantizes,
-    releases,
-    releases_with,
-)
+from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file, quantizes, releases_with
 from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release, preparation
-from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders
-from trtllm_hpc.tensorrt_llm.releases.refusals import meant_family, option_lifetime
+from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders, placeholders_of
+from trtllm_hpc.tensorrt_llm.releases.release import Release, meant_family, option_lifetime, releases
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",
@@ -51,39 +43,37 @@ class NoToolchain(ConfigError):
 
 
 @dataclass(frozen=True)
-class Program:
-    """One of upstream's programs in a toolchain."""
-
-    role: Role
-    command: Command
-
-    @property
-    def folders(self) -> tuple[str, str]:
-        """Options that name what the program reads and where it writes."""
-        known = self.command.options
-        source, output = (
-            next((option for option in spellings if option in known), spellings[0])
-            for spellings in (MODEL_OPTIONS, OUTPUT_OPTIONS)
-        )
-        return source, output
-
-
-@dataclass(frozen=True)
 class Toolchain:
-    """The programs from model to engine, in the order in which they run."""
+    """What makes a model into an engine."""
 
     release: Release
     family: Family
-    programs: tuple[Program, ...]
+    programs: Mapping[Role, Command]
+    """In the order in which they run."""
 
-    def program(self, role: Role) -> Program | None:
-        """The program of this role, if the toolchain has one."""
-        return next((program for program in self.programs if program.role == role), None)
+    @property
+    def first(self) -> Command:
+        """The program that reads the model."""
+        return next(iter(self.programs.values()))
+
+    @property
+    def builder(self) -> Command:
+        """The program that builds the engine."""
+        return self.programs["build_py" if self.by_build_py else "build"]
 
     @property
     def by_build_py(self) -> bool:
         """Whether ``build.py`` builds the engine; it reads the model itself."""
-        return self.program("build_py") is not None
+        return "build_py" in self.programs
+
+
+def folders(command: Command) -> tuple[str, str]:
+    """Return the options that name what a program reads and where it writes."""
+    source, output = (
+        next((option for option in spellings if option in command.options), spellings[0])
+        for spellings in (MODEL_OPTIONS, OUTPUT_OPTIONS)
+    )
+    return source, output
 
 
 def find_toolchain(
@@ -105,44 +95,35 @@ def find_toolchain(
     return Toolchain(release, family, programs)
 
 
-def _through_build_py(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+def _through_build_py(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
     how = speculative.mode(job)
     if how is not None and how.examples is not None:
         first = _span("convert_checkpoint.py", how.examples)
         message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
         raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
-    programs = [_program("build_py", release, family.examples)]
-    quantized = job.engine.quantization
-    prepare = _prepare(job, release, family, programs[0].command)
+    build = _command("build_py", release, family.examples)
+    prepare = _prepare(job, release, family, build)
+    programs: dict[Role, Command] = {"build_py": build}
     if prepare is not None:
-        programs.insert(0, prepare)
-    if quantization.tool(quantized, by_build_py=True) == "quantize":
-        method = str(quantized.method)
+        programs = {"prepare": prepare, **programs}
+    if quantization.tool(job.engine.quantization, by_build_py=True) == "quantize":
+        method = str(job.engine.quantization.method)
         if not _reads_quantized(release, family, method):
             raise NoToolchain("engine.quantization.method", *_nothing_quantized(release, family, method))
-        programs.insert(0, _program("quantize", release, family.examples))
-    return tuple(programs)
+        programs = {"quantize": _command("quantize", release, family.examples), **programs}
+    return programs
 
 
-def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Program | None:
+def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Command | None:
     """The program that makes weights for ``build.py``; ``None`` where it reads the model itself."""
     how, quantized = preparation(family.examples), job.engine.quantization
     if how is not None and how.always:
-        prepare = _program("prepare", release, family.examples)
-        _require_scales(quantized, release, family, build, prepare.command)
-        return prepare
-    if not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
+        prepare: Command | None = _command("prepare", release, family.examples)
+    elif not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
         return None
-    command = release.command(how.program) if how is not None else None
-    _require_scales(quantized, release, family, build, command)
-    return Program("prepare", command) if command is not None else None
-
-
-def _require_scales(
-    quantized: Quantization, release: Release, family: Family, build: Command, prepare: Command | None
-) -> None:
-    """Refuse what ``build.py`` has a switch for, but whose scales no program computes."""
-    there = prepare.options if prepare is not None else {}
+    else:
+        prepare = release.command(how.program) if how is not None else None
+    # What build.py has a switch for needs a program that computes the scales.
     wanted = (
         ("method", quantized.method == "int8_sq", "--use_smooth_quant", ("--smoothquant",)),
         ("kv_cache", quantized.kv_cache == "int8", "--int8_kv_cache", quantization.CALIBRATE_CACHE),
@@ -150,12 +131,11 @@ def _require_scales(
     for key, is_wanted, switch, options in wanted:
         if not is_wanted or switch not in build.options or quantized.checkpoint is not None:
             continue
-        if not any(option in there for option in options):
-            message = (
-                f"no program of TensorRT-LLM {release.version} is known that computes int8 scales for "
-                f"{family.name}"
-            )
+        if prepare is None or prepare.options.keys().isdisjoint(options):
+            known = f"no program of TensorRT-LLM {release.version} is known"
+            message = f"{known} that computes int8 scales for {family.name}"
             raise NoToolchain(f"engine.quantization.{key}", message, "take a newer release, or leave it out")
+    return prepare
 
 
 def _reads_quantized(release: Release, family: Family, method: str) -> bool:
@@ -193,19 +173,19 @@ def _has_format(release: Release, family: Family, method: str) -> bool:
     return not by_build_py and known and option is not None and method in option.choices
 
 
-def _through_checkpoint(job: JobFile, release: Release, family: Family) -> tuple[Program, ...]:
+def _through_checkpoint(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
     how = speculative.mode(job)
     if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        first = _program("quantize", release, family.examples)
-        if how is not None and how.weights is not None and how.weights not in first.command.options:
+        quantize = _command("quantize", release, family.examples)
+        if how is not None and how.weights is not None and how.weights not in quantize.options:
             message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
             hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
             raise NoToolchain("engine.speculative.mode", message, hint)
-    else:
-        heads = how.examples if how is not None else None
-        key = "engine.speculative.mode" if heads else "model.family"
-        first = _program("convert", release, heads or family.examples, key)
-    return (first, _program("build", release, family.examples))
+        return {"quantize": quantize, "build": _command("build", release, family.examples)}
+    heads = how.examples if how is not None else None
+    key = "engine.speculative.mode" if heads else "model.family"
+    convert = _command("convert", release, heads or family.examples, key)
+    return {"convert": convert, "build": _command("build", release, family.examples)}
 
 
 def program_name(role: Role, family: str) -> str:
@@ -214,7 +194,7 @@ def program_name(role: Role, family: str) -> str:
     return how_prepared.program if how_prepared is not None else PROGRAMS[role]
 
 
-def _program(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Program:
+def _command(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Command:
     name = program_name(role, family)
     command = release.command(name, family)
     if command is None:
@@ -224,7 +204,7 @@ def _program(role: Role, release: Release, family: str, key: str = "engine.tenso
         if role in ("convert", "build_py") and not known:
             key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
-    return Program(role, command)
+    return command
 
 
 def _require_text(job: JobFile, family: Family) -> None:
@@ -242,15 +222,13 @@ def _require_text(job: JobFile, family: Family) -> None:
 def _require_architecture(
     job: JobFile, release: Release, family: Family, model_config: Mapping[str, Any] | None
 ) -> None:
-    first = first_release(family, model_config)
-    if first is None or release.at_least(first.version):
+    built, first = first_release(family, model_config) or (None, None)
+    if first is None or release.at_least(first):
         return
-    message = (
-        f"TensorRT-LLM {release.version} builds no engine of {first.of}: the first release that does is "
-        f"{first.version}"
-    )
+    builds = f"TensorRT-LLM {release.version} builds no engine of {built}"
+    message = f"{builds}: the first release that does is {first}"
     key = "model.path" if job.model.family is None or model_config is not None else "model.family"
-    raise NoToolchain(key, message, f"take TensorRT-LLM {first.version} or later, or another model")
+    raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
 
 
 def _require_encoder_decoder(release: Release, family: Family) -> None:
@@ -261,11 +239,12 @@ def _require_encoder_decoder(release: Release, family: Family) -> None:
         known = option_lifetime("trtllm-build", option, family.examples)
         message = (
             f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: "
-            f"{known.clause if known else 'no release here does'}"
+            f"{known or 'no release here does'}"
         )
         raise NoToolchain(key, message, newer)
-    if placeholder not in release.placeholders("inflight_batcher_llm", "tensorrt_llm"):
-        since = known_placeholders(release.version, "inflight_batcher_llm", "tensorrt_llm")[placeholder].since
+    template = (release.version, "inflight_batcher_llm", "tensorrt_llm")
+    if placeholder not in placeholders_of(*template):
+        since = known_placeholders(*template)[placeholder].since
         message = (
             f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
             f"pair: its model tensorrt_llm has {placeholder} since {since}"

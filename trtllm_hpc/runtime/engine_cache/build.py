@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -20,7 +19,7 @@ from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Cache, Entry, Manifest, files_in, link
 from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
-from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Holder, Lock, Owner, Watch, seconds, try_lock
+from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Lock, Owner, Watch, seconds, try_lock
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
 from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
@@ -31,7 +30,6 @@ PACKAGES = ("tensorrt_llm", "tensorrt", "torch", "transformers", "trtllm_hpc")
 
 _REPORT_S = 60.0
 """Pause between two lines about the same wait."""
-
 _ATTEMPTS = 10
 """An entry may be pruned between a look and its use, or another build may take over; but not for ever."""
 
@@ -50,7 +48,10 @@ def build_engine(paths: RunPaths) -> int:
         versions = installed_versions(PACKAGES)
         check_version(recipe, versions)
         capability = compute_capability(recipe)
-        keys = step_keys(recipe, compute_capability=capability, edited_script=_edited(paths, recipe))
+        script = sha256_of(paths.script("build"))
+        # The output of a script that the user has changed is not what was planned.
+        edited = None if script == recipe.script_sha256 else script
+        keys = step_keys(recipe, compute_capability=capability, edited_script=edited)
         _Builder(paths, recipe, keys, versions, signals).run()
     except Interrupted:
         print(f"the build stops: got {signals[0]}", flush=True)
@@ -65,15 +66,6 @@ def build_engine(paths: RunPaths) -> int:
     finally:
         kill_descendants()
     return ExitCode.OK
-
-
-def _edited(paths: RunPaths, recipe: Recipe) -> str | None:
-    """Return the hash of ``build.sh`` if the user has changed it: its output is not what was planned."""
-    digest = hashlib.sha256(paths.script("build").read_bytes()).hexdigest()
-    return None if digest == recipe.script_sha256 else digest
-
-
-# The machine -----------------------------------------------------------------------------
 
 
 def check_version(recipe: Recipe, versions: Mapping[str, str]) -> None:
@@ -120,9 +112,6 @@ def compute_capability(recipe: Recipe) -> str | None:
     return found[0] if found else planned
 
 
-# Building --------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Task:
     """One step with its place in the cache."""
@@ -134,59 +123,58 @@ class _Task:
     """Counted from 1."""
 
 
+@dataclass
 class _Builder:
     """Builds the missing steps of one recipe, in their order."""
 
-    def __init__(
-        self,
-        paths: RunPaths,
-        recipe: Recipe,
-        keys: tuple[StepKey, ...],
-        versions: Mapping[str, str],
-        signals: list[str],
-    ) -> None:
-        self._paths, self._recipe, self._versions, self._signals = paths, recipe, versions, signals
-        self._cache = Cache(Path(recipe.engines_folder))
-        self._job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-        self._tasks = [
-            _Task(step, key, self._cache.entry(key), number)
-            for number, (step, key) in enumerate(zip(recipe.steps, keys, strict=True), start=1)
+    paths: RunPaths
+    recipe: Recipe
+    keys: tuple[StepKey, ...]
+    versions: Mapping[str, str]
+    signals: list[str]
+
+    def __post_init__(self) -> None:
+        self.cache = Cache(Path(self.recipe.engines_folder))
+        self.job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
+        self.tasks = [
+            _Task(step, key, self.cache.entry(key), number)
+            for number, (step, key) in enumerate(zip(self.recipe.steps, self.keys, strict=True), start=1)
         ]
 
     def run(self) -> None:
         """Build what is missing, and link the outputs that the run needs."""
-        self._cache.folder.mkdir(parents=True, exist_ok=True)
+        self.cache.folder.mkdir(parents=True, exist_ok=True)
         for task in self._needed():
             if not any(self._provide(task) for _ in range(_ATTEMPTS)):
                 raise BuildFailed(
                     f"step {task.step.name} was built {_ATTEMPTS} times, and each time the cache in "
-                    f"{self._cache.folder} lost it.",
+                    f"{self.cache.folder} lost it.",
                     hint="trtllm-hpc engines verify",
                 )
-        for task in self._tasks:
-            if task.step.name in self._recipe.results:
-                is_engine = task is self._tasks[-1]
-                name = self._paths.engine if is_engine else self._paths.side_output(task.step.name)
+        for task in self.tasks:
+            if task.step.name in self.recipe.results:
+                is_engine = task is self.tasks[-1]
+                name = self.paths.engine if is_engine else self.paths.side_output(task.step.name)
                 link(name, task.entry.output)
                 print(f"{name.name}: {task.entry.output}", flush=True)
 
     def _needed(self) -> list[_Task]:
         """Return the steps that the run needs, and those that a missing one of them reads."""
-        needed = set(self._recipe.results)
-        for task in reversed(self._tasks):
+        needed = set(self.recipe.results)
+        for task in reversed(self.tasks):
             if task.step.name in needed and not task.entry.is_complete():
                 needed.update(task.step.reads)
-        return [task for task in self._tasks if task.step.name in needed]
+        return [task for task in self.tasks if task.step.name in needed]
 
     def _provide(self, task: _Task) -> bool:
         """Find a step's output or build it; returns whether it is there now."""
         if task.entry.is_complete():
             self._report(task, "found", f"found in the cache ({task.entry.name})")
-            return task.entry.register(self._paths.folder)
-        before = [other for other in self._tasks[: task.number] if other.step.variant == task.step.variant]
+            return task.entry.register(self.paths.folder)
+        before = [other for other in self.tasks[: task.number] if other.step.variant == task.step.variant]
         documents = {other.key.kind: other.key.document for other in before}
         try:
-            task.entry.make(task.key, self._recipe.about, documents)
+            task.entry.make(task.key, self.recipe.about, documents)
             lock = self._wait_for_lock(task)
         except FileNotFoundError:
             return False  # the entry was pruned, or its temporary files were: try again
@@ -202,24 +190,26 @@ class _Builder:
         finally:
             lock.release()
         if lock.is_lost and not is_built:
-            self._print(task, "another build has taken over while this one was suspended")
-        return is_built and task.entry.register(self._paths.folder)
+            _print(task, "another build has taken over while this one was suspended")
+        return is_built and task.entry.register(self.paths.folder)
 
     def _wait_for_lock(self, task: _Task) -> Lock | None:
         """Return the entry's lock; ``None`` if another build has completed the output meanwhile."""
-        owner, watch = Owner.this_process(self._job_id), Watch()
+        owner, watch = Owner.this_process(self.job_id), Watch()
         begun, reported = time.monotonic(), float("-inf")
         while True:
             lock = try_lock(task.entry.folder, owner, watch)
             if isinstance(lock, Lock):
                 return lock
-            now = time.monotonic()
-            if now - reported >= _REPORT_S:
-                reported = now
-                self._report(task, "waiting", _waiting(lock, task, now - begun))
-            if now - begun > self._recipe.wait_seconds:
+            waited_s = time.monotonic() - begun
+            span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
+            waits = f"waits for the same output, being built by {lock}, step {task.step.name}, for {span}"
+            if waited_s - reported >= _REPORT_S:
+                reported = waited_s
+                self._report(task, "waiting", waits)
+            if waited_s > self.recipe.wait_seconds:
                 raise BuildFailed(
-                    f"{_waiting(lock, task, now - begun)}, which is as long as this job may wait.",
+                    f"{waits}, which is as long as this job may wait.",
                     hint="raise build.time_limit_minutes, or look at that job with squeue",
                 )
             self._pause(seconds(POLL_VARIABLE))
@@ -229,7 +219,7 @@ class _Builder:
     def _pause(self, pause_s: float) -> None:
         until = time.monotonic() + pause_s
         while time.monotonic() < until:
-            if self._signals:
+            if self.signals:
                 raise Interrupted
             time.sleep(min(0.1, pause_s))
 
@@ -246,7 +236,7 @@ class _Builder:
         if not self._seal(output, started_at, took_s):
             raise BuildFailed(
                 f"step {task.step.name} of the build ended well but left nothing in its output folder.",
-                hint=f"look at its output above, and at {self._paths.script('build')}",
+                hint=f"look at its output above, and at {self.paths.script('build')}",
             )
         # Once the lock is lost, a late process may have made the folder anew, with a part of the files.
         if not lock.is_mine():
@@ -273,24 +263,24 @@ class _Builder:
         task.entry.output.rename(lock.work / "broken")
         with suppress(FileNotFoundError):
             task.entry.damage.rename(lock.work / "damaged.txt")
-        self._print(task, f"the cached output is broken ({faults[0]}), it is built again")
+        _print(task, f"the cached output is broken ({faults[0]}), it is built again")
         remove(lock.work / "broken")
         return True
 
     def _run_commands(self, task: _Task, lock: Lock, output: Path) -> None:
-        outputs = {other.step.name: str(other.entry.output) for other in self._tasks}
+        outputs = {other.step.name: str(other.entry.output) for other in self.tasks}
         inputs = {name: outputs[name] for name in task.step.reads if name in outputs}
         code = run_group(
-            ["bash", str(self._paths.script("build")), task.step.name],
+            ["bash", str(self.paths.script("build")), task.step.name],
             {**os.environ, "output": str(output), **inputs},
-            stop=lambda: bool(self._signals) or lock.is_lost,
+            stop=lambda: bool(self.signals) or lock.is_lost,
         )
-        if self._signals:
+        if self.signals:
             raise Interrupted
         if code:
             raise BuildFailed(
                 f"step {task.step.name} of the build failed (exit code {code}); its own output is above.",
-                hint=f"correct what it reports, or try it by hand: {self._paths.script('build')}",
+                hint=f"correct what it reports, or try it by hand: {self.paths.script('build')}",
             )
 
     def _seal(self, output: Path, started_at: float, took_s: float) -> bool:
@@ -305,27 +295,23 @@ class _Builder:
             names = (str(file.relative_to(output)) for file in files)
             listed = {name: [size, digest] for name, size, digest in zip(names, sizes, digests, strict=True)}
         built_at, host = started_at + took_s, socket.gethostname()
-        manifest = Manifest(listed, built_at, round(took_s, 3), host, self._job_id, dict(self._versions))
+        manifest = Manifest(listed, built_at, round(took_s, 3), host, self.job_id, dict(self.versions))
         write_shared(output / MANIFEST, asdict(manifest))
         for folder, _, _ in os.walk(output):
             sync_folder(Path(folder))
         return True
 
-    def _print(self, task: _Task, sentence: str) -> None:
-        print(f"step {task.step.name}: {sentence}", flush=True)
-
     def _report(self, task: _Task, state: str, sentence: str) -> None:
         """Print what happens to a step, and note it as an event and as the build's progress."""
-        self._print(task, sentence)
+        _print(task, sentence)
         step = task.step.name
-        add_event(self._paths, "build", "engine_step", step=step, state=state, entry=task.entry.name)
+        add_event(self.paths, "build", "engine_step", step=step, state=state, entry=task.entry.name)
         message = sentence if step in sentence else f"{step}: {sentence}"
-        add_event(self._paths, "build", "progress", step=task.number, of=len(self._tasks), message=message)
+        add_event(self.paths, "build", "progress", step=task.number, of=len(self.tasks), message=message)
 
 
-def _waiting(holder: Holder, task: _Task, waited_s: float) -> str:
-    span = f"{waited_s:.0f} s" if waited_s < 60 else f"{waited_s / 60:.0f} min"
-    return f"waits for the same output, being built by {holder}, step {task.step.name}, for {span}"
+def _print(task: _Task, sentence: str) -> None:
+    print(f"step {task.step.name}: {sentence}", flush=True)
 
 
 def _open_permissions(output: Path) -> None:

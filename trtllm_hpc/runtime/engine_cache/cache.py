@@ -31,10 +31,8 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a complete output that lists all others."""
-
 KERNELS = "kernels"
 """Folder in an engine in which servers keep what they compiled for their GPU; no part of the output."""
-
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
 _LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*")
@@ -146,9 +144,8 @@ class Entry:
         if manifest is None:
             return [f"{MANIFEST} is missing or damaged"]
         wrong = [size_fault(self.output / name, name, size) for name, (size, _) in manifest.files.items()]
-        return [fault for fault in wrong if fault is not None] or self._known_damage()
-
-    def _known_damage(self) -> list[str]:
+        if any(wrong):
+            return [fault for fault in wrong if fault is not None]
         try:
             return self.damage.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -186,14 +183,10 @@ class Entry:
     def uses(self) -> list[Use]:
         """Return all noted uses."""
         found = []
-        files: list[Path] = []
         with suppress(OSError):  # none yet, or unreadable
-            files = sorted((self.folder / "uses").glob("*.json"))
-        for file in files:
-            try:
-                found.append(Use(str((read_json(file) or {})["run"]), file))
-            except (ValueError, TypeError, KeyError, OSError):
-                continue
+            for file in sorted((self.folder / "uses").glob("*.json")):
+                with suppress(ValueError, TypeError, KeyError, OSError):
+                    found.append(Use(str((read_json(file) or {})["run"]), file))
         return found
 
     def clear(self) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -23,23 +23,15 @@ from trtllm_hpc.runtime.engine_cache.recipe import MODEL, Argument, BuildStep, P
 
 FORMAT = 1
 """Counted up when the same document comes to mean something else."""
-
 NAME_DIGITS = 16
 """Hexadecimal digits of the key in a folder's name."""
-
-SAMPLE_BYTES = 4096
-"""Read from the middle of each tensor; of other large files, ``SAMPLES`` times."""
-
-SAMPLES = 64
-
+SAMPLE_BYTES, SAMPLES = 4096, 64
+"""Bytes that are read from the middle of each tensor; how often in other large files."""
 _WHOLE_UP_TO = 64 * 2**20
 """Largest size in bytes of a file without weights that is read whole: configurations, tokenizers, code."""
-
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo"}
-
 _DOCUMENTATION = {".md", ".png", ".jpg", ".jpeg", ".pdf"}
 """Suffixes of files that no build reads: a change must not cost an hour."""
-
 _LARGEST_HEADER = 100 * 2**20
 """Limit of safetensors' own reader on a file's header."""
 
@@ -53,9 +45,6 @@ class ModelUnreadable(BuildFailed):
 
 class CapabilityUnknown(BuildFailed):
     """The GPU's compute capability is part of a key, and is not known here."""
-
-
-# Keys ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +81,25 @@ def step_keys(
     keys: dict[str, StepKey] = {}
     revision = cache(revision_of)  # a folder that several steps read is read once
     for step in recipe.steps:
-        document = _document(step, recipe, keys, revision)
+        folders = [name for name in step.reads if name.startswith("/")]
+        document: dict[str, Any] = {
+            "format": FORMAT,
+            "step": step.kind,
+            "commands": [
+                [
+                    _argument(step, word, folders, is_program=number == 0)
+                    for number, word in enumerate(command)
+                ]
+                for command in step.commands
+            ],
+            "directory": step.directory,
+            "identity": dict(step.identity),
+            "inputs": {step.plain(name): keys[name].digest for name in step.reads if name in keys},
+        }
+        if MODEL in step.reads and recipe.model_path is not None:
+            document["model"] = revision(Path(recipe.model_path))
+        if folders:
+            document["folders"] = [revision(Path(name)) for name in folders]
         if step.on_gpu:
             if compute_capability is None:
                 raise CapabilityUnknown("The GPU's compute capability is not known here.")
@@ -101,28 +108,6 @@ def step_keys(
             document["edited_script"] = edited_script
         keys[step.name] = StepKey(step.name, step.kind, document, digest_of(document))
     return tuple(keys.values())
-
-
-def _document(
-    step: BuildStep, recipe: Recipe, keys: Mapping[str, StepKey], revision: Callable[[Path], Revision]
-) -> dict[str, Any]:
-    folders = [name for name in step.reads if name.startswith("/")]
-    document: dict[str, Any] = {
-        "format": FORMAT,
-        "step": step.kind,
-        "commands": [
-            [_argument(step, word, folders, is_program=number == 0) for number, word in enumerate(command)]
-            for command in step.commands
-        ],
-        "directory": step.directory,
-        "identity": dict(step.identity),
-        "inputs": {step.plain(name): keys[name].digest for name in step.reads if name in keys},
-    }
-    if MODEL in step.reads and recipe.model_path is not None:
-        document["model"] = revision(Path(recipe.model_path))
-    if folders:
-        document["folders"] = [revision(Path(name)) for name in folders]
-    return document
 
 
 def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program: bool) -> Any:
@@ -139,9 +124,6 @@ def _argument(step: BuildStep, word: Argument, folders: list[str], *, is_program
     if word in folders:
         return {"folder": folders.index(word)}
     return word
-
-
-# A model's content --------------------------------------------------------------------------
 
 
 def revision_of(folder: Path) -> Revision:

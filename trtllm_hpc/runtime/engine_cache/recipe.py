@@ -17,10 +17,6 @@ OUTPUT, MODEL, RUN = "output", "model", "run"
 """Placeholders that name no earlier step: the step's own folder, the model's, the run's."""
 
 
-class InvalidRecipe(BuildFailed):
-    """``build.json`` is missing, damaged or of another version."""
-
-
 @dataclass(frozen=True)
 class Placeholder:
     """A folder in a command whose path is known only when the step runs."""
@@ -107,27 +103,26 @@ class Recipe:
     def read(cls, path: Path) -> Recipe:
         """Read what :meth:`write` has written.
 
-        Raises InvalidRecipe if the file is missing, damaged or of another version.
+        Raises BuildFailed if the file is missing, damaged or of another version.
         """
         try:
             record = read_json(path)
         except (ValueError, OSError) as error:
-            raise InvalidRecipe(f"{path} cannot be read: {error}.") from None
+            raise BuildFailed(f"{path} cannot be read: {error}.") from None
         if record is None:
-            raise InvalidRecipe(f"{path} is not there: the run folder is incomplete.")
+            raise BuildFailed(f"{path} is not there: the run folder is incomplete.")
         try:
             values = dict(record)
             if values.pop("format") != FORMAT:
-                raise InvalidRecipe(f"{path} was written by another version of trtllm-hpc.")
-            return cls(**{**values, "steps": tuple(_step(step) for step in values["steps"])})
+                raise BuildFailed(f"{path} was written by another version of trtllm-hpc.")
+            return cls(**{**values, "steps": tuple(map(_step, values["steps"]))})
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidRecipe(f"{path} is damaged ({type(error).__name__}: {error}).") from None
+            raise BuildFailed(f"{path} is damaged ({type(error).__name__}: {error}).") from None
 
 
 def _step(record: dict[str, Any]) -> BuildStep:
-    commands = tuple(tuple(_argument(it) for it in command) for command in record["commands"])
+    commands = tuple(
+        tuple(word if isinstance(word, str) else Placeholder(**word) for word in command)
+        for command in record["commands"]
+    )
     return BuildStep(**{**record, "commands": commands, "inputs": tuple(record["inputs"])})
-
-
-def _argument(record: str | dict[str, str]) -> Argument:
-    return record if isinstance(record, str) else Placeholder(**record)

@@ -19,9 +19,10 @@ _VALID_S = 86_400.0
 def wrong_files(
     entry: Entry, manifest: Manifest, progress: Callable[[str], None] = lambda name: None
 ) -> list[str]:
-    """Read all files of a finished output and compare them with its manifest; what is wrong is also noted.
+    """Read all files of a finished output and compare them with its manifest.
 
-    ``progress`` is called with each file's name before it is read.
+    ``progress`` is called with each file's name before it is read. The entry remembers damage that no file's
+    size shows, or that there is none.
     """
     wrong = []
     present = {str(file.relative_to(entry.output)) for file in files_in(entry.output)}
@@ -37,18 +38,13 @@ def wrong_files(
         if fault is not None:
             wrong.append(fault)
     wrong += [f"{name} was not built there" for name in sorted(present - manifest.files.keys())]
-    _note(entry, wrong)
-    return wrong
-
-
-def _note(entry: Entry, wrong: list[str]) -> None:
-    """Remember damage that no file's size shows, or that there is none."""
     with suppress(OSError):  # a read-only cache
         if wrong:
             write_text(entry.damage, "".join(f"{line}\n" for line in wrong), mode=0o644)
         else:
             entry.damage.unlink(missing_ok=True)
             entry.verified.touch()
+    return wrong
 
 
 class EngineCheck:

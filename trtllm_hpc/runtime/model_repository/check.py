@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, RenderError
@@ -21,7 +21,6 @@ MODEL_NAMES = (
 _OTHER_TEMPLATE = "take the templates of one release for all models"
 
 Messages = Mapping[str, Any]
-Files = Mapping[str, frozenset[str]]
 
 
 def in_model(model: str, message: str, hint: str, line: int | None = None) -> Diagnostic:
@@ -40,14 +39,13 @@ class RepositoryInvalid(RenderError):
         super().__init__("\n".join([heading, *map(str, self.diagnostics)]))
 
 
-def check(messages: Messages, files: Files) -> list[Diagnostic]:
+def check(messages: Messages, files: Mapping[str, Collection[str]]) -> list[Diagnostic]:
     """Return everything that does not fit together in the models and, as relative paths, their files."""
     return [
         problem
         for name, message in messages.items()
         for problem in (
-            *_check_files(name, message, files[name]),
-            *_check_names(name, message, messages),
+            *_check_names(name, message, files[name], messages),
             *_check_steps(name, message, messages),
             *_check_tensors(name, message, messages),
         )
@@ -63,16 +61,12 @@ def duplicates(names: list[str]) -> list[Diagnostic]:
     ]
 
 
-def _check_files(name: str, message: Any, files: frozenset[str]) -> Iterator[Diagnostic]:
-    if message.backend != "python":
-        return
+def _check_names(name: str, message: Any, files: Collection[str], messages: Messages) -> Iterator[Diagnostic]:
+    """Check that the file and the models which a model names are there."""
     file = message.default_model_filename or "model.py"
-    if f"1/{file}" not in files:
+    if message.backend == "python" and f"1/{file}" not in files:
         hint = "set engine.backend: tensorrtllm, or take a release whose template has the file"
         yield in_model(name, f"has the backend python, but its template lacks 1/{file}.", hint)
-
-
-def _check_names(name: str, message: Any, messages: Messages) -> Iterator[Diagnostic]:
     for key in MODEL_NAMES:
         if key in message.parameters:
             other = message.parameters[key].string_value
@@ -88,26 +82,21 @@ def _check_steps(name: str, message: Any, messages: Messages) -> Iterator[Diagno
             continue
         inputs = {tensor.name: tensor for tensor in other.input}
         outputs = {tensor.name for tensor in other.output}
-        yield from _unknown_tensors(name, step, "input", set(step.input_map) - set(inputs))
-        yield from _unknown_tensors(name, step, "output", set(step.output_map) - outputs)
+        unknown = [f"input {tensor}" for tensor in sorted(set(step.input_map) - set(inputs))]
+        unknown += [f"output {tensor}" for tensor in sorted(set(step.output_map) - outputs)]
+        for tensor in unknown:
+            text = f"its step {step.model_name} names an {tensor}, which that model does not have."
+            yield in_model(name, text, _OTHER_TEMPLATE)
         needed = {tensor.name for tensor in inputs.values() if not tensor.optional}
         for tensor in sorted(needed - set(step.input_map)):
-            text = (
-                f"its step {step.model_name} gives no value for the input {tensor}, which that model needs."
-            )
-            yield in_model(name, text, _OTHER_TEMPLATE)
+            lacks = f"gives no value for the input {tensor}, which that model needs."
+            yield in_model(name, f"its step {step.model_name} {lacks}", _OTHER_TEMPLATE)
         if other.max_batch_size < message.max_batch_size:
             text = (
                 f"takes batches of {message.max_batch_size}, but its step {step.model_name} "
                 f"only of {other.max_batch_size}."
             )
             yield in_model(name, text, "set repository.triton_max_batch_size for all of them")
-
-
-def _unknown_tensors(name: str, step: Any, direction: str, tensors: set[str]) -> Iterator[Diagnostic]:
-    for tensor in sorted(tensors):
-        text = f"its step {step.model_name} names an {direction} {tensor}, which that model does not have."
-        yield in_model(name, text, _OTHER_TEMPLATE)
 
 
 def _unknown_model(name: str, what: str, other: str, messages: Messages) -> Diagnostic:

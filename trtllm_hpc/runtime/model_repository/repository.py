@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +51,6 @@ def _refuse(sentence: str) -> int:
     return ExitCode.START
 
 
-# Templates --------------------------------------------------------------------------------
-
-
 def find_all_models(folder: Path) -> Path | None:
     """Return the folder of templates in ``folder``: with upstream's groups, or with the models themselves."""
     for below in _BELOW:
@@ -87,22 +83,11 @@ def template_files(folder: Path) -> dict[str, Path]:
     }
 
 
-# Models -----------------------------------------------------------------------------------
+ModelFiles = Mapping[str, str | Path]
+"""The files of one model, by path in its folder: a text, or the template's file to copy."""
 
 
-@dataclass(frozen=True)
-class FinishedModel:
-    """One model, ready to be written."""
-
-    config: str
-    """Text of its ``config.pbtxt``."""
-    copies: Mapping[str, Path]
-    """Files of the template, by path in the model's folder."""
-    texts: Mapping[str, str]
-    """Our own files, likewise."""
-
-
-def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedModel]:
+def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, ModelFiles]:
     """Return every model by name, checked one by one and together.
 
     ``folder`` is upstream's ``all_models``, or one in which ``find_all_models`` finds it. Raises
@@ -114,7 +99,7 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
         raise RepositoryInvalid([in_model("all models", why, "set container.all_models in the profile")])
     problems = duplicates([model.name for model in recipe.models])
     messages: dict[str, Any] = {}
-    sources: dict[str, Path] = {}
+    files: dict[str, ModelFiles] = {}
     for model in recipe.models:
         source = template_folder(all_models, model.template)
         if source is None:
@@ -123,20 +108,13 @@ def render_models(recipe: RepositoryRecipe, folder: Path) -> dict[str, FinishedM
         message, wrong = _fill_model(model, source)
         problems += wrong
         if message is not None:
-            messages[model.name], sources[model.name] = message, source
-    copies = {name: template_files(source) for name, source in sources.items()}
-    texts = {model.name: model.files for model in recipe.models}
-    if not problems:
-        problems = check(messages, {name: frozenset((*copies[name], *texts[name])) for name in messages})
+            messages[model.name] = message
+            files[model.name] = {**template_files(source), **model.files}
+    problems = problems or check(messages, files)
     if problems:
         raise RepositoryInvalid(problems)
     return {
-        model.name: FinishedModel(
-            _header(model, recipe.release)
-            + text_format().MessageToString(messages[model.name], as_utf8=True),
-            {path: file for path, file in copies[model.name].items() if path not in model.files},
-            model.files,
-        )
+        model.name: {CONFIG: _config(model, recipe.release, messages[model.name]), **files[model.name]}
         for model in recipe.models
     }
 
@@ -162,26 +140,21 @@ def _no_template(model: ModelRecipe, all_models: Path) -> Diagnostic:
     return in_model(model.name, why, "take the image of the job file's release, or set container.all_models")
 
 
-def _header(model: ModelRecipe, release: str) -> str:
+def _config(model: ModelRecipe, release: str, message: Any) -> str:
     name = re.sub(r"[\x00-\x1f\x7f]+", " ", model.template)
-    return f"# Made by trtllm-hpc for TensorRT-LLM {release} from the image's all_models/{name}/{CONFIG}.\n"
+    header = f"# Made by trtllm-hpc for TensorRT-LLM {release} from the image's all_models/{name}/{CONFIG}.\n"
+    return header + str(text_format().MessageToString(message, as_utf8=True))
 
 
-def write_repository(models: Mapping[str, FinishedModel], folder: Path) -> None:
+def write_repository(models: Mapping[str, ModelFiles], folder: Path) -> None:
     """Write the repository atomically: ``folder`` holds all of it, or what it held before."""
     with write_folder_aside(folder) as aside:
-        for name, model in models.items():
-            _write_model(model, aside / name)
-
-
-def _write_model(model: FinishedModel, folder: Path) -> None:
-    # Triton requires a version folder, even an empty one.
-    (folder / "1").mkdir(parents=True)
-    contents = {path: source.read_bytes() for path, source in model.copies.items()}
-    contents |= {path: text.encode() for path, text in {CONFIG: model.config, **model.texts}.items()}
-    for path, content in contents.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-    if not any((folder / "1").iterdir()):
-        (folder / "1" / ".keep").touch()
+        for name, files in models.items():
+            # Triton requires a version folder, even an empty one.
+            (aside / name / "1").mkdir(parents=True)
+            for path, content in files.items():
+                target = aside / name / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content.read_bytes() if isinstance(content, Path) else content.encode())
+            if not any((aside / name / "1").iterdir()):
+                (aside / name / "1" / ".keep").touch()

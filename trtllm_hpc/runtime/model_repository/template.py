@@ -54,22 +54,15 @@ def find_placeholders(text: str) -> Iterator[Placeholder]:
             continue
         for match in _ANYTHING_LIKE_IT.finditer(token[0]):
             start = token.start() + match.start()
+            fields = re.findall(r"(\w+)\s*[:\[{]", text[max(0, start - 200) : start])
             yield Placeholder(
                 name=match[1] if match[0].endswith("}") else match[0],
                 line=text.count("\n", 0, start) + 1,
                 structural=token["placeholder"] is not None,
                 start=start,
                 end=token.start() + match.end(),
-                field=_field_before(text[:start]),
+                field=fields[-1] if fields else "a value",
             )
-
-
-def _field_before(text: str) -> str:
-    words = re.findall(r"(\w+)\s*[:\[{]", text[-200:])
-    return words[-1] if words else "a value"
-
-
-# Filling ----------------------------------------------------------------------------------
 
 
 def as_text(value: Value | None) -> str:
@@ -85,19 +78,17 @@ def fill(text: str, values: Values, model: str) -> tuple[Any | None, list[Diagno
     problems = [problem for placeholder in found for problem in _faults(placeholder, values, model)]
     if problems:
         return None, problems
+    for placeholder in reversed(found):
+        value = values[placeholder.name]
+        if placeholder.structural and value is not None:
+            text = text[: placeholder.start] + as_text(value) + text[placeholder.end :]
     message = schema().ModelConfig()
     try:
-        text_format().Parse(_fill_structure(text, found, values), message)
+        text_format().Parse(text, message)
     except text_format().ParseError as error:
-        line = error.GetLine()
-        return None, [
-            in_model(
-                model,
-                f"is not a model configuration of Triton: {error}.",
-                "compare the template with the image's own, or fetch it again",
-                int(line) if line else None,
-            )
-        ]
+        line, why = error.GetLine(), f"is not a model configuration of Triton: {error}."
+        hint = "compare the template with the image's own, or fetch it again"
+        return None, [in_model(model, why, hint, int(line) if line else None)]
     return _fill_strings(message, values), []
 
 
@@ -126,16 +117,6 @@ def _faults(placeholder: Placeholder, values: Values, model: str) -> Iterator[Di
         yield in_model(model, message, "write the value itself", line)
 
 
-def _fill_structure(text: str, found: tuple[Placeholder, ...], values: Values) -> str:
-    pieces, end = [], 0
-    for placeholder in found:
-        value = values[placeholder.name]
-        if placeholder.structural and value is not None:
-            pieces += [text[end : placeholder.start], as_text(value)]
-            end = placeholder.end
-    return "".join([*pieces, text[end:]])
-
-
 def _fill_strings(message: Any, values: Values) -> Any:
     """Return the message with every placeholder in its strings filled; a parameter without a value goes."""
     for key, parameter in list(message.parameters.items()):
@@ -156,9 +137,6 @@ def _filled(part: Any, values: Values) -> Any:
     return part
 
 
-# Editing ----------------------------------------------------------------------------------
-
-
 def edit(message: Any, recipe: ModelRecipe) -> None:
     """Make the recipe's changes, as upstream's users do with ``sed``, and set the model's name."""
     message.name = recipe.name
@@ -169,12 +147,13 @@ def edit(message: Any, recipe: ModelRecipe) -> None:
     if edits.decoupled is not None and message.model_transaction_policy.decoupled != edits.decoupled:
         message.model_transaction_policy.decoupled = edits.decoupled
     if edits.instances is not None:
-        _edit_instances(message, edits.instances)
+        if not message.instance_group:
+            # As in upstream's templates: the backend chooses the GPUs by itself.
+            message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
+        for group in message.instance_group:
+            group.count = edits.instances
     for key, value in edits.parameters.items():
-        if value is None:
-            message.parameters.pop(key, None)
-        else:
-            message.parameters[key].string_value = value
+        message.parameters[key].string_value = value
     for step in message.ensemble_scheduling.step:
         step.model_name = edits.models.get(step.model_name, step.model_name)
 
@@ -195,11 +174,3 @@ def _edit_batching(message: Any, edits: ModelEdits) -> None:
         message.dynamic_batching.default_queue_policy.max_queue_size = edits.max_queue_size
     if edits.preserve_ordering:
         message.dynamic_batching.preserve_ordering = True
-
-
-def _edit_instances(message: Any, count: int) -> None:
-    if not message.instance_group:
-        # As in upstream's templates: the backend chooses the GPUs by itself.
-        message.instance_group.add(kind=schema().ModelInstanceGroup.KIND_CPU)
-    for group in message.instance_group:
-        group.count = count

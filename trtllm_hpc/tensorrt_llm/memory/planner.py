@@ -1,6 +1,7 @@
 """The memory planner: what a model takes of each rank's memory, and how many tokens fit beside it.
 
-Weights and KV cache are sums over the model's matrices and layers; what else a rank takes is an estimate.
+Weights and KV cache are sums over the model's matrices and layers. What else a rank takes is an estimate,
+fitted to logs that users have published; docs/memory.md sets them beside these formulas.
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ from typing import Literal
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import (
+    BYTES,
     Buffers,
     Limits,
     MemoryModel,
     Parallel,
-    buffers_of,
-    cache_bytes_of,
-    dtype_of,
+    Sizes,
     format_of,
-    kv_bytes_per_token,
-    limits_of,
     parallel_of,
-    weight_bytes,
 )
 from trtllm_hpc.tensorrt_llm.memory.shapes import Config, ModelShape, read_shape
-from trtllm_hpc.tensorrt_llm.releases import Release
+from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 GIB = 2**30
+_HIDDEN_STATES = 3
+"""Rows of the hidden size that a token has at once, beside the MLP's."""
+_WORKSPACE = 32 * 2**20
+"""cuBLAS's."""
+_GPU_CONTEXT = round(0.75 * GIB)
+"""CUDA's context, kernels, NCCL and Triton's own pool."""
+_PROCESS = round(0.5 * GIB)
+"""Python and PyTorch, where the memory is the node's."""
 
 Verdict = Literal["ok", "warn", "fail", "unknown"]
 
@@ -80,13 +85,9 @@ def plan_memory(
     release: Release | None = None,
     model: MemoryModel = MemoryModel(),  # noqa: B008 (immutable)
 ) -> MemoryPlan:
-    """Sum up the memory of a job on a cluster.
+    """Sum up the memory of a job on a cluster, for a model with the ``config.json`` given.
 
-    Args:
-        config: the model's ``config.json``.
-        release: TensorRT-LLM whose defaults hold; ``None``: the newest.
-        model: how the backend uses memory.
-
+    The defaults are those of ``release`` (``None``: of the newest); ``model`` is how the backend uses memory.
     Raises UnknownModel if there is no sum for this kind of model.
     """
     planner = _Planner(job, cluster, read_shape(config), release, model)
@@ -127,8 +128,10 @@ class _Planner:
         self.shape = shape
         self.release = release
         self.model = model
-        self.dtype = dtype_of(job.engine, shape)
-        self.limits = limits_of(job, shape, release, model)
+        # TensorRT-LLM computes auto in the type of the weights, but never in float32.
+        own = "bfloat16" if shape.dtype == "bfloat16" else "float16"
+        self.dtype = own if job.engine.dtype in (None, "auto") else str(job.engine.dtype)
+        self.limits = self._limits()
         # 0.9 of what is free, 0.85 before release 0.8: upstream's own default.
         default = 0.9 if release is None or release.at_least("0.8") else 0.85
         self.fraction = job.kv_cache.free_gpu_memory_fraction or default
@@ -137,14 +140,50 @@ class _Planner:
             # Each takes its share of what those before it have left: the last gets least.
             self.fraction *= (1 - self.fraction / sharing) ** (sharing - 1)
 
+    def _limits(self) -> Limits:
+        job, engine = self.job, self.job.engine
+        batch = engine.max_batch_size or self._default("--max_batch_size")
+        longest, key = self._longest()
+        windows = job.kv_cache.max_attention_window
+        if windows and longest is not None:
+            longest = min(longest, max(windows))
+        if longest is not None:
+            block = engine.tokens_per_block or self._default("--tokens_per_block") or 64
+            longest = -(-longest // block) * block * (engine.max_beam_width or 1)
+        steps = engine.max_num_tokens or self._default("--max_num_tokens") or 8192
+        if not self.model.fills_memory and batch is not None and longest is not None:
+            steps = min(steps, batch * longest)
+        has_encoder = self.shape.encoder is not None
+        share = 1 - (job.kv_cache.cross_kv_cache_fraction or 0.5) if has_encoder else 1.0
+        return Limits(batch, engine.max_beam_width or 1, steps, longest, key, share)
+
+    def _longest(self) -> tuple[int | None, str]:
+        """Tokens of the longest request, and the key that says so."""
+        engine, companion = self.job.engine, self.job.companion
+        if engine.max_seq_len is not None:
+            return engine.max_seq_len, "engine.max_seq_len"
+        benchmark = companion.benchmark if companion.enabled else None
+        if engine.max_input_len is not None and benchmark is not None:
+            return engine.max_input_len + benchmark.max_tokens, "companion.benchmark.max_tokens"
+        inputs, outputs = self._default("--max_input_len"), self._default("--max_output_len")
+        if outputs is not None:  # releases before 0.11
+            return (engine.max_input_len or inputs or 0) + outputs, "engine.max_seq_len"
+        return self._default("--max_seq_len") or self.shape.longest, "engine.max_seq_len"
+
+    def _default(self, option: str) -> int | None:
+        return self.release.build_default(option) if self.release is not None else None
+
     def room(self, parallel: Parallel) -> Room:
         """What the layout takes and leaves."""
         weights = self._weights(parallel)
-        per_token = kv_bytes_per_token(self.shape, parallel, cache_bytes_of(self.job.engine, self.dtype))
-        on_gpu = bool(self.cluster.gpus_per_node)
-        buffers = buffers_of(
-            self.shape, parallel, self.limits, self.job.engine, self.dtype, self.model, on_gpu=on_gpu
-        )
+        # A head at least is on each rank: with more ranks than KV heads the heads are repeated
+        # (gptJsonConfig.cpp: max(numKvHeads / (tp * cp), 1)).
+        stack, cache_type = self.shape.decoder, self.job.engine.quantization.kv_cache
+        layers = -(-stack.layers // parallel.pipeline)
+        heads = max(-(-stack.kv_heads // (parallel.tensor * parallel.context)), 1)
+        element = 1 if cache_type in ("int8", "fp8") else BYTES[self.dtype]
+        per_token = layers * 2 * heads * stack.head_size * element
+        buffers = self._buffers(parallel)
         capacity = self._capacity()
         left = None if capacity is None else capacity - weights - buffers.total
         tokens, cache = self._tokens(left, per_token)
@@ -153,21 +192,53 @@ class _Planner:
         return Room(parallel, weights, per_token, buffers, capacity, cache, tokens, requests)
 
     def _weights(self, parallel: Parallel) -> int:
-        engine = self.job.engine
+        """Bytes of weights on the rank that has most of them.
+
+        A head that is tied to the embedding takes memory of its own when only one of the two is cut, or when
+        they are on different stages.
+        """
+        engine, shape = self.job.engine, self.shape
         # Before 0.16 the conversion shares them only when asked (--use_embedding_sharing).
         shares = engine.embedding_sharing
         if shares is None:
             shares = self.release is None or self.release.at_least("0.16")
-        total = weight_bytes(
-            self.shape,
-            parallel,
-            self.dtype,
-            format_of(engine.quantization, self.dtype),
-            shares_embedding=shares,
-            parallel_embedding=bool(engine.parallel_embedding),
-        )
+        is_cut = bool(engine.parallel_embedding)
+        is_shared = shape.tied and shares and (parallel.tensor == 1 or is_cut)
+        sizes = Sizes(parallel, BYTES[self.dtype], format_of(engine.quantization, self.dtype))
+        stages = []
+        for stage in range(parallel.pipeline):
+            is_first, is_last = stage == 0, stage == parallel.pipeline - 1
+            size = sizes.layers(shape.decoder)
+            if is_first:
+                size += sizes.tables(shape.decoder.tables, is_cut=is_cut)
+            if is_last:
+                size += shape.decoder.last_vectors * sizes.plain
+                size += 0 if is_shared and is_first else sizes.matrix(shape.head)
+            stages.append(size)
+        largest = max(stages)
+        if shape.encoder is not None:
+            # The encoder of T5 is an engine of its own on every rank, with an embedding of its own.
+            tables = sizes.tables(shape.encoder.tables, is_cut=is_cut)
+            largest += sizes.layers(shape.encoder) + tables
         percent = self.job.repository.gpu_weights_percent
+        total = round(largest)
         return round(total * percent) if engine.weight_streaming and percent is not None else total
+
+    def _buffers(self, parallel: Parallel) -> Buffers:
+        """The estimate for one rank."""
+        limits, shape, on_gpu = self.limits, self.shape, bool(self.cluster.gpus_per_node)
+        steps = limits.step_tokens or 0
+        rows = min((limits.batch or 1) * limits.beams, steps) if steps else limits.batch or 1
+        wide = _HIDDEN_STATES * shape.decoder.hidden + shape.decoder.wide / parallel.tensor
+        # The head computes the last token of each request only, unless all logits are gathered.
+        head_rows = steps if self.job.engine.gather_context_logits else rows
+        head = head_rows * shape.vocabulary / parallel.tensor
+        activations = round((steps * wide * self.model.activations + head) * BYTES[self.dtype])
+        return Buffers(
+            activations=activations + (_WORKSPACE if on_gpu else 0),
+            logits=rows * shape.vocabulary * 4 * self.model.logit_copies,
+            context=_GPU_CONTEXT if on_gpu else _PROCESS,
+        )
 
     def _capacity(self) -> int | None:
         """Bytes of one rank: of its GPU, or of its share of a node without GPUs."""

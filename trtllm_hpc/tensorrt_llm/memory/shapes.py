@@ -101,13 +101,6 @@ class UnknownModel(ValueError):
     """Why the planner cannot count this model's parameters, in one sentence."""
 
 
-def synthetic_config(name: str) -> Config:
-    """The ``config.json`` of a synthetic model."""
-    from trtllm_hpc.config.synthetic_models import shape_of
-
-    return {"model_type": "llama", **shape_of(name)}
-
-
 def read_shape(config: Config) -> ModelShape:
     """The shape of the model that a ``config.json`` describes.
 

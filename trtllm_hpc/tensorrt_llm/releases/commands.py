@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     DATA,
+    LEARNED,
     NEWER,
     UNSET,
+    learned,
     listed_versions,
     parsed,
     read_data,
@@ -18,18 +20,14 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     with_tuples,
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
-from trtllm_hpc.tensorrt_llm.releases.learned import LEARNED, learned
 
+_PREPARING = (
+    *("hf_llama_convert", "hf_gptj_convert", "hf_baichuan_convert", "hf_internlm_convert"),
+    *("hf_bloom_convert", "hf_qwen_convert", "hf_opt_convert", "convert_hf_mpt_to_ft"),
+)
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
-    "hf_llama_convert.py": "prepare/hf_llama_convert",
-    "hf_gptj_convert.py": "prepare/hf_gptj_convert",
-    "hf_baichuan_convert.py": "prepare/hf_baichuan_convert",
-    "hf_internlm_convert.py": "prepare/hf_internlm_convert",
-    "hf_bloom_convert.py": "prepare/hf_bloom_convert",
-    "hf_qwen_convert.py": "prepare/hf_qwen_convert",
-    "hf_opt_convert.py": "prepare/hf_opt_convert",
-    "convert_hf_mpt_to_ft.py": "prepare/convert_hf_mpt_to_ft",
+    **{f"{name}.py": f"prepare/{name}" for name in _PREPARING},
     "build.py": "build_py",
     "convert_checkpoint.py": "convert_checkpoint",
     "trtllm-build": "trtllm_build",
@@ -121,9 +119,10 @@ class Command:
     @property
     def not_in_this_release(self) -> tuple[OptionHistory, ...]:
         """Options that only other releases have."""
-        histories = self.histories.items()
         return tuple(
-            history for name, history in histories if name == history.name and name not in self.options
+            history
+            for name, history in self.histories.items()
+            if name == history.name and name not in self.options
         )
 
     @property
@@ -134,11 +133,7 @@ class Command:
 
 @cache
 def load_command(version: str, name: str, family: str) -> Command | None:
-    """The tool ``name`` in the release ``version``; see ``Release.command``.
-
-    Raises:
-        KeyError: ``name`` is none of ``COMMANDS``.
-    """
+    """The tool ``name`` in a release; see ``Release.command``. Raises KeyError if ``COMMANDS`` lacks it."""
     if name == _SERVE and version in learned():
         return _learned_command(version)
     table, own_family = _table(name, family)
@@ -174,8 +169,7 @@ def _learned_command(version: str) -> Command:
 def newest_command(name: str) -> Command | None:
     """The tool ``name`` as images newer than all releases have it; ``None``: nothing is known of them.
 
-    Raises:
-        KeyError: ``name`` is none of ``COMMANDS``.
+    Raises KeyError if ``COMMANDS`` lacks it.
     """
     table, _ = _table(name, "llama")
     if "newer" not in table:
@@ -186,11 +180,9 @@ def newest_command(name: str) -> Command | None:
 def quantized_file(version: str, *families: str) -> str | None:
     """The file that the release's ``quantize.py`` writes for its ``build.py``; ``None`` if it writes none.
 
-    Args:
-        families: names of the model's family; the first that is listed tells.
+    Of the ``families``, which are names of the model's family, the first that is listed counts.
     """
-    entry = _quantized(families) or {}
-    return entry.get("file") if quantizes(version, *families) else None
+    return (_quantized(families) or {}).get("file") if quantizes(version, *families) else None
 
 
 def quantizes(version: str, *families: str) -> bool:
@@ -250,8 +242,7 @@ def _command(
 ) -> Command:
     versions = releases_with(name.split(" ")[0], family or "")
     options = {}
-    for option, entries in table["options"].items():
-        spans = _spans(entries)
+    for option, spans in _spans(table):
         span = _span_at(spans, version)
         if span is not None:
             changed = _changed_default(spans, versions, version)
@@ -276,34 +267,34 @@ def _command(
     )
 
 
-def _spans(entries: Mapping[str, Any] | list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The entries of an option; the data may have a single one."""
-    return entries if isinstance(entries, list) else [entries]
+def _spans(table: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Each option with its entries; the data may have a single entry."""
+    for option, entries in table["options"].items():
+        yield option, entries if isinstance(entries, list) else [entries]
 
 
 def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
-    if family is not None:
-        folder = family_folder(version, family)
-        return None if folder is None else f"{folder}/{name}"
-    file: str | None = value_at(table.get("file", UNSET), version)
-    return file
+    if family is None:
+        return cast("str | None", value_at(table.get("file", UNSET), version))
+    folder = family_folder(version, family)
+    return None if folder is None else f"{folder}/{name}"
 
 
 def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
     """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
     for span in spans:
-        begun = "since" not in span or parsed(span["since"]) <= parsed(version)
-        ended = "until" in span and parsed(span["until"]) <= parsed(version)
-        if begun and not ended:
+        begun = parsed(span.get("since", "0")) <= parsed(version)
+        if begun and ("until" not in span or parsed(version) < parsed(span["until"])):
             return span
     return None
 
 
 def _option(name: str, span: Mapping[str, Any], version: str, source: str, changed: str | None) -> Option:
+    choices = value_at(span.get("choices", ()), version)
     return Option(
         name=name,
         form=span["form"],
-        choices=_choices(span, version),
+        choices=("enable", "disable") if span["form"] == "switch" else tuple(map(str, choices or ())),
         default=_default(span, version),
         changed=changed,
         ignored=span.get("ignored"),
@@ -342,12 +333,6 @@ def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], 
     return f"Left out, it is {defaults[here]} here: {', '.join(parts)}."
 
 
-def _choices(span: Mapping[str, Any], version: str) -> tuple[str, ...]:
-    if span["form"] == "switch":
-        return ("enable", "disable")
-    return tuple(str(word) for word in value_at(span.get("choices", ()), version) or ())
-
-
 @cache
 def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
     """The history of each option of a program, or of one of its sub-commands; see ``Command.histories``."""
@@ -357,8 +342,7 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
     for word in words:
         table = table["subcommand"][word]
     histories: dict[str, OptionHistory] = {}
-    for option, entries in table["options"].items():
-        spans = _spans(entries)
+    for option, spans in _spans(table):
         histories[option] = history = _history(option, spans, versions)
         for alias in {alias for span in spans for alias in span.get("aliases", ())}:
             histories.setdefault(alias, history)

@@ -50,18 +50,10 @@ def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> F
     return next((family for family in families().values() if set(family.architectures) & set(named)), None)
 
 
-@dataclass(frozen=True)
-class FirstRelease:
-    """The first release that builds engines of a model."""
+def first_release(family: Family, model_config: Mapping[str, Any] | None) -> tuple[str, str] | None:
+    """Return what a model is, and the first release that builds an engine of it; ``None``: it is not known.
 
-    of: str
-    """The architecture in the model's ``config.json``, or the family where nothing names the former."""
-    version: str
-
-
-def first_release(family: Family, model_config: Mapping[str, Any] | None) -> FirstRelease | None:
-    """Return the first release that builds an engine of the model; ``None`` if that is not known.
-
+    What the model is: the architecture in its ``config.json``, or the family where nothing names the former.
     Where ``config.json`` could not be read, the first release with an architecture of the family counts.
     """
     named = tuple((model_config or {}).get("architectures") or ())
@@ -70,7 +62,7 @@ def first_release(family: Family, model_config: Mapping[str, Any] | None) -> Fir
     if not first:
         return None
     name = min(first, key=lambda architecture: parsed(first[architecture]))
-    return FirstRelease(name if named or len(family.architectures) == 1 else family.name, first[name])
+    return name if named or len(family.architectures) == 1 else family.name, first[name]
 
 
 @dataclass(frozen=True)

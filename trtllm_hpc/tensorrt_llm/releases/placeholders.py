@@ -6,11 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
-from packaging.version import Version
-
-from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, value_at
+from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data
 
 Kind = Literal["int", "float", "bool", "enum", "data_type", "text", "int_list", "id_lists"]
 Value = int | float | bool | str
@@ -21,8 +19,6 @@ class Placeholder:
     """One ``${name}`` of a template, as one release has it."""
 
     name: str
-    structural: bool = False
-    """Whether Triton needs a value to load the model; if not, the parameter can be removed."""
     type: Kind
     """``int_list`` is text such as ``1,2``, ``id_lists`` such as ``0,1;2,3``."""
     choices: tuple[str, ...]
@@ -32,8 +28,6 @@ class Placeholder:
     ``max_queue_delay_microseconds``, ``parameters.<key>``; ``None``: data types of tensors."""
     required: bool = False
     """The model does not start, or not work, without a value."""
-    default: Value | None
-    """What upstream's code takes where the parameter is left out."""
     fallback: Value | None = None
     """What this project fills in where no key sets it."""
     unset: str | None = None
@@ -110,8 +104,7 @@ def differences(version: str, found: Mapping[tuple[str, str], set[str]]) -> list
         there = found.get((group, model))
         if there is None:
             continue
-        known = _entries(group, model)
-        wanted = {name for name in known if _has(known[name], version)}
+        wanted = set(placeholders_of(version, group, model))
         if there - wanted:
             lines.append(f"{group}/{model} has {', '.join(sorted(there - wanted))}")
         if wanted - there:
@@ -125,36 +118,30 @@ def templates() -> tuple[tuple[str, str], ...]:
 
 
 def _entries(group: str, model: str) -> Mapping[str, Mapping[str, Any]]:
-    entries: Mapping[str, Mapping[str, Any]] = read_data("placeholders").get(group, {}).get(model, {})
-    return entries
+    return cast("Mapping[str, Mapping[str, Any]]", read_data("placeholders").get(group, {}).get(model, {}))
 
 
 def _has(entry: Mapping[str, Any], version: str) -> bool:
-    release = _base(version)
+    # 0.17.0.post1 has what 0.17.0 has, and 0.16.0.dev1 what 0.16.0 has.
+    release = parsed(parsed(version).base_version)
     if "again" in entry and release >= parsed(entry["again"]):
         return True
     return parsed(entry["since"]) <= release and ("until" not in entry or release <= parsed(entry["until"]))
 
 
-def _base(version: str) -> Version:
-    """The release that a version belongs to: 0.17.0 for 0.17.0.post1, 0.16.0 for 0.16.0.dev1."""
-    return parsed(parsed(version).base_version)
-
-
 def _placeholder(name: str, entry: Mapping[str, Any], version: str) -> Placeholder:
     since, until = entry.get("choices_since", {}), entry.get("choices_until", {})
-    release = _base(version)
+    release = parsed(parsed(version).base_version)
     choices = tuple(
         choice
         for choice in entry.get("choices", ())
         if (choice not in since or release >= parsed(since[choice]))
         and (choice not in until or release <= parsed(until[choice]))
     )
-    same = ("structural", "type", "place", "required", "fallback", "unset", "since")
+    same = ("type", "place", "required", "fallback", "unset", "since")
     return Placeholder(
         name=name,
         choices=choices,
-        default=value_at(entry.get("default"), str(release)),
         until=None if "again" in entry else entry.get("until"),
         **{key: entry[key] for key in same if key in entry},
     )

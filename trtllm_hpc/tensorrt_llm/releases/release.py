@@ -1,9 +1,10 @@
-"""Releases of TensorRT-LLM, and which of them a container's image carries."""
+"""Releases of TensorRT-LLM: which of them an image carries, and why they refuse a program or an option."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -12,9 +13,16 @@ from packaging.version import InvalidVersion, Version
 
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
-from trtllm_hpc.tensorrt_llm.releases.commands import Command, load_command
+from trtllm_hpc.tensorrt_llm.releases.commands import (
+    BY_FAMILY,
+    Command,
+    Option,
+    families_with,
+    load_command,
+    releases_with,
+)
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed, read_data, with_tuples
-from trtllm_hpc.tensorrt_llm.releases.placeholders import Placeholder, differences, placeholders_of
+from trtllm_hpc.tensorrt_llm.releases.placeholders import differences
 
 _TAG = re.compile(r"tritonserver[^/]*?(?<!\d)(\d\d\.\d\d)-trtllm")
 """In ``nvidia/tritonserver:24.12-trtllm-python-py3`` and ``tritonserver_24.12-trtllm-python-py3.sqsh``."""
@@ -88,10 +96,6 @@ class Release:
                 return default if type(default) is int else None
         return None
 
-    def placeholders(self, group: str, model: str) -> Mapping[str, Placeholder]:
-        """Placeholders of the template of ``model`` in ``all_models/<group>``, by name."""
-        return placeholders_of(self.version, group, model)
-
 
 @cache
 def releases() -> tuple[Release, ...]:
@@ -125,10 +129,8 @@ def nearest_release(version: str | None) -> Release:
     An unknown ``version`` is taken for newer than all.
     """
     able = [release for release in releases() if "pytorch" in release.backends]
-    try:
-        before = able if version is None else [it for it in able if parsed(it.version) <= Version(version)]
-    except InvalidVersion:
-        before = able
+    wanted = _version(version or "")
+    before = able if wanted is None else [it for it in able if parsed(it.version) <= wanted]
     return before[-1] if before else able[0]
 
 
@@ -145,10 +147,7 @@ def release_of_tag(tag: str) -> Release | None:
 @cache
 def release_of_version(version: str) -> Release | None:
     """The release of that version, however it is written (``0.16``, ``v0.16.0``)."""
-    try:
-        wanted = Version(version)
-    except InvalidVersion:
-        return None
+    wanted = _version(version)
     return next((release for release in releases() if parsed(release.version) == wanted), None)
 
 
@@ -169,20 +168,20 @@ def find_release(image: str | None, stated: str | None) -> Release:
     if named is None:
         raise _unknown_version(stated)
     if in_image is not None and in_image is not named:
+        images = " or ".join(f"{tag}-trtllm-python-py3" for tag in named.tags)
         raise UnknownRelease(
             f"the image {image} carries TensorRT-LLM {in_image.version}, but {_KEY} says {stated}",
-            hint=f"type --set {_KEY}=null to go by the image, or name an image of {_images(named)}",
+            hint=f"type --set {_KEY}=null to go by the image, or name an image of {images or named.version}",
         )
     return named
 
 
 def _unknown_image(image: str | None, tag: str | None) -> UnknownRelease:
+    message = f"the name of the image {image} does not tell its TensorRT-LLM"
     if image is None:
         message = "without a container image the version of TensorRT-LLM must be stated"
     elif tag is not None:
         message = f"which TensorRT-LLM is in the container {tag} ({image}) is not known here"
-    else:
-        message = f"the name of the image {image} does not tell its TensorRT-LLM"
     return UnknownRelease(
         message,
         hint=f"set {_KEY}; in the container: python3 -c "
@@ -202,22 +201,74 @@ def _unknown_version(stated: str) -> UnknownRelease:
     else:
         hint = f"the nearest is {near}" if near else "trtllm-hpc versions lists them"
     message = f"TensorRT-LLM {stated} is not a release known here"
-    return UnknownRelease(message, hint=hint, choices=versions, is_newer=of_tag is None and _is_newer(stated))
+    version = _version(stated) if of_tag is None else None
+    is_newer = version is not None and version > parsed(versions[-1])
+    return UnknownRelease(message, hint=hint, choices=versions, is_newer=is_newer)
 
 
-def _is_newer(version: str) -> bool:
-    try:
-        return Version(version) > parsed(releases()[-1].version)
-    except InvalidVersion:
-        return False
-
-
-def _images(release: Release) -> str:
-    if not release.tags:
-        return release.version
-    return " or ".join(f"{tag}-trtllm-python-py3" for tag in release.tags)
+def _version(text: str) -> Version | None:
+    with suppress(InvalidVersion):
+        return Version(text)
+    return None
 
 
 def fitting_releases(found: Mapping[tuple[str, str], set[str]]) -> list[str]:
     """The releases, oldest first, whose model templates have exactly these placeholders."""
     return [release.version for release in releases() if not differences(release.version, found)]
+
+
+_BUILDERS = ("build.py", "convert_checkpoint.py", "trtllm-build")
+
+
+def no_program(release: Release, name: str, family: str) -> tuple[str, str | None]:
+    """Why a release has no program ``name`` for ``family``: a sentence and a hint."""
+    suffix = f" for {family}" if name in BY_FAMILY else ""
+    sentence = f"TensorRT-LLM {release.version} has no {name}{suffix}"
+    having = releases_with(name, family)
+    if not having:
+        hint = meant_family(release, name, family) if name in BY_FAMILY else None
+        return f"{sentence}, nor has any other release known here", hint
+    newer = parsed(having[0]) > parsed(release.version)
+    when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
+    builders = _BUILDERS if name in _BUILDERS else ()
+    there = [other for other in builders if load_command(release.version, other, family) is not None]
+    return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
+
+
+def meant_family(release: Release, name: str, family: str) -> str:
+    """A hint for an unknown family: the nearest name, and all names."""
+    there = families_with(release.version, name)
+    near = nearest(family, there)
+    guess = f"did you mean {near}? " if near else ""
+    return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
+
+
+@cache
+def option_lifetime(
+    program: str, option: str, family: str, value: str | None = None, here: str | None = None
+) -> str:
+    """Return which releases have an option (one that takes ``value`` if given), to follow a colon.
+
+    Empty if none has it, or if the release ``here`` has it too.
+    """
+    versions = releases_with(program, family)
+    having: dict[str, Option] = {}
+    for version in versions:
+        command = load_command(version, program, family)
+        found = command.find(option) if command is not None else None
+        if found is not None and (value is None or not found.choices or value in found.choices):
+            having[version] = found
+    if not having or here in having:
+        return ""
+    taken = list(having)
+    first, last = taken[0], taken[-1]
+    # The value is worth a mention only where others would be refused.
+    has_choices = any(found.choices for found in having.values())
+    what = f"{option} {value}" if value is not None and has_choices else option
+    newer = versions[versions.index(last) + 1 :]
+    if newer:
+        since = "" if first == versions[0] else f" from {first}"
+        return f"{program} had {what}{since} until {last}, {newer[0]} dropped it"
+    if versions[-1] != releases()[-1].version:
+        return f"{program} had {what} from {first} until {last}, its last release"
+    return f"{program} has {what} since {first}"
