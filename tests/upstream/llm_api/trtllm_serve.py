@@ -28,10 +28,10 @@ import aiohttp
 import click
 import yaml
 from aiohttp import web
-from tokenizers import Tokenizer
 
 # Initialises MPI, whatever the command: so do upstream's disagg_utils.py and _utils.py at their heads.
 from mpi4py.MPI import COMM_WORLD
+from tokenizers import Tokenizer
 
 _CHOICES = {
     "backend": ["pytorch", "tensorrt", "trt", "_autodeploy"],
