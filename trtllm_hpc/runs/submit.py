@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -26,24 +26,13 @@ from trtllm_hpc.validation.checks import check_submission
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
 
-Progress = Callable[[str, str], None]
-"""Called with (stage, job id) after each submission."""
 
+class Rest(NamedTuple):
+    """What is left of a plan: some of its stages, in the order of submission."""
 
-class Chain(Protocol):
-    """What is submitted: a plan, or a part of one."""
-
-    @property
-    def job(self) -> JobFile:
-        """The job file."""
-
-    @property
-    def cluster(self) -> ClusterProfile:
-        """The cluster profile."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """In the order of submission."""
+    job: JobFile
+    cluster: ClusterProfile
+    stages: tuple[Stage, ...]
 
 
 def create_for_submission(
@@ -76,11 +65,7 @@ def create_for_submission(
 
 
 def submit_stages(
-    plan: Chain,
-    paths: RunPaths,
-    progress: Progress = lambda stage, job_id: None,
-    *,
-    completed: Mapping[str, StageJob] | None = None,
+    plan: Plan | Rest, paths: RunPaths, *, completed: Mapping[str, StageJob] | None = None
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
@@ -103,7 +88,6 @@ def submit_stages(
                     jobs.append(job)
                     started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
                     record.add(paths, stage.name, job.job_id, started)
-                progress(stage.name, job.job_id)
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
@@ -126,7 +110,7 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
 
 
-def _executor(plan: Chain, paths: RunPaths) -> Executor:
+def _executor(plan: Plan | Rest, paths: RunPaths) -> Executor:
     if plan.cluster.scheduler == "slurm":
         from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
 
@@ -134,7 +118,7 @@ def _executor(plan: Chain, paths: RunPaths) -> Executor:
     return local_executor(plan.job, plan.cluster, paths)
 
 
-def _submit(executor: Executor, script: StageScript, plan: Chain, paths: RunPaths) -> Job[Any]:
+def _submit(executor: Executor, script: StageScript, plan: Plan | Rest, paths: RunPaths) -> Job[Any]:
     if plan.cluster.scheduler == "slurm":
         return executor.submit(script)
     with detached(paths):
@@ -189,7 +173,7 @@ class _Interruptions:
             raise KeyboardInterrupt(self._pending)
 
 
-def require_scheduler(plan: Chain) -> None:
+def require_scheduler(plan: Plan | Rest) -> None:
     """Refuse a submission that is impossible from this machine; raises SubmissionError."""
     if plan.cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(
