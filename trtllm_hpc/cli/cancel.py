@@ -35,7 +35,6 @@ def command(
       trtllm-hpc cancel
       trtllm-hpc cancel latest
     """
-
     found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
     before = found.status
     status = before if before.settled else found.cancel()
@@ -57,7 +56,6 @@ def _living(runs: Path, *, yes: bool) -> RunPaths:
         click.UsageError: several live, and there is no terminal to ask at.
         click.Abort: the answer was no.
     """
-
     # Where Slurm does not answer, each run may live.
     rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]
     if not rows:

@@ -121,7 +121,6 @@ def _no_engines(cache: Cache) -> str:
 
 def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
-
     exact = [item for item in items if item.name == name]
     found = exact or [item for item in items if starts_with(item.name, name)]
     if not found:
@@ -130,7 +129,6 @@ def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
 
 
 def _find_one(cache: Cache, name: str) -> EngineRow:
-
     found = _find(cache, list_entries(cache), name)
     if len(found) > 1:
         message = f"{len(found)} engines are called {name!r} in {cache.folder}."
@@ -146,7 +144,6 @@ def _find_one(cache: Cache, name: str) -> EngineRow:
 @json_option
 def list_engines(cache: Cache, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-
     items = list_entries(cache)
     if as_json:
         print_json(items)
@@ -167,7 +164,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-
     details = details_of(_find_one(cache, name))
     if as_json:
         print_json(details)
@@ -177,7 +173,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
 
 def _details(details: EngineDetails) -> list[str]:
-
     made = details.manifest
     lines = [f"{details.name}: {state_of(details)}", f"  folder: {details.folder}"]
     lines += [f"  {name}: {value}" for name, value in (details.key.get("about") or {}).items() if value]
@@ -229,7 +224,6 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     \b
     Exit code: 6 if anything is broken.
     """
-
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
@@ -332,7 +326,6 @@ def prune(
 
     An engine that is being built, or used by an active run, always stays.
     """
-
     selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
     if not selection:
         raise click.UsageError("Name what to remove: --unused-days, --keep-bytes, --key or --half-built.")
@@ -349,7 +342,6 @@ def prune(
 
 
 def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
-
     if as_json:
         entries = (
             PrunedEngine(decision.row.name, decision.row.bytes, decision.reason, decision.kept)

@@ -76,7 +76,6 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
 
 
 def _print_list(run: RunPaths, as_json: bool) -> None:
-
     listed = list_with_causes(run)
     if as_json:
         print_json(listed.rows)
@@ -96,7 +95,6 @@ def _print_content(
     tail: int | None,
 ) -> int:
     """Print the selected logs; return the number of lines printed."""
-
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
@@ -124,7 +122,6 @@ def _print_content(
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
-
     if step != "serve":
         raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
     count = instance_count(run)
@@ -134,7 +131,6 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
-
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
     count = planned_ranks(RunSnapshot(run), step)
@@ -158,7 +154,6 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
 
 def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
     """Print lines, those that come together with one write; return how many there were."""
-
     count = 0
     for log, lines in found:
         count += len(lines)

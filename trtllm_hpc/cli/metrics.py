@@ -102,7 +102,6 @@ def _show(sample: MetricsSample, as_json: bool) -> None:
 
 
 def _text(sample: MetricsSample) -> str:
-
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
     title = f"{sample.host} ({sample.url}), counts and means {over}"
     return f"{title}\n\n{server_text(sample.values)}"
@@ -110,7 +109,6 @@ def _text(sample: MetricsSample) -> str:
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
-
     if terminal_width() is None:
         for sample in _samples(endpoint, interval_s):
             click.echo(_text(sample))

@@ -29,7 +29,6 @@ def command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) -> int:
       trtllm-hpc resume latest --wait
       trtllm-hpc resume tiny-llama --json
     """
-
     found = Run(run)
     before = found.jobs
     found.resume()

@@ -34,7 +34,6 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-
     status = Run(run).status
     if as_json:
         print_json(status)

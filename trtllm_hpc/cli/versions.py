@@ -76,7 +76,6 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-
     chosen = _release(release)
     if program is not None:
         command = _program(chosen, program, family or "llama")
@@ -115,7 +114,6 @@ def learn(bundle: Path, as_json: bool) -> None:
 
 def _program(release: Release, name: str, family: str) -> Command:
     """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
@@ -127,7 +125,6 @@ def _program(release: Release, name: str, family: str) -> Command:
 
 def _release(word: str) -> Release:
     """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
-
     image = image_of_tag(word) or (word if tag_of_image(word) else None)
     try:
         return release_of_version(word) or find_release(image, None if image else word)

@@ -32,7 +32,6 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> int:
       trtllm-hpc watch tiny-llama
       trtllm-hpc watch latest --json     nothing until the end, then as 'status --json'
     """
-
     found = Run(run)
     if not was_submitted(run) and found.status.state is RunState.RENDERED:
         name = call_name(run)
