@@ -16,8 +16,7 @@ from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Interval, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.report.formatting import quantity
-from trtllm_hpc.report.measurement_table import measurement_text
-from trtllm_hpc.report.sentences import sentences
+from trtllm_hpc.report.measurement_table import measurement_text, sentences
 from trtllm_hpc.report.summary import print_summary
 
 

@@ -119,7 +119,7 @@ def _with_nodes(
 ) -> DoctorReport:
     """Return the report with what a job on the nodes has found, and write the bundle."""
     from trtllm_hpc.paths import write_text
-    from trtllm_hpc.report.node_bundle import bundle_text
+    from trtllm_hpc.report.doctor import bundle_text
     from trtllm_hpc.runs.node_checks import check_on_nodes
 
     found = check_on_nodes(

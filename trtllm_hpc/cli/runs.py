@@ -21,7 +21,7 @@ from trtllm_hpc.cli.options import (
     runs_option,
 )
 from trtllm_hpc.paths import read_plan
-from trtllm_hpc.report.runs import runs_table
+from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.prune import PrunedRuns

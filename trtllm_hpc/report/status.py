@@ -1,12 +1,14 @@
-"""The table of a run's stages, and what the run has used in words."""
+"""The tables of all runs and of the stages of a run, and what the run has used in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from trtllm_hpc.bench.progress import clock_text
-from trtllm_hpc.report.formatting import format_time, quantity
+from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
+from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
 
@@ -61,3 +63,26 @@ def stage_times(stage: StageStatus, now: float) -> str:
 
 def _span(since: float, until: float) -> str:
     return clock_text(max(0.0, until - since))
+
+
+def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
+    """Return a table with one row for each run; ``now`` in seconds since the epoch."""
+    headers = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h")
+    table = Table(
+        *headers,
+        right=("age", "waited", "GPU-h"),
+        one_line=headers,
+        optional=("endpoint", "model", "GPU-h", "waited"),
+        gap=2,
+    )
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            "unknown" if run.state is None else run.state.value,
+            PurePath(run.model).name if run.model else NONE,
+            run.endpoint or NONE,
+            format_duration(now - run.created_at),
+            NONE if run.waited_s is None else format_duration(run.waited_s),
+            quantity(run.gpu_hours, 2),
+        )
+    return table
