@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trtllm_hpc.report.server_table import in_unit, server_text
+from trtllm_hpc.cli.metrics import in_unit, server_text
 
 
 def test_the_table_as_a_whole() -> None:

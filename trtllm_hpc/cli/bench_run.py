@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_for
-from trtllm_hpc.cli.bench_show import show_measurement
+from trtllm_hpc.cli.bench_saved import show_measurement
 from trtllm_hpc.cli.options import (
     RunType,
     json_option,

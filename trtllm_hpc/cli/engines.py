@@ -18,7 +18,7 @@ from trtllm_hpc.engine_cache import prune as pruning
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.engine_cache.prune import Decision, starts_with
+from trtllm_hpc.engine_cache.prune import starts_with
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.engines import engines_table, state_of
@@ -227,8 +227,8 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
-        found = verify_entry(item.entry, partial(_show_name, item.name))
-        _show_line("")
+        found = verify_entry(item.entry, partial(_show_reading, item.name))
+        _show_reading(item.name, "")
         faults += [Fault(item.name, sentence) for sentence in found]
         if not as_json and not found:
             made = item.entry.manifest()
@@ -249,12 +249,9 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     return code
 
 
-def _show_name(entry: str, file: str) -> None:
-    _show_line(f"{entry}/{file}")
-
-
-def _show_line(text: str) -> None:
-    """Show on a terminal what is being read, in place of what was."""
+def _show_reading(entry: str, file: str) -> None:
+    """Show on a terminal what is being read, in place of what was; nothing, if that is empty."""
+    text = f"{entry}/{file}" if file else ""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}\r")
         sys.stderr.flush()
@@ -338,17 +335,9 @@ def prune(
         pruning.forget_uses(cache, is_active)
         if half_built:
             cache.remove_leftovers()
-    _print_decisions(decisions, yes, as_json)
-
-
-def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
+    chosen = tuple(PrunedEngine(it.row.name, it.row.bytes, it.reason, it.kept) for it in decisions)
     if as_json:
-        entries = (
-            PrunedEngine(decision.row.name, decision.row.bytes, decision.reason, decision.kept)
-            for decision in decisions
-        )
-        print_json(PrunedEngines(done, tuple(entries)))
+        print_json(PrunedEngines(yes, chosen))
         return
-    size = format_bytes(sum(decision.row.bytes for decision in decisions if decision.kept is None))
-    rows = [(decision.row.name, decision.reason, decision.kept) for decision in decisions]
-    print_pruned(rows, done, f", {size}")
+    size = format_bytes(sum(it.bytes for it in chosen if it.kept is None))
+    print_pruned([(it.name, it.why, it.kept) for it in chosen], yes, f", {size}")

@@ -10,12 +10,12 @@ import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
 from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
-from trtllm_hpc.report.causes import cause_lines
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
 _AT_ONCE = 500
@@ -76,12 +76,12 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
 
 
 def _print_list(run: RunPaths, as_json: bool) -> None:
-    listed = list_with_causes(run)
+    rows, causes = list_with_causes(run)
     if as_json:
-        print_json(listed.rows)
+        print_json(rows)
         return
-    print_logs(listed.rows)
-    for line in cause_lines(listed.causes):
+    print_logs(rows)
+    for line in cause_lines(causes):
         click.echo(line)
 
 

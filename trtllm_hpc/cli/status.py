@@ -9,8 +9,8 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.causes import cause_lines
 from trtllm_hpc.report.rank_groups import grouped
 from trtllm_hpc.report.status import status_table, use_sentence
 from trtllm_hpc.report.tables import print_table

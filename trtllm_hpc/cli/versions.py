@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, families, programs, releases
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
@@ -17,17 +17,21 @@ from trtllm_hpc.tensorrt_llm.releases import (
     UnknownRelease,
     find_release,
     release_of_version,
+    releases,
 )
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.refusals import no_program
 from trtllm_hpc.tensorrt_llm.releases.release import image_of_tag, tag_of_image
 
 _family_option = click.option(
     "--family",
     metavar="NAME",
-    shell_complete=complete_with(families),
+    shell_complete=complete_with(lambda _: sorted(read_data("examples")["family"])),
     help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
 )
-_release_argument = click.argument("release", shell_complete=complete_with(releases))
+_program_names = complete_with(lambda _: COMMANDS)
+_release_names = complete_with(lambda _: [name for it in releases() for name in (it.version, *it.tags)])
+_release_argument = click.argument("release", shell_complete=_release_names)
 
 
 @click.group(invoke_without_command=True)
@@ -50,18 +54,18 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    from trtllm_hpc.tensorrt_llm import releases as versions
-
     if as_json:
-        print_json(versions.releases())
+        print_json(releases())
         return
 
-    print_table(releases_table(versions.releases()))
+    print_table(releases_table(releases()))
 
 
 @command.command()
 @_release_argument
-@click.argument("program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(programs))
+@click.argument(
+    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: COMMANDS)
+)
 @_family_option
 @json_option
 def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:

@@ -17,7 +17,6 @@ from trtllm_hpc import __version__
 from trtllm_hpc.report.tables import Cell, Table
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import Limits
 from trtllm_hpc.validation.checks import CheckRow
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
@@ -50,10 +49,13 @@ def memory_table(plan: MemoryPlan) -> Table:
     table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     split = f"tp {room.parallel.tensor}, pp {room.parallel.pipeline}"
     steps = f"a step of {limits.step_tokens} tokens; an estimate"
-    table.add_row("weights", _gib(room.weights), f"{_number(plan.parameters)} parameters, {split}")
-    table.add_row("activations", _about(buffers.activations), steps)
-    table.add_row("logits and decoder", _about(buffers.logits), _batch(limits))
-    table.add_row("context", _about(buffers.context), "libraries and kernels")
+    count = plan.parameters
+    number = f"{count / 1e6:.1f} million" if count < 1e9 else f"{count / 1e9:.2f} billion"
+    batch = "" if limits.batch is None else f"a batch of {limits.batch}, {limits.beams} beam(s); "
+    table.add_row("weights", _gib(room.weights), f"{number} parameters, {split}")
+    table.add_row("activations", f"~{_gib(buffers.activations)}", steps)
+    table.add_row("logits and decoder", f"~{_gib(buffers.logits)}", f"{batch}an estimate")
+    table.add_row("context", f"~{_gib(buffers.context)}", "libraries and kernels")
     per_token = f"{room.kv_per_token / 1024:.0f} KiB a token"
     if room.tokens is None or room.cache is None:
         table.add_row("KV cache", "-", per_token)
@@ -67,23 +69,8 @@ def memory_table(plan: MemoryPlan) -> Table:
     return table
 
 
-def _number(parameters: int) -> str:
-    if parameters < 1e9:
-        return f"{parameters / 1e6:.1f} million"
-    return f"{parameters / 1e9:.2f} billion"
-
-
-def _batch(limits: Limits) -> str:
-    batch = limits.batch
-    return "an estimate" if batch is None else f"a batch of {batch}, {limits.beams} beam(s); an estimate"
-
-
 def _gib(size: float) -> str:
     return f"{size / _GIB:.2f}"
-
-
-def _about(size: float) -> str:
-    return f"~{size / _GIB:.2f}"
 
 
 _USER, _HOME, _VALUE = "USER", "HOME", "VALUE"
@@ -94,8 +81,7 @@ _SHORT = 8
 def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: bool) -> str:
     """Return the bundle as JSON: no job file, no prompt, no key, no environment but versions.
 
-    Args:
-        with_names: keep the user's name and home folder, which are replaced otherwise.
+    Unless ``with_names``, the user's name and home folder are replaced.
     """
     record = {
         "trtllm_hpc": __version__,

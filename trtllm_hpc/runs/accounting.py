@@ -45,12 +45,7 @@ NOTHING = RunUse(None, None, None)
 def with_own_times(
     run: RunSnapshot, times: JobTimes, stage: str, job_id: str | None, *, final: bool
 ) -> JobTimes:
-    """Return a job's times, filled up from the submission record and the stage's events.
-
-    Args:
-        times: those that Slurm reports.
-        final: whether the job has ended.
-    """
+    """Return a job's times: Slurm's, filled up from the submission record and the stage's events."""
     job = run.submission.stages.get(stage) if run.submission else None
     # The scripts of the local profile have ids of their own, beside that of the process.
     local = run.submission is not None and run.is_local
@@ -86,8 +81,7 @@ def _nodes_of(component: Mapping[str, Any]) -> int:
 def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
     """Return the GPU-hours of the jobs before the present ones, each up to its last event.
 
-    Args:
-        started: when the present job of each stage started; ``None``: it has not.
+    ``started``: when the present job of each stage started; ``None``: it has not.
     """
     attempts = run.paths.attempts
     folders = [RunPaths(attempt) for attempt in attempts.iterdir()] if attempts.is_dir() else []
@@ -103,8 +97,7 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
 def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:
     """Return what each stage that has begun has used; Slurm is not asked.
 
-    Args:
-        now: until when a stage without an end counts; ``None``: until its last event.
+    A stage without an end counts until ``now``; ``None``: until its last event.
     """
     uses = []
     for stage, gpus in planned_gpus(run).items():

@@ -23,8 +23,7 @@ _POLL_S = 0.5
 def cancel_run(paths: RunPaths) -> RunStatus:
     """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
 
-    Raises:
-        SubmissionError: Slurm refused the cancellation, or does not answer.
+    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
     """
     run = RunSnapshot(paths)
     status = run_status(run)
@@ -48,8 +47,7 @@ def cancel_run(paths: RunPaths) -> RunStatus:
 def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
     """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
 
-    Raises:
-        SubmissionError: Slurm refused the cancellation, or does not answer.
+    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
     """
     if record.scheduler == "local":
         cancel_local(paths, record)

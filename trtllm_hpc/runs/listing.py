@@ -77,13 +77,10 @@ def listed_runs(
     since: float | None = None,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first.
+    """Return the runs of a folder, the newest first, as :meth:`trtllm_hpc.Run.overview` does.
 
-    Args:
-        states: only runs in one of these; all without any.
-        name: only runs of the job of that name.
-        since: only runs created after that, in seconds since the epoch.
-        warn: receives a sentence about each cluster that does not answer.
+    ``since`` is in seconds since the epoch; ``warn`` receives a sentence about each cluster that does not
+    answer.
     """
     rows: dict[str, ListedRun] = {}
     unknown: list[RunSnapshot] = []

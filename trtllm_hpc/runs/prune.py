@@ -47,27 +47,26 @@ def prune_runs(
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[PrunedRun]:
-    """Choose ended runs, and remove them; also what an interrupted removal has left.
+    """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
     A run of which a job has not ended, or may not have, is never chosen. One that a link beside it leads to,
-    that the job file of a run that stays names, or of which a script is queued by hand, stays.
-
-    Args:
-        older_than_s: only runs that ended longer ago.
-        keep: not the so many newest runs that have ended.
-        remove_them: without it they are only listed.
-        warn: receives a sentence about each cluster that does not answer.
+    that the job file of a run that stays names, or of which a script is queued by hand, stays. Arguments are
+    those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
+    answer.
     """
     runs = listed_runs(runs_folder, warn=warn)
     ended = [run for run in runs if run.settled]
     now = time.time()
-    chosen = [_half_removed(folder) for folder in sorted(runs_folder.glob(f"{REMOVED}*"))]
+    chosen = []
+    for folder in sorted(runs_folder.glob(f"{REMOVED}*")):
+        run_id, why = folder.name.removeprefix(REMOVED), "was left by an interrupted removal"
+        chosen.append(PrunedRun(run_id, str(folder), why, _foreign(folder)))
     for run in ended[keep or 0 :]:
         age_s = now - _ended_at(run)
         if older_than_s is None or age_s > older_than_s:
-            chosen.append(
-                PrunedRun(run.run_id, run.folder, f"ended {_ago(age_s)} ago", _foreign(Path(run.folder)))
-            )
+            days = age_s / 86400
+            ago = f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
+            chosen.append(PrunedRun(run.run_id, run.folder, f"ended {ago} ago", _foreign(Path(run.folder))))
     names = {run.folder for run in chosen if run.kept is None}
     needed = _needed(runs_folder, [run for run in runs if run.folder in names], runs)
     chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
@@ -124,11 +123,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _half_removed(folder: Path) -> PrunedRun:
-    run_id = folder.name.removeprefix(REMOVED)
-    return PrunedRun(run_id, str(folder), "was left by an interrupted removal", _foreign(folder))
-
-
 def _ended_at(run: ListedRun) -> float:
     """Return when a run ended; without that the last time that it wrote something."""
     if run.ended_at is not None:
@@ -136,11 +130,6 @@ def _ended_at(run: ListedRun) -> float:
     paths = RunPaths(run.folder)
     files = [paths.jobs, *paths.events.glob("*.jsonl")]
     return max([run.created_at, *(file.stat().st_mtime for file in files if file.exists())])
-
-
-def _ago(age_s: float) -> str:
-    days = age_s / 86400
-    return f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
 
 
 def _foreign(folder: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,16 +40,10 @@ def create_for_submission(
 ) -> CreatedRun:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
-    Args:
-        ignored_checks: ids of the checks whose failure does not stop the submission.
-        notify: URL of a webhook that the jobs are to call.
-
-    The other arguments are those of :func:`trtllm_hpc.runs.create.create_run`.
-
-    Raises:
-        ConfigError: the job file or the profile is wrong, or a check fails.
-        RenderError: a path cannot be written into a script.
-        SubmissionError: this machine cannot submit to that cluster, or ``notify`` is not a URL.
+    ``ignored_checks`` are ids of checks whose failure does not stop the submission, ``notify`` is the URL of
+    a webhook that the jobs are to call; the others are those of :func:`trtllm_hpc.runs.create.create_run`.
+    Raises as that, ConfigError also if a check fails, and SubmissionError if this machine cannot submit to
+    that cluster, or ``notify`` is not a URL.
     """
 
     def check(plan: Plan) -> list[str]:
@@ -75,16 +69,23 @@ def submit_stages(
     Slurm refused a script.
     """
     cluster = plan.cluster
+    is_slurm = cluster.scheduler == "slurm"
     record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
             record.write(paths)
-            executor = _executor(plan, paths)
+            if is_slurm:
+                from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+                executor: Executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
+            else:
+                executor = local_executor(plan.job, cluster, paths)
             for stage in plan.stages:
                 with interruptions.hold():
-                    job = _submit(executor, _script(stage, paths, record.token), plan, paths)
+                    with nullcontext() if is_slurm else detached(paths):
+                        job = executor.submit(_script(stage, paths, record.token))
                     jobs.append(job)
                     started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
                     record.add(paths, stage.name, job.job_id, started)
@@ -108,21 +109,6 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     excluded = exclude_option(paths) if stage.name == "serve" else ""
     options = (excluded, *(":", excluded) * len(stage.further)) if excluded else ()
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
-
-
-def _executor(plan: Plan | Rest, paths: RunPaths) -> Executor:
-    if plan.cluster.scheduler == "slurm":
-        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
-
-        return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
-    return local_executor(plan.job, plan.cluster, paths)
-
-
-def _submit(executor: Executor, script: StageScript, plan: Plan | Rest, paths: RunPaths) -> Job[Any]:
-    if plan.cluster.scheduler == "slurm":
-        return executor.submit(script)
-    with detached(paths):
-        return executor.submit(script)
 
 
 def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:

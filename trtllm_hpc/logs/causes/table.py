@@ -74,15 +74,14 @@ class Cause:
         What follows a stop or a colon is left out if it only tells groups that the match does not have.
         """
         first, *others = _CLAUSE_END.split(template)
-        told = [first, *(clause for clause in others if _tells_something(clause, groups))]
+        told = [first]
+        for clause in others:
+            names = _GROUP.findall(clause)
+            if not names or any(map(groups.get, names)):
+                told.append(clause)
         filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), " ".join(told))
         text = re.sub(r" +([:.;,]|$)", r"\1", re.sub(r" +", " ", filled))
         return f"{text[:-1]}." if text.endswith(":") else text
-
-
-def _tells_something(clause: str, groups: dict[str, str]) -> bool:
-    names = _GROUP.findall(clause)
-    return not names or any(groups.get(name) for name in names)
 
 
 @cache

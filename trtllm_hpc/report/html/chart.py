@@ -79,11 +79,11 @@ def described(chart: Any, height: int) -> dict[str, Any]:
 def columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return rows as columns with rounded numbers: half the size in JSON."""
     names = list(rows[0]) if rows else []
-    return {name: [_short(row[name]) for row in rows] for name in names}
-
-
-def _short(value: Any) -> Any:
-    return round(value, _DECIMALS) if isinstance(value, float) else value
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
+    return {
+        name: [round(value, _DECIMALS) if isinstance(value, float) else value for value in values]
+        for name, values in columns.items()
+    }
 
 
 def for_page(chart: Chart) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | N
         data.labels[level]: sorted(it for one in answered if one.level == level for it in metric.values(one))
         for level in levels
     }
-    rows = [
+    rows: list[Row] = [
         {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
         for label, ordered in curves.items()
         for place in _evenly(len(ordered), MOST_POINTS)

@@ -38,14 +38,9 @@ def write_report(paths: RunPaths, name: str, to: Path) -> None:
 
 
 def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
-    """Draw every chart of the report as a PNG in ``folder``, which is created if missing.
+    """Draw every chart of the report as a PNG in ``folder``, and return the files in the report's order.
 
-    Returns:
-        The files, in the order of the report.
-
-    Raises:
-        RunNotFound: there is no such measurement.
-        TrtllmHpcError: the packages that draw charts are not installed.
+    The folder is made if it is missing. Raises as :func:`write_report`.
     """
     folder.mkdir(exist_ok=True)
     written = []
@@ -112,19 +107,16 @@ def _facts(data: ReportData) -> list[str]:
 def drawing_library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
     altair()
-    # An HTML parser ends the script element at this text, even inside a string.
-    return re.sub(r"</(?=script)", r"<\\/", _bundle(), flags=re.IGNORECASE).replace("<!--", r"<\!--")
-
-
-def _bundle() -> str:
-    """The script as vl-convert packs it, which takes over a second: it is kept in the user's cache folder."""
     import vl_convert
 
     def pack() -> str:
         bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
         return bundle
 
-    return kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
+    # Packing takes over a second: the script is kept in the user's cache folder.
+    bundle = kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
+    # An HTML parser ends the script element at this text, even inside a string.
+    return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
 
 
 def json_in_html(plain: Any) -> str:
@@ -157,8 +149,7 @@ def _breakable(name: str) -> Markup:
 
 
 def _source(name: str) -> str:
-    text, _, _ = packaged_templates().get_source(_environment(), f"{_FOLDER}/{name}")
-    return text
+    return packaged_templates().get_source(_environment(), f"{_FOLDER}/{name}")[0]
 
 
 @dataclass(frozen=True)
@@ -221,7 +212,13 @@ def cards(data: ReportData) -> list[Card]:
     if data.headline is None:
         return []
     result = data.measurement.levels[data.headline]
-    return [*_rates(result), *_latencies(result), _errors(result)]
+    failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
+    rate = share(failed / measured if measured else None)
+    return [
+        *_rates(result),
+        *_latencies(result),
+        Card("Failed", rate, "", f"{failed:,} of {measured:,}"),
+    ]
 
 
 def _rates(result: LevelResult) -> Iterator[Card]:
@@ -249,9 +246,3 @@ def _latencies(result: LevelResult) -> Iterator[Card]:
         if isinstance(found, dict) and statistic in found:
             interval = found[statistic]
             yield Card(f"{label} {statistic}", quantity(interval.mean), "ms", plus_minus(interval))
-
-
-def _errors(result: LevelResult) -> Card:
-    failed = sum(one.failed for one in result.passes)
-    measured = sum(one.measured for one in result.passes)
-    return Card("Failed", share(failed / measured if measured else None), "", f"{failed:,} of {measured:,}")
