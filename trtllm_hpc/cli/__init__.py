@@ -52,6 +52,7 @@ UNLISTED = ("gateway",)
 _SHARED = {
     **dict.fromkeys(("jobs", "migrate", "schema"), "init"),
     **dict.fromkeys(("resume", "watch"), "submit"),
+    "cancel": "status",
     "report": "bench_saved",
 }
 

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER, Command, ParameterType, valid_text
+from trtllm_hpc.cli.options import EXISTING_FILE, EXISTING_FOLDER, Command, valid_text
 from trtllm_hpc.errors import ConfigError
 
 if TYPE_CHECKING:
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
 
+if TYPE_CHECKING:
+    _ParameterType = click.ParamType[Any]
+else:
+    _ParameterType = click.ParamType  # generic only in the newest releases of click
 _GIVEN = f"{__name__}.given"
 
 
@@ -63,7 +67,7 @@ class _Setting(NamedTuple):
         )
 
 
-class _Listed(ParameterType):
+class _Listed(_ParameterType):
     """One value, or several separated by commas."""
 
     name = "list"

@@ -10,8 +10,8 @@ import click
 from trtllm_hpc.cli.bench_options import SettingsCommand, benchmark_options, given_settings, settings_for
 from trtllm_hpc.cli.bench_saved import show_measurement
 from trtllm_hpc.cli.options import (
-    RunType,
     json_option,
+    optional_run,
     runs_folder,
     runs_option,
     terminating_as_interrupt,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.command("run", cls=SettingsCommand)
 @runs_option
-@click.argument("run", type=RunType(), required=False, metavar="[RUN]")
+@optional_run
 @benchmark_options
 @wait_option
 @url_options(

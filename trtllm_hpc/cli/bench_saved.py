@@ -13,10 +13,10 @@ import click
 
 from trtllm_hpc.api.measurement import Measurement, measured_folder
 from trtllm_hpc.api.run import Run
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     OutputFile,
-    ParameterType,
-    RunType,
+    complete_run,
     json_option,
     print_json,
     runs_folder,
@@ -28,34 +28,28 @@ from trtllm_hpc.report.tables import Table, print_table
 from trtllm_hpc.runs.find import find_run, list_runs
 
 
-class MeasuredFolder(RunType):
-    """A run, or the folder of ``bench --url --output``."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RunPaths:
-        """Find it; raises RunNotFound."""
-        return value if isinstance(value, RunPaths) else measured_folder(str(value), runs_folder(ctx))
+def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
+    """Callback of a run, or of the folder of ``bench --url --output``; raises RunNotFound."""
+    return measured_folder(value, runs_folder(ctx))
 
 
-class MeasurementType(ParameterType):
-    """``RUN`` means the companion's measurement, else the newest; ``RUN:NAME`` the one of that name."""
+def _found(ctx: click.Context, param: click.Parameter, value: str) -> Measurement:
+    """Callback of ``RUN``, the companion's measurement or else the newest, or ``RUN:NAME``, or a file."""
+    return Measurement.find(value, runs_folder(ctx))
 
-    name = "measurement"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Measurement:
-        """Find the measurement; raises RunNotFound with the existing ones."""
-        return value if isinstance(value, Measurement) else Measurement.find(str(value), runs_folder(ctx))
+def _names(ctx: click.Context) -> list[str]:
+    """Return the measurements of known runs."""
+    runs = {run.run_id: run for run in list_runs(runs_folder(ctx))}
+    with suppress(RunNotFound):
+        runs = {"latest": find_run("latest", runs_folder(ctx)), **runs}
+    return [f"{call}:{name}" for call, run in runs.items() for name in run.measurements()]
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[click.shell_completion.CompletionItem]:
-        """Offer the measurements of known runs."""
-        from click.shell_completion import CompletionItem
 
-        runs = {run.run_id: run for run in list_runs(runs_folder(ctx))}
-        with suppress(RunNotFound):
-            runs = {"latest": find_run("latest", runs_folder(ctx)), **runs}
-        names = [f"{call}:{name}" for call, run in runs.items() for name in run.measurements()]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+_complete_names = complete_with(_names)
+_found_argument = click.argument(
+    "found", default="latest", metavar="[RUN[:NAME]]", callback=_found, shell_complete=_complete_names
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +70,7 @@ class MeasurementRow:
 
 @click.command("list")
 @runs_option
-@click.argument("run", type=MeasuredFolder(), default="latest", metavar="[RUN]")
+@click.argument("run", default="latest", metavar="[RUN]", callback=_folder, shell_complete=complete_run)
 @json_option
 def list_command(run: RunPaths, runs: Any, as_json: bool) -> None:
     """List the measurements of RUN, or of the folder of 'bench --url', the newest first.
@@ -126,7 +120,7 @@ def _table(rows: Sequence[MeasurementRow]) -> Table:
 
 @click.command("show")
 @runs_option
-@click.argument("found", type=MeasurementType(), default="latest", metavar="[RUN[:NAME]]")
+@_found_argument
 @json_option
 def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
     """Print the saved measurement NAME of RUN.
@@ -155,8 +149,8 @@ def show_measurement(found: Measurement, *, as_json: bool) -> None:
 
 @click.command("compare")
 @runs_option
-@click.argument("a", type=MeasurementType(), metavar="A")
-@click.argument("b", type=MeasurementType(), metavar="B")
+@click.argument("a", metavar="A", callback=_found, shell_complete=_complete_names)
+@click.argument("b", metavar="B", callback=_found, shell_complete=_complete_names)
 @click.option(
     "--relative-tolerance",
     type=click.FloatRange(min=0),
@@ -217,7 +211,7 @@ def compare_command(
 
 @click.command("report")
 @runs_option
-@click.argument("found", type=MeasurementType(), default="latest", metavar="[RUN[:NAME]]")
+@_found_argument
 @click.option(
     "--output",
     type=OutputFile(),

@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 _CLICK_TYPES: dict[Kind, Any] = {
     "count": click.INT,
     "number": click.FLOAT,
-    "text": click.STRING,
-    "texts": click.STRING,
     "numbers": click.FLOAT,
-    "ids": click.STRING,
     "array": EXISTING_FILE,
 }
+"""The others are texts."""
 _METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
 _DEFAULTS = {"max_tokens": MAX_TOKENS}
 

@@ -24,7 +24,7 @@ from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.engines import engines_table, state_of
 from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.runs.engine_users import is_active
+from trtllm_hpc.runs.prune import is_active
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -67,22 +67,18 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
     trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
     if all(value is None or value is False for value in selection.values()):
-        _print_list(run, as_json)
+        rows, causes = list_with_causes(run)
+        if as_json:
+            print_json(rows)
+            return
+        print_logs(rows)
+        for line in cause_lines(causes):
+            click.echo(line)
         return
     if as_json:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not _print_content(run, **selection) and selection["pattern"] is not None:
         ctx.exit(1)
-
-
-def _print_list(run: RunPaths, as_json: bool) -> None:
-    rows, causes = list_with_causes(run)
-    if as_json:
-        print_json(rows)
-        return
-    print_logs(rows)
-    for line in cause_lines(causes):
-        click.echo(line)
 
 
 def _print_content(

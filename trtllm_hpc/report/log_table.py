@@ -24,7 +24,7 @@ from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
-from trtllm_hpc.report.rank_groups import RankGroup, grouped
+from trtllm_hpc.report.status import RankGroup, grouped
 from trtllm_hpc.report.tables import Table, shortened, terminal_width
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import run_status

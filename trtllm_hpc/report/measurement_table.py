@@ -60,7 +60,9 @@ def measurement_text(
         tables.append(_latencies(measurement, level, narrow))
         rows = adapter_rows(measurement, records, level)
         if rows and not narrow:
-            tables.append(_by_adapter(rows))
+            tables.append(Table(*HEADER, right=HEADER[1:]))
+            for row in rows:
+                tables[-1].add_row(*row)
     lines = [textwrap.fill(sentence, width, break_on_hyphens=False) for sentence in sentences(measurement)]
     parts = (title(measurement), *(as_text(table, width).rstrip("\n") for table in tables), "\n".join(lines))
     return "\n\n".join(parts) + "\n"
@@ -124,13 +126,6 @@ def _latencies(measurement: MeasurementSummary, level: int, narrow: bool) -> Tab
         }
         cells[margin] = plus_minus(known["p99"]) if "p99" in known else ""
         table.add_row(name, *(cells[header] for header in headers))
-    return table
-
-
-def _by_adapter(rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(*HEADER, right=HEADER[1:])
-    for row in rows:
-        table.add_row(*row)
     return table
 
 
@@ -259,7 +254,9 @@ def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
     ]
     holding = [label for label, one in levels if one.holds]
     if holding:
-        yield f"slo {slo} holds at {', '.join(holding)}{_failed_meanwhile(measurement)}"
+        failed = sum(one.failed for level in measurement.levels for one in level.passes)
+        limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
+        yield f"slo {slo} holds at {', '.join(holding)}{limit}"
     for label, one in levels:
         if not one.holds:
             passes = f", in {one.passes - one.passes_held} of {one.passes} passes" if one.passes > 1 else ""
@@ -289,11 +286,6 @@ def fails_too_often(one: Pass) -> bool:
     A failed request has no latency; whoever waited for it has waited longer than any limit allows.
     """
     return one.failed > MAX_FAILED_SHARE * one.measured
-
-
-def _failed_meanwhile(measurement: MeasurementSummary) -> str:
-    failed = sum(one.failed for level in measurement.levels for one in level.passes)
-    return f" (for the requests that were answered; {failed} failed)" if failed else ""
 
 
 def reasons_not_held(measurement: MeasurementSummary, tried: Tried) -> list[str]:

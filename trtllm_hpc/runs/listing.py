@@ -168,8 +168,10 @@ def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) 
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
-    if settled:
-        _remember(run, row)
+    if settled and run.submission is not None:
+        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
+        with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
+            ended.write(run.paths.ended)
     return row
 
 
@@ -181,11 +183,3 @@ def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
         stage.stage in ended or begun.get(stage.stage, socket.gethostname()) == socket.gethostname()
         for stage in stages
     )
-
-
-def _remember(run: RunSnapshot, row: ListedRun) -> None:
-    """Write down how a run ended; a folder that cannot be written is looked up again the next time."""
-    if run.submission is not None:
-        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
-        with suppress(OSError):
-            ended.write(run.paths.ended)

@@ -1,4 +1,4 @@
-"""Remove runs that ended long ago, and no others."""
+"""What may go: runs that ended long ago, and engines that no run needs any more."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runs.find import REMOVED
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runtime.engine_cache.cache import Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import read_submission
@@ -168,3 +171,40 @@ def _removed(run: PrunedRun) -> PrunedRun:
 def _token(folder: Path) -> str | None:
     record = read_submission(RunPaths(folder))
     return None if record is None else record.token
+
+
+_CREATION_S = 3_600.0
+"""How long a registered run may have no folder: it is registered before its folder is written."""
+
+_FOREIGN_S = 30 * 86_400.0
+"""How long a run counts as active if we may not read its folder."""
+
+_RENDERED_S = 7 * 86_400.0
+"""How long a run that was never submitted keeps its engine."""
+
+
+def is_active(use: Use) -> str | None:
+    """Return why a registered use still counts; ``None`` if it does not."""
+    paths = RunPaths(use.run)
+    try:
+        created_at = paths.plan.stat().st_mtime
+    except PermissionError:
+        return f"is used by {use.run}, which belongs to another user" if use.age_s < _FOREIGN_S else None
+    except OSError:
+        return f"is registered by {use.run}, which is being created" if use.age_s < _CREATION_S else None
+    return _of_run(str(paths.folder), created_at)
+
+
+@lru_cache
+def _of_run(folder: str, created_at: float) -> str | None:
+    """Cached, so that Slurm is queried once for each run, however many outputs it uses."""
+    paths = RunPaths(folder)
+    try:
+        status = run_status(paths)
+    except TrtllmHpcError as error:
+        return f"is used by the run {paths.run_id}, which may be active ({error.message})"
+    if status.state is RunState.RENDERED:
+        fresh = time.time() - created_at < _RENDERED_S
+        return f"waits for the run {paths.run_id}, which is rendered and not submitted" if fresh else None
+    busy = any(not stage.final and stage.state != "NOT SUBMITTED" for stage in status.stages)
+    return f"is used by the run {paths.run_id}, which is {status.state.value}" if busy else None

@@ -134,7 +134,9 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     state, endpoint = state_of(run, stages)
     # A server that is kept running outlives a companion that has failed.
-    failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
+    failures = _failures(stages) if state.final or state is RunState.SERVING else []
+    by_itself = (stage for stage in failures if stage.state != "CANCELLED")
+    failed = next(by_itself, failures[0] if failures else None)
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
     has_causes = failed is not None and state in (RunState.FAILED, RunState.SERVING)
@@ -282,12 +284,6 @@ def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
             ended = {it.stage: it.times.ended_at or cancelled_at for it in failed}
             return [it for it in failed if it.stage != "companion" or ended[it.stage] < cancelled_at]
     return failed
-
-
-def _first_failed(stages: Iterable[StageStatus]) -> StageStatus | None:
-    """Return the first stage that failed by itself, else the first that did not succeed."""
-    failed = _failures(stages)
-    return next((stage for stage in failed if stage.state != "CANCELLED"), failed[0] if failed else None)
 
 
 def _sentence(
