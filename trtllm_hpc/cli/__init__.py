@@ -55,6 +55,7 @@ _SHARED = {
     "cancel": "status",
     "report": "bench_saved",
 }
+"""Commands that live in another command's module."""
 
 
 class _OutputClosed(Exception):

@@ -18,9 +18,6 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
-_AT_ONCE = 500
-"""Lines of a log that are printed with one write."""
-
 
 def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
     try:
@@ -114,7 +111,7 @@ def _print_content(
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
-    return _print_lines(written_lines(logs, wanted, _AT_ONCE), prefixed)
+    return _print_lines(written_lines(logs, wanted), prefixed)
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:

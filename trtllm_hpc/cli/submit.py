@@ -218,8 +218,7 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
 
 def print_results(paths: RunPaths) -> None:
     """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
-    from trtllm_hpc.bench.records import read_records
-    from trtllm_hpc.bench.results import read_measurement
+    from trtllm_hpc.api.measurement import Measurement
     from trtllm_hpc.report.measurement_table import print_measurement
 
     for event in read_events(paths, "serve"):
@@ -234,7 +233,6 @@ def print_results(paths: RunPaths) -> None:
             click.echo(f"prompt: {answer.get('prompt')!r}")
             for item in answer.get("answers", []):
                 click.echo(f"answer ({item['protocol']}): {item['text']!r}")
-    files = paths.measurement(COMPANION_MEASUREMENT)
+    measured = Measurement(paths, COMPANION_MEASUREMENT)
     with suppress(RunNotFound):  # the companion ended before it measured
-        measurement = read_measurement(files.summary)
-        print_measurement(measurement, read_records(files.requests) if files.requests.exists() else ())
+        print_measurement(measured.summary, measured.records)

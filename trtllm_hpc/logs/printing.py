@@ -142,6 +142,8 @@ def _same(stat: os.stat_result, seen: os.stat_result | None) -> bool:
     )
 
 
+_AT_ONCE = 500
+"""Lines of a log that are printed with one write."""
 _PAUSE_S = 0.2
 _PAUSE_PER_LOG_S = 0.001
 """Each look asks the file system about every log: at thousands of logs it must not be a burden."""
@@ -196,14 +198,12 @@ def _lines_with(texts: Sequence[bytes], searched: bytes, block: bytes) -> Iterat
         places = {text: at if at >= end else searched.find(text, end) for text, at in places.items()}
 
 
-def written_lines(
-    logs: Sequence[LogFile], selected: Filter, at_once: int
-) -> Iterator[tuple[LogFile, list[str]]]:
-    """Yield the selected lines that the logs have now, in the order of the logs, so many at once."""
+def written_lines(logs: Sequence[LogFile], selected: Filter) -> Iterator[tuple[LogFile, list[str]]]:
+    """Yield the selected lines that the logs have now, in the order of the logs, many at once."""
 
     def some_of(path: Path) -> Iterator[list[str]]:
         lines = _written(path, selected)
-        while some := list(islice(lines, at_once)):
+        while some := list(islice(lines, _AT_ONCE)):
             yield some
 
     by_path = {log.path: log for log in logs}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
@@ -66,16 +65,13 @@ def with_own_times(
 
 def planned_gpus(run: RunSnapshot) -> dict[str, int]:
     """Return the GPUs that each stage asks for, on all of its nodes."""
-    gpus = {}
+    gpus: dict[str, int] = {}
     for stage in run.plan.get("stages", []):
-        components = (stage, *stage.get("further", ()))
-        gpus[stage["name"]] = sum(int(it.get("gpus", 0)) * _nodes_of(it) for it in components)
+        gpus[stage["name"]] = 0
+        for component in (stage, *stage.get("further", ())):
+            options = {it["option"]: it["value"] for it in component.get("directives", ())}
+            gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
     return gpus
-
-
-def _nodes_of(component: Mapping[str, Any]) -> int:
-    options = {directive["option"]: directive["value"] for directive in component.get("directives", ())}
-    return int(options.get("--nodes") or 1)
 
 
 def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:

@@ -41,7 +41,20 @@ def cancel_run(paths: RunPaths) -> RunStatus:
         if run.submission is not None:
             cancel_local(paths, run.submission)
         return run_status(paths)
-    return _cancel_jobs(run, left)
+    watcher = watcher_of(run)
+    watcher.slurm.cancel(left)
+    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    while True:
+        late = time.monotonic() > deadline
+        try:
+            status = run_status(paths, watcher)
+        except SubmissionError as error:
+            if late or not error.transient:
+                raise
+        else:
+            if late or not any(stage.job_id and not stage.final for stage in status.stages):
+                return status
+        time.sleep(_POLL_S)
 
 
 def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
@@ -54,20 +67,3 @@ def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
     else:
         jobs = RunJob.of(paths, {}, {stage: job.job_id for stage, job in record.stages.items()})
         Slurm(record.slurm_conf).cancel(jobs.values())
-
-
-def _cancel_jobs(run: RunSnapshot, jobs: list[RunJob]) -> RunStatus:
-    watcher = watcher_of(run)
-    watcher.slurm.cancel(jobs)
-    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
-    while True:
-        late = time.monotonic() > deadline
-        try:
-            status = run_status(run.paths, watcher)
-        except SubmissionError as error:
-            if late or not error.transient:
-                raise
-        else:
-            if late or not any(stage.job_id and not stage.final for stage in status.stages):
-                return status
-        time.sleep(_POLL_S)

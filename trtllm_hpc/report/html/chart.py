@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trtllm_hpc.errors import TrtllmHpcError
@@ -48,7 +48,7 @@ class Section:
     key: str
     title: str
     intro: str
-    charts: list[Chart | NoChart] = field(default_factory=list)
+    charts: Sequence[Chart | NoChart]
     wide: bool = False
     """Whether charts stand one below the other, instead of side by side."""
 
