@@ -10,19 +10,19 @@ from typing import Any
 from tools.type_schemas import schema_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import MeasurementSummary
-from trtllm_hpc.cli.bench_list import MeasurementRow
+from trtllm_hpc.cli.bench_saved import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
+from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.models import ModelRow
 from trtllm_hpc.cli.render import RenderedRun
-from trtllm_hpc.cli.submitted import SubmittedRun
+from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
-from trtllm_hpc.report.endpoint import EndpointAccess
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.listing import ListedRun

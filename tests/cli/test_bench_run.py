@@ -14,7 +14,7 @@ from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import Verdict, write_measurement
-from trtllm_hpc.cli.bench_options import settings_for
+from trtllm_hpc.cli.bench_run import settings_for
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
 from trtllm_hpc.errors import InvalidMeasurement

@@ -9,8 +9,8 @@ from typing import Any
 import click
 import pytest
 
-from trtllm_hpc.cli.bench_options import given_settings, settings_for
 from trtllm_hpc.cli.bench_run import command as bench_run
+from trtllm_hpc.cli.bench_run import given_settings, settings_for
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile

@@ -52,7 +52,7 @@ def followed(
     happens = iter(meanwhile)
     with monkeypatch.context() as patch:
         patch.setattr("trtllm_hpc.logs.printing.time.sleep", lambda _: next(happens)())
-        patch.setattr("trtllm_hpc.logs.growing._MOMENT_S", 60.0)
+        patch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 60.0)
         result = logs(paths, "--follow", *arguments)
     assert result.exception is None, result.exception
     assert next(happens, None) is None, "it has not waited for the end"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.logs.errors import first_error
-from trtllm_hpc.logs.facts import log_facts, logs_facts
+from trtllm_hpc.logs.facts import LogFacts, logs_facts
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch
 
 
 def test_no_log_has_no_error(tmp_path: Path) -> None:
-    assert log_facts(tmp_path / "missing").first_error is None
+    assert logs_facts([tmp_path / "missing"]) == [LogFacts()]
 
 
 @pytest.mark.parametrize(

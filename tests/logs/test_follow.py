@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.growing import GrowingLog
+from trtllm_hpc.logs.printing import GrowingLog
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
@@ -77,10 +77,10 @@ def test_a_line_without_its_end_is_shown_after_a_moment(
 ) -> None:
     append(log, b"loading 10 %")
     assert list(growing.new_lines()) == []
-    monkeypatch.setattr("trtllm_hpc.logs.growing._MOMENT_S", 0.0)
+    monkeypatch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 0.0)
     assert list(growing.new_lines()) == [b"loading 10 %"]
     assert list(growing.new_lines()) == []
-    monkeypatch.setattr("trtllm_hpc.logs.growing._MOMENT_S", 60.0)
+    monkeypatch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 60.0)
     append(log, b" 20 %\nready\n")
     assert list(growing.new_lines()) == ["… 20 %\n".encode(), b"ready\n"]
 
@@ -88,7 +88,7 @@ def test_a_line_without_its_end_is_shown_after_a_moment(
 def test_the_end_of_a_line_that_was_shown_is_no_line(
     log: Path, growing: GrowingLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trtllm_hpc.logs.growing._MOMENT_S", 0.0)
+    monkeypatch.setattr("trtllm_hpc.logs.printing._MOMENT_S", 0.0)
     append(log, b"done?")
     assert list(growing.new_lines()) == [b"done?"]
     append(log, b"\nyes\n")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.growing import GrowingLog
+from trtllm_hpc.logs.printing import GrowingLog
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, lines_of, seek_last_lines
 
 

@@ -21,9 +21,17 @@ from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
 from trtllm_hpc.report.html.data import ReportData, StartTimeline, read_report_data, read_start_timeline
-from trtllm_hpc.report.html.page import drawing_library, report_page, sections_of, write_charts, write_report
+from trtllm_hpc.report.html.page import (
+    cards,
+    drawing_library,
+    headline_words,
+    report_page,
+    sections_of,
+    verdict,
+    write_charts,
+    write_report,
+)
 from trtllm_hpc.report.html.tables import level_table, use_table
-from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Distribution, Interval, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
+from trtllm_hpc.cli.submit import print_results
 from trtllm_hpc.report.formatting import quantity
-from trtllm_hpc.report.measurement_table import measurement_text
-from trtllm_hpc.report.sentences import sentences
-from trtllm_hpc.report.summary import print_summary
+from trtllm_hpc.report.measurement_table import measurement_text, sentences
 
 
 def text(made: Made) -> str:
@@ -205,7 +204,7 @@ def test_it_fits_its_width(width: int, slo: str | None) -> None:
 
 def test_the_summary_of_a_run_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = make(requests=12)
-    print_summary(write_run(tmp_path / "run", made))
+    print_results(write_run(tmp_path / "run", made))
     printed = capsys.readouterr().out
     assert printed.startswith("endpoint: http 10.0.0.1:1") and text(made) in printed
 
@@ -215,5 +214,5 @@ def test_a_run_without_a_measurement_has_a_summary_too(
 ) -> None:
     paths = write_run(tmp_path / "run", make(requests=12))
     paths.measurement("benchmark").summary.unlink()
-    print_summary(paths)
+    print_results(paths)
     assert "latency" not in capsys.readouterr().out

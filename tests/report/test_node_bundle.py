@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.report.node_bundle import bundle_text
+from trtllm_hpc.report.doctor import bundle_text
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.validation.checks import CheckRow

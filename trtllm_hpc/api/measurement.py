@@ -83,7 +83,16 @@ class Measurement:
             return cls(paths, path.stem)
         run, colon, wanted = str(name).rpartition(":")
         paths = measured_folder(run if colon else wanted, runs)
-        return _named(paths, wanted) if colon else _newest(paths)
+        names = paths.measurements()
+        if colon and wanted not in names:
+            there = f"it has {', '.join(names)}" if names else "it has none"
+            raise RunNotFound(f"Run {paths.run_id} has no measurement called {wanted!r}; {there}.")
+        if not names:
+            hint = f"trtllm-hpc bench {call_name(paths)}"
+            raise RunNotFound(f"Run {paths.run_id} has no measurement yet.", hint=hint)
+        if not colon:
+            wanted = COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0]
+        return cls(paths, wanted)
 
     @classmethod
     def list(cls, run: Run) -> Sequence[Measurement]:
@@ -381,25 +390,6 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
     if paths is not None and not is_run(paths.folder) and paths.measurements():
         return paths
     return Run.find(name, runs).paths
-
-
-def _newest(paths: RunPaths) -> Measurement:
-    """Return the companion's measurement if there is one, else the newest; raises RunNotFound."""
-    names = paths.measurements()
-    if not names:
-        raise RunNotFound(
-            f"Run {paths.run_id} has no measurement yet.", hint=f"trtllm-hpc bench {call_name(paths)}"
-        )
-    return Measurement(paths, COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0])
-
-
-def _named(paths: RunPaths, name: str) -> Measurement:
-    """Return the measurement of that name; raises RunNotFound with the existing ones."""
-    names = paths.measurements()
-    if name not in names:
-        there = f"it has {', '.join(names)}" if names else "it has none"
-        raise RunNotFound(f"Run {paths.run_id} has no measurement called {name!r}; {there}.")
-    return Measurement(paths, name)
 
 
 def _new_name(paths: RunPaths, name: str | None) -> str:

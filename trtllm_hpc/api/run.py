@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -292,15 +292,12 @@ class Run:
         return self
 
 
-@contextmanager
-def _shown(progress: bool | Callable[[Progress], object]) -> Iterator[Callable[[Progress], object] | None]:
-    """Yield what is called with each progress; ``None`` if nobody wants to know."""
-    if callable(progress):
-        yield progress
-    elif progress:
-        from trtllm_hpc.report.live import LivePrinter
+def _shown(
+    progress: bool | Callable[[Progress], object],
+) -> AbstractContextManager[Callable[[Progress], object] | None]:
+    """Return a context of what is called with each progress; of ``None`` if nobody wants to know."""
+    if progress is True:
+        from trtllm_hpc.report.live import live_printer
 
-        with LivePrinter() as printer:
-            yield printer.show
-    else:
-        yield None
+        return live_printer()
+    return nullcontext(progress or None)

@@ -1,4 +1,4 @@
-"""The command line: one module for each command, imported only when it is called."""
+"""The command line: each command is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -50,6 +50,13 @@ COMMANDS: dict[str, str] = {
 
 UNLISTED = ("gateway",)
 """Commands that jobs type, and people seldom: they are not in the help text."""
+_SHARED = {
+    **dict.fromkeys(("jobs", "migrate", "schema"), "init"),
+    **dict.fromkeys(("resume", "watch"), "submit"),
+    "cancel": "status",
+    "report": "bench_saved",
+}
+"""Commands that live in another command's module."""
 
 
 class _OutputClosed(Exception):
@@ -63,6 +70,7 @@ class LazyGroup(click.Group):
         module: name of a command's module, without the command's own.
         lines: every command and its line in ``--help``, in the order of use.
         unlisted: commands that are not in the help text.
+        shared: by command a module with several; there it is called ``NAME_command``.
     """
 
     def __init__(
@@ -71,10 +79,11 @@ class LazyGroup(click.Group):
         module: str,
         lines: Mapping[str, str],
         unlisted: Sequence[str] = (),
+        shared: Mapping[str, str],
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
-        self.module, self.lines, self.unlisted = module, lines, unlisted
+        self.module, self.lines, self.unlisted, self.shared = module, lines, unlisted, shared
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names in the order of use, not of the alphabet."""
@@ -84,7 +93,9 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in self.lines and cmd_name not in self.unlisted:
             return None
-        command: click.Command = importlib.import_module(self.module + cmd_name).command
+        module = importlib.import_module(self.module + self.shared.get(cmd_name, cmd_name))
+        attribute = f"{cmd_name}_command" if cmd_name in self.shared else "command"
+        command: click.Command = getattr(module, attribute)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -120,7 +131,12 @@ _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 @click.group(
-    cls=MainGroup, module="trtllm_hpc.cli.", lines=COMMANDS, unlisted=UNLISTED, context_settings=_SETTINGS
+    cls=MainGroup,
+    module="trtllm_hpc.cli.",
+    lines=COMMANDS,
+    unlisted=UNLISTED,
+    shared=_SHARED,
+    context_settings=_SETTINGS,
 )
 @click.version_option(__version__, prog_name="trtllm-hpc")
 def command() -> None:

@@ -17,6 +17,7 @@ _COMMANDS: dict[str, str] = {
     "compare": "Check whether one measurement is worse than another.",
 }
 """The commands with their lines in ``--help``, which imports only the first."""
+_SHARED = dict.fromkeys(("list", "show", "compare"), "saved")
 _FIRST_WORD = "trtllm_hpc.bench.first_word"
 """Where click's context keeps the first word if it is not a command."""
 _CUTOFF = 0.65
@@ -71,7 +72,7 @@ class BenchGroup(LazyGroup):
         return super().shell_complete(ctx, incomplete) + argument.shell_complete(ctx, incomplete)
 
 
-@click.group("bench", cls=BenchGroup, module="trtllm_hpc.cli.bench_", lines=_COMMANDS)
+@click.group("bench", cls=BenchGroup, module="trtllm_hpc.cli.bench_", lines=_COMMANDS, shared=_SHARED)
 def command() -> None:
     """Measure the served model of RUN, or of any --url, and check whether the figures are valid.
 

@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 _CLICK_TYPES: dict[Kind, Any] = {
     "count": click.INT,
     "number": click.FLOAT,
-    "text": click.STRING,
-    "texts": click.STRING,
     "numbers": click.FLOAT,
-    "ids": click.STRING,
     "array": EXISTING_FILE,
 }
+"""The others are texts."""
 _METAVARS: dict[Kind, str] = {"ids": "ID,ID,...", "array": "FILE"}
 _DEFAULTS = {"max_tokens": MAX_TOKENS}
 
@@ -236,6 +234,7 @@ def command(
     words: tuple[str, ...],
     more: tuple[str, ...],
     file: Path | None,
+    runs: Any,
     wait_seconds: float,
     address: Address | None,
     **given: Any,
@@ -271,7 +270,7 @@ def command(
     if given["chat"] and ctx.get_parameter_source("max_tokens") is ParameterSource.DEFAULT:
         del given["options"]["max_tokens"]  # the server says how long an answer of a chat may be
     given["logits"] = [name for name in ("context_logits", "generation_logits") if given.pop(name)]
-    settings = Settings(prompts=tuple(prompts), **{name: given[name] for name in Settings.names()})
+    settings = Settings(prompts=tuple(prompts), **given)
     settings.refuse_contradictions(is_run=run is not None)
     target = address or endpoint_of(cast(RunPaths, run), wait_seconds)
     try:

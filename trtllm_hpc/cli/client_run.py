@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,11 +49,6 @@ class Settings:
     save_logits: Path | None
     save: bool
     as_json: bool
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Return the options' names, without the prompts."""
-        return [field.name for field in fields(cls) if field.name != "prompts"]
 
     @property
     def stop_after_s(self) -> float | None:

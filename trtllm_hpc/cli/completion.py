@@ -60,41 +60,6 @@ def complete_with(names: Callable[[click.Context], Iterable[str]]) -> Complete:
     return complete
 
 
-def releases(ctx: click.Context) -> list[str]:
-    """Return the versions of TensorRT-LLM and Triton's tags."""
-    from trtllm_hpc.tensorrt_llm.releases.release import releases as known
-
-    return [name for release in known() for name in (release.version, *release.tags)]
-
-
-def programs(ctx: click.Context) -> list[str]:
-    """Return upstream's programs."""
-    from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS
-
-    return list(COMMANDS)
-
-
-def families(ctx: click.Context) -> list[str]:
-    """Return the model families that upstream's programs know."""
-    from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
-
-    return sorted(read_data("examples")["family"])
-
-
-def checks(ctx: click.Context) -> list[str]:
-    """Return the ids of the checks of ``doctor``."""
-    from trtllm_hpc.validation.checks import CHECKS
-
-    return [check.id for check in CHECKS]
-
-
-def templates(ctx: click.Context) -> list[str]:
-    """Return the models of upstream's templates."""
-    from trtllm_hpc.tensorrt_llm.releases.placeholders import templates as known
-
-    return sorted({model for _, model in known()})
-
-
 def settings(ctx: click.Context) -> list[str]:
     """Return the keys that ``--set`` takes, each with its ``=``."""
     from trtllm_hpc.config.cluster import ClusterProfile

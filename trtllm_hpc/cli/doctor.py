@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from trtllm_hpc.validation.checks import DoctorReport
 
 
+_OUTCOMES: dict[State, str] = {
+    "fail": "failed",
+    "warn": "with a warning",
+    "unknown": "that cannot be judged here",
+}
+
+
 @click.command("doctor")
 @partial(job_options, required=False)
 @click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
@@ -104,7 +111,6 @@ def command(
         print_json(report)
     else:
         _print_tables(report, with_rules)
-        click.echo(f"\n{_summary(report)}")
     return ExitCode.OK if report.ok else ExitCode.CONFIG
 
 
@@ -119,7 +125,7 @@ def _with_nodes(
 ) -> DoctorReport:
     """Return the report with what a job on the nodes has found, and write the bundle."""
     from trtllm_hpc.paths import write_text
-    from trtllm_hpc.report.node_bundle import bundle_text
+    from trtllm_hpc.report.doctor import bundle_text
     from trtllm_hpc.runs.node_checks import check_on_nodes
 
     found = check_on_nodes(
@@ -149,16 +155,6 @@ def _print_tables(report: DoctorReport, with_rules: bool) -> None:
         click.echo()
     for note in report.notes:
         click.echo(f"note: {note}")
-
-
-_OUTCOMES: dict[State, str] = {
-    "fail": "failed",
-    "warn": "with a warning",
-    "unknown": "that cannot be judged here",
-}
-
-
-def _summary(report: DoctorReport) -> str:
     counts = Counter(row.outcome for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
-    return f"{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}."
+    click.echo(f"\n{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}.")

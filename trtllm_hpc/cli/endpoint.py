@@ -1,19 +1,25 @@
-"""``trtllm-hpc endpoint``: where a run's server answers, and lines that ask it."""
+"""``trtllm-hpc endpoint``: where a run's server answers, and lines that ask it, to paste."""
 
 from __future__ import annotations
 
+import getpass
+import json
+import shlex
+import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument, wait_option
 from trtllm_hpc.paths import RunPaths
-
-if TYPE_CHECKING:
-    from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.records import Endpoint
 
 _TIMEOUT_S = 30.0
+_QUESTION = "What is machine learning?"
+_TOKENS = 64
+_LOCAL_PORT = 8000
 
 
 @click.command("endpoint")
@@ -34,7 +40,6 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
     from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
-    from trtllm_hpc.report.endpoint import LOCAL_PORT, access
     from trtllm_hpc.runs.endpoint import endpoint_of
     from trtllm_hpc.wire.served_model import LLM_API_LENGTH
 
@@ -58,7 +63,7 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
     for title, lines in (
         ("In bash or zsh", found.curl),
         ("In Python", found.python),
-        (f"On a laptop, where it is then at localhost:{LOCAL_PORT}", found.ssh),
+        (f"On a laptop, where it is then at localhost:{_LOCAL_PORT}", found.ssh),
     ):
         if lines is not None:
             click.echo(f"\n{title}:\n")
@@ -78,3 +83,95 @@ def _chats(endpoint: Endpoint, model: str) -> bool:
     except RequestFailed:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class EndpointAccess:
+    """Where a server answers, and how to ask it. The key itself is in none of these."""
+
+    run_id: str
+    host: str
+    """The node."""
+    openai_url: str | None
+    """URL of OpenAI's protocol; ``None``: the server does not speak it."""
+    http: str | None
+    """``address:port`` of Triton's HTTP endpoint; ``None``: it is not Triton."""
+    grpc: str | None
+    """Of its gRPC endpoint."""
+    model: str
+    """The one that the lines ask."""
+    key_file: str | None
+    """File with the key; ``None``: none is asked for."""
+    certificate_file: str | None
+    """The certificate to trust; ``None``: the connection is not encrypted."""
+    curl: str
+    """A question, for bash or zsh."""
+    python: str | None
+    """The same with the package ``openai``; ``None`` without an OpenAI URL."""
+    ssh: str
+    """Makes the server reachable from a laptop, at ``localhost``."""
+
+
+def access(
+    run_id: str, endpoint: Endpoint, model: str, *, chats: bool, length: str = "max_tokens"
+) -> EndpointAccess:
+    """Return how to ask a model; ``length`` is Triton's input for the most tokens of an answer."""
+    url = endpoint.openai_url or f"{endpoint.scheme}://{endpoint.http}"
+    return EndpointAccess(
+        run_id,
+        endpoint.host,
+        endpoint.openai_url,
+        endpoint.http if endpoint.is_triton else None,
+        endpoint.grpc if endpoint.is_triton else None,
+        model,
+        endpoint.key_file,
+        endpoint.certificate_file,
+        _curl(endpoint, url, model, chats, length),
+        None if endpoint.openai_url is None else _python(endpoint, model, chats),
+        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{socket.getfqdn()}",
+    )
+
+
+def _body(model: str, chats: bool) -> dict[str, object]:
+    chat = {"messages": [{"role": "user", "content": _QUESTION}]}
+    return {"model": model, **(chat if chats else {"prompt": _QUESTION}), "max_tokens": _TOKENS}
+
+
+def _curl(endpoint: Endpoint, url: str, model: str, chats: bool, length: str) -> str:
+    address = urlsplit(url)
+    words = ["curl", "-sS"]
+    if endpoint.certificate_file is not None:
+        words += ["--cacert", shlex.quote(endpoint.certificate_file)]
+    if endpoint.certificate_name is not None:
+        # The certificate is for a name, which need not resolve here.
+        url = url.replace(address.netloc, f"{endpoint.certificate_name}:{address.port}", 1)
+        words += ["--resolve", f"{endpoint.certificate_name}:{address.port}:{address.hostname}"]
+    if endpoint.openai_url is not None:
+        path, body = "chat/completions" if chats else "completions", _body(model, chats)
+    else:
+        path, body = f"v2/models/{model}/generate", {"text_input": _QUESTION, length: _TOKENS}
+    lines = [f"{' '.join(words)} {shlex.quote(f'{url}/{path}')}", "-H 'Content-Type: application/json'"]
+    if endpoint.key_file is not None:
+        # From a file: arguments are in the list of processes, which all users of the machine see.
+        lines.append(f'-H @<(echo "Authorization: Bearer $(cat {shlex.quote(endpoint.key_file)})")')
+    return " \\\n  ".join([*lines, f"-d {shlex.quote(json.dumps(body))}"])
+
+
+def _python(endpoint: Endpoint, model: str, chats: bool) -> str:
+    lines = ["from openai import OpenAI"]
+    key = "'none'"
+    if endpoint.key_file is not None:
+        lines.insert(0, "from pathlib import Path\n")
+        key = f"Path({endpoint.key_file!r}).read_text().strip()"
+    made = f"base_url={endpoint.openai_url!r}, api_key={key}"
+    if endpoint.certificate_file is not None:
+        lines = ["import ssl", *lines[:-1], "import httpx", lines[-1], ""]
+        lines.append(f"trusted = ssl.create_default_context(cafile={endpoint.certificate_file!r})")
+        if endpoint.certificate_name is not None:
+            lines.append("trusted.check_hostname = False  # it is for another name")
+        made += ", http_client=httpx.Client(verify=trusted)"
+    calls = "chat.completions" if chats else "completions"
+    asked = ", ".join(f"{name}={value!r}" for name, value in _body(model, chats).items())
+    text = "message.content" if chats else "text"
+    lines += ["", f"client = OpenAI({made})", f"answer = client.{calls}.create({asked})"]
+    return "\n".join([*lines, f"print(answer.choices[0].{text})"])

@@ -18,13 +18,13 @@ from trtllm_hpc.engine_cache import prune as pruning
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.engine_cache.prune import Decision, starts_with
+from trtllm_hpc.engine_cache.prune import starts_with
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.engines import engines_table, state_of
 from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.runs.engine_users import is_active
+from trtllm_hpc.runs.prune import is_active
 from trtllm_hpc.runtime.engine_cache.cache import Cache
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -121,7 +121,6 @@ def _no_engines(cache: Cache) -> str:
 
 def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
-
     exact = [item for item in items if item.name == name]
     found = exact or [item for item in items if starts_with(item.name, name)]
     if not found:
@@ -130,7 +129,6 @@ def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
 
 
 def _find_one(cache: Cache, name: str) -> EngineRow:
-
     found = _find(cache, list_entries(cache), name)
     if len(found) > 1:
         message = f"{len(found)} engines are called {name!r} in {cache.folder}."
@@ -146,7 +144,6 @@ def _find_one(cache: Cache, name: str) -> EngineRow:
 @json_option
 def list_engines(cache: Cache, as_json: bool) -> None:
     """List every output in the cache, the last used first."""
-
     items = list_entries(cache)
     if as_json:
         print_json(items)
@@ -167,7 +164,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
     NAME is a name from `engines list`, or the beginning of one or of its key.
     """
-
     details = details_of(_find_one(cache, name))
     if as_json:
         print_json(details)
@@ -177,7 +173,6 @@ def show(name: str, cache: Cache, as_json: bool) -> None:
 
 
 def _details(details: EngineDetails) -> list[str]:
-
     made = details.manifest
     lines = [f"{details.name}: {state_of(details)}", f"  folder: {details.folder}"]
     lines += [f"  {name}: {value}" for name, value in (details.key.get("about") or {}).items() if value]
@@ -229,12 +224,11 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     \b
     Exit code: 6 if anything is broken.
     """
-
     items = [_find_one(cache, name) for name in names] if names else list_entries(cache)
     faults = []
     for item in items:
-        found = verify_entry(item.entry, partial(_show_name, item.name))
-        _show_line("")
+        found = verify_entry(item.entry, partial(_show_reading, item.name))
+        _show_reading(item.name, "")
         faults += [Fault(item.name, sentence) for sentence in found]
         if not as_json and not found:
             made = item.entry.manifest()
@@ -255,12 +249,9 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     return code
 
 
-def _show_name(entry: str, file: str) -> None:
-    _show_line(f"{entry}/{file}")
-
-
-def _show_line(text: str) -> None:
-    """Show on a terminal what is being read, in place of what was."""
+def _show_reading(entry: str, file: str) -> None:
+    """Show on a terminal what is being read, in place of what was; nothing, if that is empty."""
+    text = f"{entry}/{file}" if file else ""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\033[K{text}\r")
         sys.stderr.flush()
@@ -332,7 +323,6 @@ def prune(
 
     An engine that is being built, or used by an active run, always stays.
     """
-
     selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
     if not selection:
         raise click.UsageError("Name what to remove: --unused-days, --keep-bytes, --key or --half-built.")
@@ -345,18 +335,9 @@ def prune(
         pruning.forget_uses(cache, is_active)
         if half_built:
             cache.remove_leftovers()
-    _print_decisions(decisions, yes, as_json)
-
-
-def _print_decisions(decisions: list[Decision], done: bool, as_json: bool) -> None:
-
+    chosen = tuple(PrunedEngine(it.row.name, it.row.bytes, it.reason, it.kept) for it in decisions)
     if as_json:
-        entries = (
-            PrunedEngine(decision.row.name, decision.row.bytes, decision.reason, decision.kept)
-            for decision in decisions
-        )
-        print_json(PrunedEngines(done, tuple(entries)))
+        print_json(PrunedEngines(yes, chosen))
         return
-    size = format_bytes(sum(decision.row.bytes for decision in decisions if decision.kept is None))
-    rows = [(decision.row.name, decision.reason, decision.kept) for decision in decisions]
-    print_pruned(rows, done, f", {size}")
+    size = format_bytes(sum(it.bytes for it in chosen if it.kept is None))
+    print_pruned([(it.name, it.why, it.kept) for it in chosen], yes, f", {size}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -36,16 +35,17 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     \b
     Exit codes: 0 no cause was found, 1 a cause was found.
     """
-    from trtllm_hpc.logs.causes.explain import findings, likeliest_first, of_lines
+    from trtllm_hpc.logs.causes.explain import cause_lines, findings, likeliest_first, of_lines
     from trtllm_hpc.logs.causes.scan import scan
     from trtllm_hpc.logs.facts import logs_facts
-    from trtllm_hpc.report.causes import cause_lines
+    from trtllm_hpc.logs.reading import for_output
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
-    of_files = iter(logs_facts([Path(file) for file in files if file != "-"]))
+    named = [file for file in files if file != "-"]
+    facts = dict(zip(named, logs_facts([Path(file) for file in named]), strict=True))
     causes = [
-        findings(scan(sys.stdin.buffer), "-") if file == "-" else next(of_files).causes
+        findings(scan(sys.stdin.buffer), "-") if file == "-" else facts[file].causes
         for file in files or ("-",)
     ]
     found = likeliest_first(of_lines(causes))
@@ -54,18 +54,8 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     elif found:
         click.echo("\n".join(cause_lines(found, places=True)))
     else:
-        click.echo("\n".join(_nothing_found(files)))
+        click.echo("No cause that is known here.")
+        for file in named:
+            if (error := facts[file].first_error) is not None:
+                click.echo(for_output(f"  looks like an error: {file}: {error}"))
     return CAUSE_FOUND if found else 0
-
-
-def _nothing_found(files: Sequence[str]) -> list[str]:
-    """Return that the table has no entry for the logs, and what looks like an error in them."""
-    from trtllm_hpc.logs.facts import log_facts
-    from trtllm_hpc.logs.reading import for_output
-
-    lines = ["No cause that is known here."]
-    for file in files:
-        error = None if file == "-" else log_facts(Path(file)).first_error
-        if error is not None:
-            lines.append(for_output(f"  looks like an error: {file}: {error}"))
-    return lines

@@ -1,17 +1,22 @@
-"""``trtllm-hpc init``: write commented files to start from."""
+"""Files to start from: ``init`` and ``migrate`` write them, ``jobs`` and ``schema`` show what is shipped."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
-from trtllm_hpc.cli.options import force_option, refuse_existing, save
+from trtllm_hpc.cli.options import force_option, json_option, print_json, refuse_existing, save
+from trtllm_hpc.config.renamed import RENAMED
+from trtllm_hpc.config.schemas import schemas
+from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:
+    from trtllm_hpc.engines.migration import Migrated
     from trtllm_hpc.scheduler.discovery import SlurmFacts
 
 
@@ -94,13 +99,14 @@ def job(
 
 def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:
     """Write a copy of a shipped job file; returns a profile to try it with."""
-    from trtllm_hpc.cli.jobs import shipped_or_refused
+    from trtllm_hpc.render.environment import render_template
     from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 
     shipped_or_refused(recipe, "--from")
     text = copy_of(recipe, title, model)
     refuse_existing(file, force)
-    _write_text(file, text, "job")
+    head = render_template("init/_schema.j2", schema=schemas()["job"].as_uri(), kind="job")
+    save(file, f"{head.rstrip()}\n\n{text}")
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
     return "local" if not shipped.gpus else "pyxis"
 
@@ -162,7 +168,6 @@ def _name_from(file: Path, otherwise: str) -> str:
 
 def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
-    from trtllm_hpc.config.schemas import schemas
     from trtllm_hpc.render.environment import render_template
 
     schema = schemas()[kind].as_uri()
@@ -170,10 +175,183 @@ def _write(file: Path, kind: str, **values: object) -> None:
     save(file, text)
 
 
-def _write_text(file: Path, text: str, kind: str) -> None:
-    """Write a text below the line that names its schema."""
-    from trtllm_hpc.config.schemas import schemas
-    from trtllm_hpc.render.environment import render_template
+@click.group("jobs")
+def jobs_command() -> None:
+    """List the shipped job files, and print one to start from.
 
-    head = render_template("init/_schema.j2", schema=schemas()[kind].as_uri(), kind=kind)
-    save(file, f"{head.rstrip()}\n\n{text}")
+    \b
+    Examples:
+      trtllm-hpc jobs list
+      trtllm-hpc jobs show qwen3-8b
+      trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
+      trtllm-hpc submit tiny-llama --cluster sandbox
+    """
+
+
+@jobs_command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """List the shipped job files and what each is for."""
+    from trtllm_hpc.runs.shipped_jobs import shipped_jobs
+
+    jobs = shipped_jobs()
+    if as_json:
+        print_json(jobs)
+        return
+
+    table = Table(
+        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
+        right=("ranks", "nodes"),
+        one_line=("name",),
+        least={"what it shows": 22},
+        optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
+    )
+    for job in jobs:
+        gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
+        table.add_row(
+            *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
+            job.summary,
+        )
+    print_table(table)
+
+
+@jobs_command.command()
+@click.argument("name", shell_complete=complete_with(job_names))
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """Print the shipped job file NAME with its comments."""
+    from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
+
+    text = shipped_or_refused(name, "NAME").read_text(encoding="utf-8")
+    if not as_json:
+        click.echo(text, nl=False)
+        return
+    job = next(job for job in shipped_jobs() if job.name == name)
+    print_json(ShippedText(**vars(job), text=text))
+
+
+def shipped_or_refused(name: str, parameter: str) -> Path:
+    """Return the shipped job file of that name. Raises click.BadParameter if there is none."""
+    from trtllm_hpc.config.files import jobs
+
+    file = jobs().get(name)
+    if file is None:
+        message = f"no shipped job file is called {name!r}; there are {', '.join(jobs())}."
+        raise click.BadParameter(message, param_hint=parameter)
+    return file
+
+
+@click.command("migrate")
+@click.argument(
+    "job", type=click.Path(path_type=Path), metavar="JOB", shell_complete=complete_with(job_names)
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the new job file here, and the list to standard output.  "
+    "[default: the job file to standard output, the list to standard error]",
+)
+@force_option
+@json_option
+def migrate_command(job: Path, output: Path | None, force: bool, as_json: bool) -> None:
+    """Rewrite a job with an engine for the LLM API on PyTorch.
+
+    Engines ended with TensorRT-LLM 1.2.1. The new job file has engine.backend:
+    pytorch and keeps every comment. The list says which keys are written in
+    another way, which have nothing to decide any more, and which asked for
+    something that the PyTorch path does not have, with what to do instead.
+    JOB itself is not changed. Whether the PyTorch backend has the model is not
+    known here: see "Supported Models" in TensorRT-LLM's documentation.
+
+    \b
+    Examples:
+      trtllm-hpc migrate job.yaml --output pytorch.yaml
+      trtllm-hpc migrate readme-llama3-70b-tp4-pp2 > llama.yaml
+    """
+    migrated = _migrated(job)
+    if output is not None:
+        refuse_existing(output, force)
+        save(output, migrated.text)
+    if as_json:
+        print_json(replace(migrated, output=str(output) if output is not None else None))
+        return
+    if output is None:
+        click.echo(migrated.text, nl=False)
+    _print_changes(migrated, to_stderr=output is None)
+    if output is not None:
+        from trtllm_hpc.config.files import as_argument
+
+        click.echo(f"Wrote {click.format_filename(output)}.")
+        click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(output))} --cluster pyxis")
+
+
+def _migrated(job: Path) -> Migrated:
+    """Read a job file, and rewrite it. Raises ConfigError if it is wrong, or has no engine."""
+    from trtllm_hpc.config.files import find_job, read_whole
+    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.engines.migration import AlreadyMigrated, migrate
+    from trtllm_hpc.errors import ConfigError, Diagnostic
+
+    file = find_job(job)
+    read = read_whole(JobFile, file, "job file")
+    try:
+        return migrate(file.read_text(encoding="utf-8-sig"), read)
+    except AlreadyMigrated as error:
+        message = f"the backend {error} has no engine of TensorRT-LLM, so there is nothing to migrate"
+        raise ConfigError([Diagnostic("conflict", message, str(file), "engine.backend")]) from None
+
+
+_TITLES = {
+    "lost": "Without a counterpart: decide what to do",
+    "changed": "Written in another way",
+    "dropped": "Left out: nothing to decide any more",
+}
+
+
+def _print_changes(migrated: Migrated, to_stderr: bool) -> None:
+    for kind, title in _TITLES.items():
+        changes = [change for change in migrated.changes if change.kind == kind]
+        if not changes:
+            continue
+        click.echo(f"{title}:", err=to_stderr)
+        for change in changes:
+            what = (
+                f"{change.key} -> {change.now} ({change.why})"
+                if change.now
+                else f"{change.key}: {change.why}"
+            )
+            click.echo(f"  {what}", err=to_stderr)
+            if change.instead:
+                click.echo(f"    instead: {change.instead}", err=to_stderr)
+
+
+@click.command("schema")
+@click.argument("words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: [*schemas()]))
+@click.option(
+    "--renamed", is_flag=True, help="Print the keys of job files that have new names: old, tab, new."
+)
+def schema_command(words: tuple[str, ...], renamed: bool) -> None:
+    """Print the JSON Schema NAME; without NAME, list them.
+
+    'job' and 'cluster' are those of job files and cluster profiles, for editors.
+    An editor with a YAML language server uses a copy beside a file that begins with
+    '# yaml-language-server: $schema=job.schema.json'. The others are those of what
+    commands print with --json; NAME is then the command.
+
+    \b
+    Examples:
+      trtllm-hpc schema job > job.schema.json
+      trtllm-hpc schema bench compare
+      trtllm-hpc schema --renamed
+    """
+    if renamed:
+        click.echo("\n".join(f"{old}\t{new}" for old, new in RENAMED.items()))
+        return
+    known, name = schemas(), "-".join(words)
+    if not words:
+        click.echo("\n".join(known))
+        return
+    if name not in known:
+        raise click.BadParameter(f"there is no {name!r}, only {', '.join(known)}.", param_hint="NAME")
+    click.echo(known[name].read_text(encoding="utf-8"), nl=False)

@@ -10,16 +10,13 @@ import click
 
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_without_build
 from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
-from trtllm_hpc.report.causes import cause_lines
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
-
-_AT_ONCE = 500
-"""Lines of a log that are printed with one write."""
 
 
 def _pattern(ctx: click.Context, param: click.Parameter, value: str | None) -> re.Pattern[str] | None:
@@ -67,23 +64,18 @@ def command(ctx: click.Context, /, run: RunPaths, runs: Any, as_json: bool, **se
     trtllm-hpc logs RUN --grep 'error|warn' matching lines, of failed ranks first
     """
     if all(value is None or value is False for value in selection.values()):
-        _print_list(run, as_json)
+        rows, causes = list_with_causes(run)
+        if as_json:
+            print_json(rows)
+            return
+        print_logs(rows)
+        for line in cause_lines(causes):
+            click.echo(line)
         return
     if as_json:
         raise click.UsageError("--json prints the list of logs; it takes no other option.")
     if not _print_content(run, **selection) and selection["pattern"] is not None:
         ctx.exit(1)
-
-
-def _print_list(run: RunPaths, as_json: bool) -> None:
-
-    listed = list_with_causes(run)
-    if as_json:
-        print_json(listed.rows)
-        return
-    print_logs(listed.rows)
-    for line in cause_lines(listed.causes):
-        click.echo(line)
 
 
 def _print_content(
@@ -96,7 +88,6 @@ def _print_content(
     tail: int | None,
 ) -> int:
     """Print the selected logs; return the number of lines printed."""
-
     if step is None and (rank is not None or instance is not None):
         step = "serve"
     if instance is not None:
@@ -120,11 +111,10 @@ def _print_content(
     prefixed = len(logs) > 1
     if pattern is not None:
         logs.sort(key=lambda log: not log.state.startswith("failed"))  # what explains most comes first
-    return _print_lines(written_lines(logs, wanted, _AT_ONCE), prefixed)
+    return _print_lines(written_lines(logs, wanted), prefixed)
 
 
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
-
     if step != "serve":
         raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
     count = instance_count(run)
@@ -134,7 +124,6 @@ def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> 
 
 
 def _refuse_unknown_rank(run: RunPaths, step: str, rank: int) -> None:
-
     if step in PROGRAMS:
         raise click.BadParameter(f"the {step} is one process, without ranks.", param_hint="'--rank'")
     count = planned_ranks(RunSnapshot(run), step)
@@ -158,7 +147,6 @@ def _written(run: RunPaths, logs: list[LogFile]) -> list[LogFile]:
 
 def _print_lines(found: Iterator[tuple[LogFile, list[str]]], prefixed: bool) -> int:
     """Print lines, those that come together with one write; return how many there were."""
-
     count = 0
     for log, lines in found:
         count += len(lines)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from trtllm_hpc.bench.server_metrics.series import Series, describe
 from trtllm_hpc.cli.options import json_option, print_json, run_argument
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.server_table import server_text
-from trtllm_hpc.report.tables import terminal_width
+from trtllm_hpc.report.formatting import NONE, format_bytes
+from trtllm_hpc.report.tables import Table, as_text, terminal_width
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -50,10 +51,12 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
     endpoint = endpoint_of(run, 0.0)
     try:
         if not watch:
-            _show(
-                MetricsSample(endpoint.metrics, endpoint.host, None, since_start(fetch_page(endpoint))),
-                as_json,
-            )
+            values = since_start(fetch_page(endpoint))
+            sample = MetricsSample(endpoint.metrics, endpoint.host, None, values)
+            if as_json:
+                print_json(sample)
+            else:
+                click.echo(_text(sample), nl=False)
         elif as_json:
             for sample in _samples(endpoint, interval_seconds):
                 print_json(sample, indent=None)
@@ -94,15 +97,7 @@ def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:
         before, before_s = page, page_s
 
 
-def _show(sample: MetricsSample, as_json: bool) -> None:
-    if as_json:
-        print_json(sample)
-    else:
-        click.echo(_text(sample), nl=False)
-
-
 def _text(sample: MetricsSample) -> str:
-
     over = "since its start" if sample.over_s is None else f"over the last {sample.over_s:.1f} s"
     title = f"{sample.host} ({sample.url}), counts and means {over}"
     return f"{title}\n\n{server_text(sample.values)}"
@@ -110,7 +105,6 @@ def _text(sample: MetricsSample) -> str:
 
 def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     """Redraw the samples on a terminal; into a pipe print one after the other."""
-
     if terminal_width() is None:
         for sample in _samples(endpoint, interval_s):
             click.echo(_text(sample))
@@ -122,3 +116,58 @@ def _redraw(endpoint: Endpoint, interval_s: float) -> None:
     with Live(console=Console(emoji=False), auto_refresh=False) as live:
         for sample in _samples(endpoint, interval_s):
             live.update(Text(_text(sample)), refresh=True)
+
+
+def server_text(values: Mapping[str, float]) -> str:
+    """Return the figures of the engine and the host, and below them a row for each of Triton's models."""
+    series = {key: describe(key) for key in values}
+    others = [key for key in values if series[key].of != "model"]
+    parts = []
+    if not any(series[key].of == "engine" for key in others):
+        parts.append("This server shows nothing of its engine: its backend has no metrics.\n")
+    if others:
+        table = Table("server", "now", right=("now",))
+        for key in others:
+            model = f" ({series[key].model})" if series[key].model else ""
+            table.add_row(series[key].label + model, in_unit(values[key], series[key].unit))
+        parts.append(as_text(table))
+    if len(others) < len(values):
+        parts.append(as_text(_models({series[key]: values[key] for key in values if key not in others})))
+    return "\n".join(parts)
+
+
+def _models(values: Mapping[Series, float]) -> Table:
+    """Return a table with a row for each model and a column for each figure, in the order of ``values``."""
+    columns = {series.key: _HEADERS.get(series.key, series.key) for series in values}
+    table = Table("model", *columns.values(), right=(*columns.values(),))
+    for model in dict.fromkeys(series.model for series in values):
+        cells = {
+            series.key: in_unit(value, series.unit)
+            for series, value in values.items()
+            if series.model == model
+        }
+        table.add_row(model or "", *(cells.get(key, NONE) for key in columns))
+    return table
+
+
+_HEADERS = {
+    "finished_per_s": "finished",
+    "failed_per_s": "failed",
+    "queue_ms": "queue",
+    "compute_ms": "compute",
+    "duration_ms": "in all",
+}
+
+
+def in_unit(value: float, unit: str) -> str:
+    """Return a figure as people read it, e.g. ``62 %``, ``1.5 GiB``, ``4.1 ms``, ``12``."""
+    if unit == "share":
+        return f"{value:.0%}".replace("%", " %")
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ms":
+        return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
+    if unit == "1/s":
+        return f"{value:.1f}/s"
+    number = f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
+    return f"{number} {unit}" if unit in ("tokens", "tokens/s", "W") else number

@@ -11,10 +11,9 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
-from click.shell_completion import CompletionItem
 
 from trtllm_hpc.cli.completion import cluster_profiles, complete_with, job_files
 from trtllm_hpc.cli.completion import settings as setting_keys
@@ -22,35 +21,11 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
-if TYPE_CHECKING:
-    ParameterType = click.ParamType[Any]
-else:
-    ParameterType = click.ParamType  # generic only in the newest releases of click
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-
-
-class RunType(ParameterType):
-    """A run named by its folder, its id, its job name, or ``latest``: the run submitted last."""
-
-    name = "run"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RunPaths:
-        """Return the run; raises RunNotFound, which names the newest runs."""
-        if isinstance(value, RunPaths):
-            return value
-        return find_run(str(value), runs_folder(ctx))
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Offer the ids of the runs."""
-        names = ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 class OutputFile(click.Path):
@@ -76,6 +51,16 @@ def runs_folder(ctx: click.Context | None) -> Path:
     return chosen if isinstance(chosen, Path) else default_runs_folder()
 
 
+def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> RunPaths | None:
+    """Callback of ``RUN``: its folder, its id, its job name, or ``latest``; raises RunNotFound."""
+    return None if value is None else find_run(value, runs_folder(ctx))
+
+
+complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
+optional_run = click.argument(
+    "run", required=False, metavar="[RUN]", callback=found_run, shell_complete=complete_run
+)
+"""Passed on as ``run: RunPaths | None``."""
 runs_option = click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
@@ -87,7 +72,10 @@ runs_option = click.option(
 
 def run_argument(command: Command) -> Command:
     """``RUN`` and ``--runs``; the command gets ``run: RunPaths`` and ``runs``."""
-    return runs_option(click.argument("run", type=RunType(), default="latest", metavar="[RUN]")(command))
+    argument = click.argument(
+        "run", default="latest", metavar="[RUN]", callback=found_run, shell_complete=complete_run
+    )
+    return runs_option(argument(command))
 
 
 json_option = click.option(

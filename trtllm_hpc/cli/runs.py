@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
-    ParameterType,
     json_option,
     print_json,
     print_pruned,
@@ -21,28 +19,24 @@ from trtllm_hpc.cli.options import (
     runs_option,
 )
 from trtllm_hpc.paths import read_plan
-from trtllm_hpc.report.runs import runs_table
+from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.prune import PrunedRuns
+from trtllm_hpc.runs.status import RunState
 
+_STATES = click.Choice([it.value for it in RunState])
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_STATES = ("rendered", "pending", "running", "serving", "completed", "failed", "cancelled", "lost")
 
 
-class _SpanType(ParameterType):
-    """A span of time as ``90m``, ``12h``, ``30d`` or ``2w``, in seconds."""
-
-    name = "span"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        if isinstance(value, float):
-            return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.", param, ctx)
-        return float(match[1]) * _UNITS[match[2]]
+def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _job_names(ctx: click.Context) -> list[str]:
@@ -51,13 +45,9 @@ def _job_names(ctx: click.Context) -> list[str]:
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--state", "states", type=click.Choice(_STATES), multiple=True, help="Only runs in it.  [repeatable]"
-)
+@click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
 @click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option(
-    "--since", type=_SpanType(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
-)
+@click.option("--since", callback=_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
 @runs_option
 @json_option
 @click.pass_context
@@ -97,9 +87,7 @@ def command(
 
 
 @command.command()
-@click.option(
-    "--older-than", type=_SpanType(), metavar="SPAN", help="Runs that ended more than 30d, 12h ago."
-)
+@click.option("--older-than", callback=_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago.")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
 @click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
 @runs_option

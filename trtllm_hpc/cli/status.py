@@ -1,19 +1,30 @@
-"""``trtllm-hpc status``: the state of a run."""
+"""``trtllm-hpc status`` and ``cancel``: the state of a run, and its end."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.options import (
+    json_option,
+    optional_run,
+    print_json,
+    print_warning,
+    run_argument,
+    runs_folder,
+    runs_option,
+)
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.causes import cause_lines
-from trtllm_hpc.report.rank_groups import grouped
-from trtllm_hpc.report.status import status_table, use_sentence
+from trtllm_hpc.report.status import grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
+from trtllm_hpc.runs.find import submitted_at
+from trtllm_hpc.runs.status import RunState
 
 
 @click.command("status")
@@ -34,7 +45,6 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-
     status = Run(run).status
     if as_json:
         print_json(status)
@@ -67,3 +77,62 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
         if endpoint.fingerprint is not None:
             click.echo(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
     click.echo(f"folder: {status.folder}")
+
+
+@click.command("cancel")
+@runs_option
+@optional_run
+@click.option("--yes", is_flag=True, help="Without RUN: cancel the latest run that lives, and do not ask.")
+@json_option
+@click.pass_context
+def cancel_command(
+    context: click.Context, run: RunPaths | None, runs: Path | None, yes: bool, as_json: bool
+) -> None:
+    """Cancel every job of RUN and wait until they have ended.
+
+    Without RUN the only run that lives is cancelled: a run with a job that is in the
+    queue or runs. If several live, the command asks whether you mean the latest. A run
+    that has already ended is left unchanged.
+
+    \b
+    Examples:
+      trtllm-hpc cancel
+      trtllm-hpc cancel latest
+    """
+    found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
+    before = found.status
+    status = before if before.settled else found.cancel()
+    if as_json:
+        print_json(status)
+    elif before.state is RunState.RENDERED:
+        click.echo(f"{found.id} was never submitted: there is nothing to cancel")
+    elif before.settled:
+        click.echo(f"{found.id} had already ended: {status.state.value}, {status.sentence}")
+    else:
+        click.echo(f"{found.id}: {status.state.value}, {status.sentence}")
+
+
+def _living(runs: Path, *, yes: bool) -> RunPaths:
+    """Return the run to cancel when no RUN is given.
+
+    Raises:
+        RunNotFound: no run lives.
+        click.UsageError: several live, and there is no terminal to ask at.
+        click.Abort: the answer was no.
+    """
+    # Where Slurm does not answer, each run may live.
+    rows = [row for row in Run.overview(runs, on_warning=print_warning) if row.live or row.state is None]
+    if not rows:
+        message = f"No job of a run in {runs} is in the queue or runs: there is nothing to cancel."
+        raise RunNotFound(message, hint="trtllm-hpc runs, or name the folder of runs with --runs")
+    rows.sort(key=lambda row: submitted_at(RunPaths(row.folder)) or row.created_at, reverse=True)
+    latest = rows[0]
+    if len(rows) > 1 and not yes:
+        states = ", ".join(f"{row.run_id} ({row.state.value if row.state else 'unknown'})" for row in rows)
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"{len(rows)} runs live: {states}. Name the run: trtllm-hpc cancel {latest.run_id}, "
+                "or write --yes to cancel this latest one."
+            )
+        click.confirm(f"{len(rows)} runs live: {states}.\nCancel {latest.run_id}?", abort=True, err=True)
+    return RunPaths(latest.folder)

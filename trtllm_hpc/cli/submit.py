@@ -1,15 +1,39 @@
-"""``trtllm-hpc submit``: from a job file to a submitted run."""
+"""``trtllm-hpc submit``, ``resume`` and ``watch``: jobs are submitted, and followed to their end."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.completion import checks, complete_with
-from trtllm_hpc.cli.options import job_options, json_option, print_warning
-from trtllm_hpc.cli.submitted import print_submitted, watch, watch_option
-from trtllm_hpc.report.engines import engine_lines
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning, run_argument
+from trtllm_hpc.client.wait import was_submitted
+from trtllm_hpc.errors import RunNotFound, SubmissionError
+from trtllm_hpc.logs.causes.explain import cause_lines
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json, read_plan
+from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.runs.status import RunState, RunStatus
+from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
+
+watch_option = click.option(
+    "--wait",
+    is_flag=True,
+    help="Follow the run to its end (or until only the server is left); exit with the code of what failed.",
+)
+"""Passed on as ``wait``."""
+
+
+def _checks(ctx: click.Context) -> list[str]:
+    """Return the ids of the checks of ``doctor``."""
+    from trtllm_hpc.validation.checks import CHECKS
+
+    return [check.id for check in CHECKS]
 
 
 @click.command("submit")
@@ -19,7 +43,7 @@ from trtllm_hpc.report.engines import engine_lines
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
-    shell_complete=complete_with(checks),
+    shell_complete=complete_with(_checks),
     help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
 )
 @click.option(
@@ -65,5 +89,150 @@ def command(
         job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
     )
     if not (as_json and wait):
-        print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
-    return watch(run, as_json=as_json) if wait else 0
+        _print_submitted(run, run.jobs, engine_lines(run.engine), as_json=as_json, watched=wait)
+    return _watch(run, as_json=as_json) if wait else 0
+
+
+@click.command("resume")
+@run_argument
+@watch_option
+@json_option
+def resume_command(run: RunPaths, runs: Path | None, wait: bool, as_json: bool) -> int:
+    """Submit again the stages of RUN that have not ended well, in the same run folder.
+
+    Stages that have completed are not repeated, but a companion needs its server
+    again. The scripts are those in the run folder, with what you have changed in
+    them. What the earlier attempt wrote is kept in attempts/. A run whose jobs have
+    not all ended is refused.
+
+    \b
+    Examples:
+      trtllm-hpc resume latest --wait
+      trtllm-hpc resume tiny-llama --json
+    """
+    found = Run(run)
+    before = found.jobs
+    found.resume()
+    if not (as_json and wait):
+        again = {stage: job for stage, job in found.jobs.items() if before.get(stage) != job}
+        _print_submitted(found, again, (), as_json=as_json, watched=wait)
+    return _watch(found, as_json=as_json) if wait else 0
+
+
+@click.command("watch")
+@run_argument
+@json_option
+def watch_command(run: RunPaths, runs: Path | None, as_json: bool) -> int:
+    """Follow RUN live until nothing but its server is left, as 'submit --wait' does.
+
+    From any login node, and after Ctrl-C: the stages with the time they have run
+    and have left, the ranks, the last lines of the log, and a benchmark's
+    requests per second. The exit code is that of what failed. Ctrl-C ends the
+    view and leaves the run alone.
+
+    \b
+    Examples:
+      trtllm-hpc watch
+      trtllm-hpc watch tiny-llama
+      trtllm-hpc watch latest --json     nothing until the end, then as 'status --json'
+    """
+    found = Run(run)
+    if not was_submitted(run) and found.status.state is RunState.RENDERED:
+        name = call_name(run)
+        raise SubmissionError(
+            f"Run {run.run_id} was never submitted: there is nothing to watch.",
+            hint=f"trtllm-hpc resume {name} --wait submits its scripts",
+        )
+    return _watch(found, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """The submitted run."""
+
+    run_id: str
+    folder: str
+    """The run folder."""
+    jobs: dict[str, str]
+    """Slurm's job id of each stage; with the profile ``local`` the process id."""
+    engine: CachedEngine | None
+    """What the cache has; ``None`` for a run that needs no engine from it, or is resumed."""
+
+
+def _print_submitted(
+    run: Run, jobs: Mapping[str, str], lines: Sequence[str], *, as_json: bool, watched: bool
+) -> None:
+    """Print which jobs were submitted, ``lines`` about the run and, unless ``watched``, what to type."""
+    if as_json:
+        print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
+        return
+    click.echo(f"run {run.id}\n  folder {run.folder}")
+    unit = "process" if read_plan(run.paths).get("scheduler") == "local" else "job"
+    for line in (*lines, *(f"{stage}: {unit} {job}" for stage, job in jobs.items())):
+        click.echo(f"  {line}")
+    if not watched:
+        name = call_name(run.paths)
+        click.echo(f"next: trtllm-hpc status {name}, or trtllm-hpc logs {name} --follow")
+
+
+def _watch(run: Run, *, as_json: bool) -> int:
+    """Follow a run until nothing but its server is left, print its end, and return the exit code."""
+    name, stops_server = call_name(run.paths), run.job.stops_server
+    try:
+        status = run.wait("done", progress=not as_json)
+    except KeyboardInterrupt:
+        click.echo(
+            "\nStopped watching; the run goes on.\n"
+            f"  next: trtllm-hpc watch {name}, or trtllm-hpc cancel {name}",
+            err=True,
+        )
+        raise click.exceptions.Abort from None
+    except SubmissionError as error:
+        error.hint = f"the jobs are submitted, do not submit again: trtllm-hpc watch {name}"
+        raise
+    if status.state.final and any(not stage.final for stage in status.stages) and stops_server:
+        run.cancel()  # the companion is gone and cannot stop the server any more
+    _print_end(run, status, as_json)
+    return int(status.exit_code)
+
+
+def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
+    if as_json:
+        print_json(status)
+        return
+    print_results(run.paths)
+    name = call_name(run.paths)
+    stream = sys.stderr if status.exit_code else sys.stdout
+    click.echo(f"{status.state.value}: {status.sentence}", file=stream)
+    if not status.stages:
+        click.echo("  next: trtllm-hpc submit the job file again", file=stream)
+        return
+    if status.causes:
+        click.echo("\n".join(f"  {line}" for line in cause_lines(status.causes)), file=stream)
+    elif status.exit_code:
+        click.echo(f"  next: trtllm-hpc logs {name}", file=stream)
+    elif not status.state.final:
+        click.echo(f"  next: trtllm-hpc client {name} --prompt TEXT, or trtllm-hpc cancel {name}")
+    click.echo(f"run folder: {run.folder}")
+
+
+def print_results(paths: RunPaths) -> None:
+    """Print the endpoint with the time of each phase, the answer and the benchmark, as far as they exist."""
+    from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.report.measurement_table import print_measurement
+
+    for event in read_events(paths, "serve"):
+        if event.name == "ready":
+            ports = Endpoint(**known_fields(Endpoint, event.data)).places
+            spans = event.data["phases_s"].items()
+            phases = ", ".join(f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in spans)
+            click.echo(f"endpoint: {ports} on {event.data['host']}\nphases: {phases}")
+    with suppress(ValueError):
+        answer = read_json(paths.answer)
+        if isinstance(answer, dict):
+            click.echo(f"prompt: {answer.get('prompt')!r}")
+            for item in answer.get("answers", []):
+                click.echo(f"answer ({item['protocol']}): {item['text']!r}")
+    measured = Measurement(paths, COMPANION_MEASUREMENT)
+    with suppress(RunNotFound):  # the companion ended before it measured
+        print_measurement(measured.summary, measured.records)

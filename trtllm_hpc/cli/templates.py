@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, templates
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
     cluster_option,
@@ -39,6 +39,13 @@ class TemplatesRow:
     """``<group>/<model>`` of each."""
     whole: bool
     """Whether every file is there."""
+
+
+def _models(ctx: click.Context) -> list[str]:
+    """Return the models of upstream's templates."""
+    from trtllm_hpc.tensorrt_llm.releases.placeholders import templates
+
+    return sorted({model for _, model in templates()})
 
 
 @click.group()
@@ -155,7 +162,7 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @job_options
-@click.argument("model", required=False, shell_complete=complete_with(templates))
+@click.argument("model", required=False, shell_complete=complete_with(_models))
 @json_option
 def show(
     job_file: Path,

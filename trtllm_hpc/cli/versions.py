@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, families, programs, releases
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
-from trtllm_hpc.tensorrt_llm.releases import release as known_releases
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
+from trtllm_hpc.tensorrt_llm.releases.data_files import learn as learn_release
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
@@ -19,16 +20,18 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
     image_of_tag,
     no_program,
     release_of_version,
+    releases,
     tag_of_image,
 )
 
 _family_option = click.option(
     "--family",
     metavar="NAME",
-    shell_complete=complete_with(families),
+    shell_complete=complete_with(lambda _: sorted(read_data("examples")["family"])),
     help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
 )
-_release_argument = click.argument("release", shell_complete=complete_with(releases))
+_release_names = complete_with(lambda _: [name for it in releases() for name in (it.version, *it.tags)])
+_release_argument = click.argument("release", shell_complete=_release_names)
 
 
 @click.group(invoke_without_command=True)
@@ -51,16 +54,18 @@ def command(context: click.Context, as_json: bool) -> None:
         if as_json:
             raise click.UsageError(f"Write --json after {context.invoked_subcommand!r}.")
         return
-    known = known_releases.releases()
     if as_json:
-        print_json(known)
+        print_json(releases())
         return
-    print_table(releases_table(known))
+
+    print_table(releases_table(releases()))
 
 
 @command.command()
 @_release_argument
-@click.argument("program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(programs))
+@click.argument(
+    "program", required=False, metavar="[PROGRAM]", shell_complete=complete_with(lambda _: COMMANDS)
+)
 @_family_option
 @json_option
 def show(release: str, program: str | None, family: str | None, as_json: bool) -> None:
@@ -75,7 +80,6 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
       trtllm-hpc versions show 24.04 trtllm-build
       trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
     """
-
     chosen = _release(release)
     if program is not None:
         command = _program(chosen, program, family or "llama")
@@ -102,9 +106,7 @@ def learn(bundle: Path, as_json: bool) -> None:
     Example:
       trtllm-hpc versions learn site.json
     """
-    from trtllm_hpc.tensorrt_llm.releases.data_files import learn
-
-    learned = learn(bundle)
+    learned = learn_release(bundle)
     if as_json:
         print_json(learned)
     else:
@@ -114,7 +116,6 @@ def learn(bundle: Path, as_json: bool) -> None:
 
 def _program(release: Release, name: str, family: str) -> Command:
     """Return one of upstream's programs. Raises click.UsageError if the release does not have it."""
-
     if name not in COMMANDS:
         known = ", ".join(COMMANDS)
         raise click.UsageError(f"no program of upstream's is called {name!r}, only {known}.")
@@ -126,7 +127,6 @@ def _program(release: Release, name: str, family: str) -> Command:
 
 def _release(word: str) -> Release:
     """Return the release with this version, Triton tag or image name; raises UnknownRelease."""
-
     image = image_of_tag(word) or (word if tag_of_image(word) else None)
     try:
         return release_of_version(word) or find_release(image, None if image else word)

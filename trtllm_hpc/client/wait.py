@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from trtllm_hpc.client.http import is_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
+from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import stage_end
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from trtllm_hpc.logs.causes.explain import likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Kind
-from trtllm_hpc.logs.facts import LogFacts, begin_reading, log_facts, logs_facts
-from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
+from trtllm_hpc.logs.facts import LogFacts, begin_reading, logs_facts
+from trtllm_hpc.logs.files import LogFile, list_logs, signal_or_code, stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import STEPS
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.records import RankRecord
@@ -76,7 +75,7 @@ def _first_failure_of(run: RunSnapshot, step: str) -> RankFailure | None:
         others = "ended"
     else:
         others = "silent" if first.ended_at is None and not any(ended) else "running"
-    log = log_facts(run.paths.rank_log(first.step, first.rank))
+    [log] = logs_facts([run.paths.rank_log(first.step, first.rank)])
     return RankFailure(first, log, others, None if judge is None else judge.reason)
 
 

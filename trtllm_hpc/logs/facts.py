@@ -21,7 +21,7 @@ from trtllm_hpc.logs.causes.explain import (
 from trtllm_hpc.logs.causes.scan import Scanned, prepare_scan, scan
 from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.logs.errors import first_error
-from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines
+from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines, stat_of
 from trtllm_hpc.logs.workers import in_order
 
 LATE_LINES = 500
@@ -72,11 +72,6 @@ def begin_reading(paths: Sequence[Path], *, whole: bool = True) -> _Stamps:
     return stamps
 
 
-def log_facts(path: Path) -> LogFacts:
-    """Return what one log shows; nothing if it cannot be read."""
-    return logs_facts([path])[0]
-
-
 def logs_facts(paths: Sequence[Path], *, whole: bool = True) -> list[LogFacts]:
     """Return what each log shows; nothing for a log that cannot be read.
 
@@ -106,11 +101,8 @@ def _recall(path: Path, whole: bool, stamp: tuple[int, int] | None) -> LogFacts 
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_size, stat.st_mtime_ns
+    stat = stat_of(path)
+    return None if stat is None else (stat.st_size, stat.st_mtime_ns)
 
 
 def _read(path: Path, *, whole: bool) -> Iterator[LogFacts]:

@@ -1,14 +1,104 @@
-"""The logs of a run: one for each batch script, and one for each rank of each step."""
+"""The logs of a run, one for each batch script and each rank of each step, and their writers' states."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import rank_state, stage_over, stage_state
 from trtllm_hpc.paths import PROGRAMS, STAGES, STEPS
-from trtllm_hpc.runtime.records import RankRecord
+from trtllm_hpc.runtime.blame import failed_by_itself
+from trtllm_hpc.runtime.records import Event, RankRecord
+
+RUNNING = "running"
+NO_RECORD = "no record"
+NEVER_STARTED = "never started"
+SILENT = "ended without a record"
+CANCELLED = "cancelled"
+
+_OTHER_ENDS = {"stage_cancelled": CANCELLED, "submission_interrupted": "refused (half submitted)"}
+"""Events other than ``stage_end`` after which a stage is over."""
+
+
+def last_mark(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the last event that shows whether a stage has begun, has ended or never begins."""
+    marks = [event for event in run.events(stage) if event.name.startswith(("stage_", "submission_"))]
+    return marks[-1] if marks else None
+
+
+def stage_end(run: RunSnapshot, stage: str) -> Event | None:
+    """Return the event that ended a stage, unless a later job has begun the stage again."""
+    mark = last_mark(run, stage)
+    return mark if mark is not None and mark.name != "stage_begin" else None
+
+
+def stage_over(run: RunSnapshot, stage: str) -> bool:
+    """Return whether a stage has ended, or can no longer start because an earlier stage failed."""
+    if stage_end(run, stage) is not None:
+        return True
+    earlier = [stage_end(run, name) for name in STAGES[: STAGES.index(stage)]]
+    failed = any(end is not None and end.data.get("exit_code") != 0 for end in earlier)
+    return failed and not run.events(stage)
+
+
+def stage_state(run: RunSnapshot, stage: str) -> str:
+    """Return the state of a stage's batch script."""
+    end = stage_end(run, stage)
+    if end is None:
+        if run.events(stage):
+            return RUNNING
+        return NEVER_STARTED if stage_over(run, stage) else NO_RECORD
+    begun = [event.time for event in run.events(stage) if event.name == "stage_begin"]
+    if end.name == "stage_cancelled" and not begun:
+        return NEVER_STARTED
+    if _was_cancelled(run, stage, end, max(begun, default=0.0)):
+        return CANCELLED
+    return _OTHER_ENDS.get(end.name) or exit_text(end.data.get("exit_code"))
+
+
+def _was_cancelled(run: RunSnapshot, stage: str, end: Event, begun_at: float) -> bool:
+    """Return whether ``cancel`` ended a stage; its script may have recorded an end of its own after that."""
+    if any(event.name == "stage_cancelled" and event.time >= begun_at for event in run.events(stage)):
+        return True
+    request = run.stop_request
+    requested = (
+        request is not None and request.by == "cancel" and begun_at <= request.requested_at <= end.time
+    )
+    return requested and end.data.get("exit_code") != 0
+
+
+def rank_state(record: RankRecord | None, stage_over: bool) -> str:
+    """Return the state of a rank; ``stage_over``: its batch script has ended."""
+    if record is None:
+        return NO_RECORD
+    if record.ended_at is None:
+        return SILENT if stage_over else RUNNING
+    if record.stopped_by is not None:
+        return f"stopped by {record.stopped_by}"
+    if record.exit_code == 0 and failed_by_itself(record):
+        return "failed (ended without a request)"
+    return exit_text(record.exit_code)
+
+
+def exit_text(code: int | None) -> str:
+    """Return the table's text for an exit code."""
+    if code == 0:
+        return "ended 0"
+    if code is None:
+        return "ended"
+    return f"failed ({signal_or_code(code)})"
+
+
+def signal_or_code(code: int) -> str:
+    """Return ``signal 9 (SIGKILL)`` for -9 and for 137 (the shell's code), else ``exit code N``."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"exit code {code}"
+
 
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
@@ -44,10 +134,8 @@ class LogFile:
     @property
     def size_bytes(self) -> int | None:
         """Size now; ``None`` if the log is not there."""
-        try:
-            return self.path.stat().st_size
-        except OSError:
-            return None
+        stat = stat_of(self.path)
+        return None if stat is None else stat.st_size
 
 
 def stage_of(step: str) -> str:
@@ -95,7 +183,9 @@ def list_logs(
     logs = []
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
-            logs += _batch_log(run, name)
+            files = (run.paths.sbatch(name), run.paths.batch_log(name), run.paths.stage_events(name))
+            if name in STAGES and any(file.exists() for file in files):
+                logs.append(_log_of_script(run, name))
             for program in PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS):
                 if run.paths.batch_log(program).exists():
                     logs.append(_log_of_script(run, program))
@@ -103,13 +193,6 @@ def list_logs(
         for step_of_instance in steps if instance is None else steps[instance : instance + 1]:
             logs += _rank_logs(run, step_of_instance, rank)
     return logs
-
-
-def _batch_log(run: RunSnapshot, stage: str) -> list[LogFile]:
-    files = (run.paths.sbatch(stage), run.paths.batch_log(stage), run.paths.stage_events(stage))
-    if stage not in STAGES or not any(file.exists() for file in files):
-        return []
-    return [_log_of_script(run, stage)]
 
 
 def _log_of_script(run: RunSnapshot, name: str) -> LogFile:

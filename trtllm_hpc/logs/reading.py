@@ -20,6 +20,14 @@ _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 """ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
 
 
+def stat_of(path: Path) -> os.stat_result | None:
+    """Return what the file system knows of a file; ``None`` if it is not there."""
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
 def uncoloured(raw: bytes) -> bytes:
     """Return text without escape sequences for colours."""
     return _COLOURS.sub(b"", raw) if b"\x1b" in raw else raw

@@ -7,6 +7,7 @@ import re
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.paths import RunPaths, preflight_step, read_json, read_plan, serve_steps
 from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
@@ -139,9 +140,8 @@ class RunSnapshot:
 
 def plan_of(paths: RunPaths) -> dict[str, Any]:
     """Return a run's plan, empty if it cannot be read; a plan that has not changed is read once."""
-    try:
-        stat = paths.plan.stat()
-    except OSError:
+    stat = stat_of(paths.plan)
+    if stat is None:
         return {}
     return _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 

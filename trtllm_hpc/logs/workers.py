@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from trtllm_hpc.logs.reading import stat_of
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
@@ -71,15 +73,8 @@ def _workers(paths: Sequence[Path]) -> int:
             return 1
     except OSError:  # not Linux
         return 1
-    sizes = sum(map(_size, paths))
-    return min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(paths), sizes // _BYTES_FOR_A_WORKER)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    size = sum(stat.st_size for path in paths if (stat := stat_of(path)) is not None)
+    return min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(paths), size // _BYTES_FOR_A_WORKER)
 
 
 def _work(work: Callable[[Path], Iterable[Result]], paths: Sequence[Path], sender: Connection) -> None:

@@ -1,12 +1,22 @@
-"""The tables of ``doctor``: checks, rules, and the model's memory."""
+"""The tables of ``doctor``, and the file that ``doctor --on-nodes --bundle`` writes."""
 
 from __future__ import annotations
 
+import getpass
+import json
+import os
+import pwd
+import re
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+from trtllm_hpc import __version__
 from trtllm_hpc.report.tables import Cell, Table
+from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import Limits
 from trtllm_hpc.validation.checks import CheckRow
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
@@ -39,10 +49,13 @@ def memory_table(plan: MemoryPlan) -> Table:
     table = Table("memory of one rank", "GiB", "how", right=("GiB",), one_line=("memory of one rank",))
     split = f"tp {room.parallel.tensor}, pp {room.parallel.pipeline}"
     steps = f"a step of {limits.step_tokens} tokens; an estimate"
-    table.add_row("weights", _gib(room.weights), f"{_number(plan.parameters)} parameters, {split}")
-    table.add_row("activations", _about(buffers.activations), steps)
-    table.add_row("logits and decoder", _about(buffers.logits), _batch(limits))
-    table.add_row("context", _about(buffers.context), "libraries and kernels")
+    count = plan.parameters
+    number = f"{count / 1e6:.1f} million" if count < 1e9 else f"{count / 1e9:.2f} billion"
+    batch = "" if limits.batch is None else f"a batch of {limits.batch}, {limits.beams} beam(s); "
+    table.add_row("weights", _gib(room.weights), f"{number} parameters, {split}")
+    table.add_row("activations", f"~{_gib(buffers.activations)}", steps)
+    table.add_row("logits and decoder", f"~{_gib(buffers.logits)}", f"{batch}an estimate")
+    table.add_row("context", f"~{_gib(buffers.context)}", "libraries and kernels")
     per_token = f"{room.kv_per_token / 1024:.0f} KiB a token"
     if room.tokens is None or room.cache is None:
         table.add_row("KV cache", "-", per_token)
@@ -56,20 +69,46 @@ def memory_table(plan: MemoryPlan) -> Table:
     return table
 
 
-def _number(parameters: int) -> str:
-    if parameters < 1e9:
-        return f"{parameters / 1e6:.1f} million"
-    return f"{parameters / 1e9:.2f} billion"
-
-
-def _batch(limits: Limits) -> str:
-    batch = limits.batch
-    return "an estimate" if batch is None else f"a batch of {batch}, {limits.beams} beam(s); an estimate"
-
-
 def _gib(size: float) -> str:
     return f"{size / _GIB:.2f}"
 
 
-def _about(size: float) -> str:
-    return f"~{size / _GIB:.2f}"
+_USER, _HOME, _VALUE = "USER", "HOME", "VALUE"
+_SHORT = 8
+"""Values of variables up to this length are numbers, switches and names of interfaces."""
+
+
+def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: bool) -> str:
+    """Return the bundle as JSON: no job file, no prompt, no key, no environment but versions.
+
+    Unless ``with_names``, the user's name and home folder are replaced.
+    """
+    record = {
+        "trtllm_hpc": __version__,
+        "made": time.strftime("%Y-%m-%d", time.gmtime()),
+        "checks": [asdict(row) for row in rows],
+        "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
+        "facts": report.facts,
+    }
+    # Rows quote logs, and a setup line with `set -x` writes variables into them.
+    names = {value: _VALUE for value in report.cluster.environment.values() if len(value) > _SHORT}
+    if not with_names:
+        user = pwd.getpwuid(os.getuid())
+        homes = {str(Path.home()), user.pw_dir, os.path.realpath(user.pw_dir)} - {"/"}
+        names |= {**dict.fromkeys(homes, _HOME), user.pw_name: _USER, getpass.getuser(): _USER}
+    longest_first = sorted(names, key=len, reverse=True)
+    pattern = "|".join(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])" for name in longest_first)
+    record = _replaced(record, re.compile(pattern), names) if names else record
+    return json.dumps(record, indent=2, ensure_ascii=False) + "\n"
+
+
+def _replaced(value: Any, pattern: re.Pattern[str], names: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda match: names[match[0]], value)
+    if isinstance(value, dict):
+        return {
+            _replaced(key, pattern, names): _replaced(each, pattern, names) for key, each in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_replaced(each, pattern, names) for each in value]
+    return value

@@ -52,18 +52,13 @@ def engine_lines(found: Hit | Miss | Unknown | None) -> list[str]:
         job = f" by job {made.job_id}" if made.job_id else ""
         built = f"built {format_time(made.built_at)}{job} on {made.host} in {format_duration(made.seconds)}"
         return [f"engine: found in the cache ({found.entry.name}, {built}), nothing to build"]
-    return _miss_lines(found)
-
-
-def _miss_lines(miss: Miss) -> list[str]:
-    rest = f"; of its steps, {', '.join(miss.found)} is there" if miss.found else ""
-    if miss.broken:
-        lines = [f"engine: broken in the cache ({miss.broken[0]}), it is built again{rest}"]
-    else:
-        lines = [f"engine: not in the cache, it is built first ({miss.key.name}){rest}"]
-    if miss.nearest is not None and not miss.broken:
-        lines.append(f"  the nearest is {miss.nearest.name}:")
-        lines += [f"    {part}" for part in miss.differences]
+    rest = f"; of its steps, {', '.join(found.found)} is there" if found.found else ""
+    if found.broken:
+        return [f"engine: broken in the cache ({found.broken[0]}), it is built again{rest}"]
+    lines = [f"engine: not in the cache, it is built first ({found.key.name}){rest}"]
+    if found.nearest is not None:
+        lines.append(f"  the nearest is {found.nearest.name}:")
+        lines += [f"    {part}" for part in found.differences]
     return lines
 
 

@@ -16,36 +16,29 @@ if TYPE_CHECKING:
 
 _PER_REQUEST = tuple(it for it in METRICS if isinstance(it, PerRequest) and it is not ITL)
 """Metrics with one value for each request; the gaps between tokens are several."""
+_FIELDS = (
+    *("repeat", "phase", "index", "status", "error", "scheduled_s", "sent_s", "first_token_s", "ended_s"),
+    *("instance", "lora_task_id", "resent"),
+)
 
 
 def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRecord]) -> DataFrame:
     """Return one row for each request, in the order of the file."""
     labels = level_labels(measurement)
-    return _pandas().DataFrame([_request_row(record, labels) for record in records])
-
-
-def _request_row(record: RequestRecord, labels: Sequence[str]) -> dict[str, Any]:
-    values = {
-        metric.key: next(iter(metric.values(record)), None)
-        for metric in _PER_REQUEST
-        if record.ok or metric.includes_failed
-    }
-    return {
-        "level": labels[record.level] if record.level < len(labels) else str(record.level),
-        "repeat": record.repeat,
-        "phase": record.phase,
-        "index": record.index,
-        "status": record.status,
-        "error": record.error,
-        "scheduled_s": record.scheduled_s,
-        "sent_s": record.sent_s,
-        "first_token_s": record.first_token_s,
-        "ended_s": record.ended_s,
-        "instance": record.instance,
-        "lora_task_id": record.lora_task_id,
-        "resent": record.resent,
-        **{metric.key: values.get(metric.key) for metric in _PER_REQUEST},
-    }
+    rows = [
+        {
+            "level": labels[record.level] if record.level < len(labels) else str(record.level),
+            **{field: getattr(record, field) for field in _FIELDS},
+            **{
+                metric.key: next(iter(metric.values(record)), None)
+                if record.ok or metric.includes_failed
+                else None
+                for metric in _PER_REQUEST
+            },
+        }
+        for record in records
+    ]
+    return _pandas().DataFrame(rows)
 
 
 def levels_frame(measurement: MeasurementSummary) -> DataFrame:

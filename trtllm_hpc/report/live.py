@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -31,42 +32,38 @@ _LOG_PAUSE_S = 60.0
 """Shortest pause between two lines of the log there; ``trtllm-hpc logs --follow`` prints them all."""
 
 
-class LivePrinter:
-    """Prints each progress.
+@contextmanager
+def live_printer() -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows how far the run is.
 
     On a terminal a small table is redrawn, with the last lines of the log below it. Elsewhere (a log, a pipe)
     a line is printed when a stage's state changes, and now and then when its details or the log do.
     """
+    console = Console(stderr=True, emoji=False)
+    if not console.is_terminal:
+        yield _LinePrinter(console).show
+        return
+    with Live(console=console, transient=True) as live:
+        yield lambda progress: live.update(_view(progress), refresh=True)
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, emoji=False)
-        self._live = Live(console=self._console, transient=True) if self._console.is_terminal else None
+
+class _LinePrinter:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._printed: dict[str, tuple[str, str, float]] = {}
         self._log_line, self._log_at = "", -_LOG_PAUSE_S
 
-    def __enter__(self) -> LivePrinter:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
     def show(self, progress: Progress) -> None:
-        """Show how far the run is."""
-        if self._live is not None:
-            self._live.update(_view(progress), refresh=True)
-            return
         times = {stage.stage: stage_times(stage, progress.at) for stage in progress.status.stages}
         for stage, (state, detail) in progress.sentences.items():
             if self._is_new(stage, state, detail, times[stage]):
                 self._printed[stage] = (state, detail, time.monotonic())
                 span = f" ({times[stage]})" if times[stage] else ""
                 self._print(f"  {stage}: {joined(state, detail)}{span}")
-        self._print_log(progress)
+        line = next((line for line in reversed(progress.log) if line.strip()), "")
+        if line not in ("", self._log_line) and time.monotonic() - self._log_at >= _LOG_PAUSE_S:
+            self._log_line, self._log_at = line, time.monotonic()
+            self._print(f"  log: {escaped(line)}")
 
     def _is_new(self, stage: str, state: str, detail: str, times: str) -> bool:
         last_state, last_detail, printed_at = self._printed.get(stage, (None, "", 0.0))
@@ -76,23 +73,12 @@ class LivePrinter:
         pause_s = _PLACE_PAUSE_S if state.startswith(STATES["PENDING"].sentence) else _DETAIL_PAUSE_S
         return last_state != state or waited_s > pause_s
 
-    def _print_log(self, progress: Progress) -> None:
-        line = next((line for line in reversed(progress.log) if line.strip()), "")
-        if line not in ("", self._log_line) and time.monotonic() - self._log_at >= _LOG_PAUSE_S:
-            self._log_line, self._log_at = line, time.monotonic()
-            self._print(f"  log: {escaped(line)}")
-
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _view(progress: Progress) -> Group:
     """Return the table of the stages, and below it the log's last lines, each cut at the terminal's edge."""
-    lines = (Text(escaped(line), style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
-    return Group(_table(progress), *lines)
-
-
-def _table(progress: Progress) -> Table:
     table = Table.grid(padding=(0, 2))
     stages = {stage.stage: stage for stage in progress.status.stages}
     for name, (state, detail) in progress.sentences.items():
@@ -100,4 +86,5 @@ def _table(progress: Progress) -> Table:
         table.add_row(Text(name, style="bold"), Text(joined(state, detail)), times)
     if progress.benchmark is not None and progress.benchmark.share is not None:
         table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
-    return table
+    lines = (Text(escaped(line), style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
+    return Group(table, *lines)

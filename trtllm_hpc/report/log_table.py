@@ -10,14 +10,22 @@ from itertools import groupby
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.facts import logs_facts
-from trtllm_hpc.logs.files import LogFile, list_logs, stage_of
+from trtllm_hpc.logs.files import (
+    CANCELLED,
+    NEVER_STARTED,
+    NO_RECORD,
+    RUNNING,
+    SILENT,
+    LogFile,
+    list_logs,
+    stage_of,
+)
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import CANCELLED, NEVER_STARTED, NO_RECORD, RUNNING, SILENT
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
-from trtllm_hpc.report.rank_groups import RankGroup, grouped
-from trtllm_hpc.report.tables import Table, print_table, shortened, terminal_width
+from trtllm_hpc.report.status import RankGroup, grouped
+from trtllm_hpc.report.tables import Table, shortened, terminal_width
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import run_status
 
@@ -53,17 +61,8 @@ class LogRow:
         return int(number) if number else None
 
 
-@dataclass(frozen=True)
-class LogList:
-    """The logs of a run, and why it failed."""
-
-    rows: tuple[LogRow, ...]
-    causes: tuple[Finding, ...]
-    """The likeliest first; empty unless the run has failed."""
-
-
-def list_with_causes(run: RunPaths) -> LogList:
-    """Return one row for each log of a run, and the causes of its failure.
+def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
+    """Return one row for each log of a run, and the causes of its failure, the likeliest first.
 
     Where a stage has not recorded its end itself, its state comes from Slurm,
     if Slurm answers. A run whose logs all ended well is not looked up.
@@ -71,27 +70,25 @@ def list_with_causes(run: RunPaths) -> LogList:
     snapshot = RunSnapshot(run)
     logs = list_logs(snapshot)
     if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
-        return LogList(_rows(logs), ())
+        return _rows(logs), ()
     try:
         status = run_status(snapshot)  # which reads the logs of the stage that has failed
     except SubmissionError:
-        return LogList(_rows(logs), ())
+        return _rows(logs), ()
     stages = {stage.stage: stage for stage in status.stages}
-    known = (
-        replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in _rows(logs)
-    )
-    return LogList(tuple(known), status.causes)
+    rows = [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in _rows(logs)]
+    return rows, status.causes
 
 
-def _rows(logs: Sequence[LogFile]) -> tuple[LogRow, ...]:
+def _rows(logs: Sequence[LogFile]) -> list[LogRow]:
     """Return the row of each log; those of ranks that failed are read first."""
     in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
     facts = logs_facts([log.path for log in in_order], whole=False)
     errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
-    return tuple(
+    return [
         LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))
         for log in logs
-    )
+    ]
 
 
 def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
@@ -106,24 +103,20 @@ def _state_from_slurm(row: LogRow, stage: StageStatus | None) -> str:
 
 
 def print_logs(rows: Sequence[LogRow]) -> None:
-    """Print the rows of a :class:`LogList`; errors are cut to the width of a terminal, but not in a pipe."""
-    width = terminal_width()
-    if width is None:
-        print_table(log_table(rows))
-    else:
-        sys.stdout.write(fitted(rows, width))
+    """Print the rows as a table; errors are cut to the width of a terminal, but not in a pipe."""
+    sys.stdout.write(fitted(rows, terminal_width()))
 
 
-def fitted(rows: Sequence[LogRow], width: int) -> str:
+def fitted(rows: Sequence[LogRow], width: int | None) -> str:
     """Return the table for a terminal of ``width`` columns; errors without room in it stand below."""
     lines, left_out = log_table(rows).fitted(width)
-    if left_out:
+    if left_out and width is not None:
         lines += _error_lines(rows, width)
     return "".join(f"{line}\n" for line in lines)
 
 
 def log_table(rows: Sequence[LogRow]) -> Table:
-    """Return the rows of a :class:`LogList` as a table; many ranks in the same state are one row."""
+    """Return the rows as a table; many ranks in the same state are one row of it."""
     table = Table(
         *("step", "rank", "host", "state", "size", _ERROR),
         right=("rank", "size"),

@@ -1,12 +1,16 @@
-"""The table of a run's stages, and what the run has used in words."""
+"""The tables of all runs and of the stages of a run, what the run has used, and ranks in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Generic, Protocol, TypeVar
 
 from trtllm_hpc.bench.progress import clock_text
-from trtllm_hpc.report.formatting import format_time, quantity
+from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
+from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
 
@@ -61,3 +65,118 @@ def stage_times(stage: StageStatus, now: float) -> str:
 
 def _span(since: float, until: float) -> str:
     return clock_text(max(0.0, until - since))
+
+
+def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
+    """Return a table with one row for each run; ``now`` in seconds since the epoch."""
+    headers = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h")
+    table = Table(
+        *headers,
+        right=("age", "waited", "GPU-h"),
+        one_line=headers,
+        optional=("endpoint", "model", "GPU-h", "waited"),
+        gap=2,
+    )
+    for run in runs:
+        table.add_row(
+            run.run_id,
+            "unknown" if run.state is None else run.state.value,
+            PurePath(run.model).name if run.model else NONE,
+            run.endpoint or NONE,
+            format_duration(now - run.created_at),
+            NONE if run.waited_s is None else format_duration(run.waited_s),
+            quantity(run.gpu_hours, 2),
+        )
+    return table
+
+
+LISTED = 8
+"""So many ranks are listed one by one, and so many failed ones of a larger server."""
+
+_MOST_RANGES = 8
+
+
+class _OfRank(Protocol):
+    """One rank, with its state in a few words, which begin with ``failed`` if the rank failed."""
+
+    @property
+    def instance(self) -> int | None: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def host(self) -> str | None: ...
+    @property
+    def state(self) -> str: ...
+
+
+Ranked = TypeVar("Ranked", bound=_OfRank)
+
+
+@dataclass(frozen=True)
+class RankGroup(Generic[Ranked]):
+    """Ranks in the same state, or one rank alone."""
+
+    members: tuple[Ranked, ...]
+
+    @property
+    def state(self) -> str:
+        """The state of each of them."""
+        return self.members[0].state
+
+    @property
+    def ranks(self) -> str:
+        """Their numbers, as ``0-4,6-1023``; of several instances those of each."""
+        return number_ranges(it.rank for it in self.members if it.rank is not None)
+
+    @property
+    def instances(self) -> str:
+        """The numbers of their instances; empty where there is only one."""
+        return number_ranges(it.instance for it in self.members if it.instance is not None)
+
+    @property
+    def host(self) -> str | None:
+        """Their host, or how many there are; ``None`` if none is known."""
+        hosts = {it.host for it in self.members if it.host is not None}
+        return f"{len(hosts)} hosts" if len(hosts) > 1 else next(iter(hosts), None)
+
+    @property
+    def name(self) -> str:
+        """``rank 5``, ``instances 0-63 ranks 0-1``."""
+        kinds = (("instance", self.instances), ("rank", self.ranks))
+        return " ".join(f"{kind}{'' if text.isdigit() else 's'} {text}" for kind, text in kinds if text)
+
+
+def grouped(items: Sequence[Ranked]) -> list[RankGroup[Ranked]]:
+    """Return few ranks one by one, else those in the same state together.
+
+    Of more than a few failed ranks the first are alone. Instances whose same
+    ranks are in the same state are one group.
+    """
+    if len(items) <= LISTED:
+        return [RankGroup((it,)) for it in items]
+    alone = [it for it in items if it.state.startswith("failed")][:LISTED]
+    named = set(map(id, alone))
+    of_instance: dict[tuple[int | None, str], list[Ranked]] = {}
+    for it in items:
+        if id(it) not in named:
+            of_instance.setdefault((it.instance, it.state), []).append(it)
+    alike: dict[tuple[tuple[int | None, ...], str], list[Ranked]] = {}
+    for (_, state), members in of_instance.items():
+        alike.setdefault((tuple(it.rank for it in members), state), []).extend(members)
+    groups = [RankGroup((it,)) for it in alone] + [RankGroup(tuple(members)) for members in alike.values()]
+    return sorted(groups, key=lambda group: (group.members[0].instance or 0, group.members[0].rank or 0))
+
+
+def number_ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges, ``0-4,6-1023``; of many ranges the first ones and the count of all."""
+    ordered = sorted(set(numbers))
+    ranges: list[list[int]] = []
+    for number in ordered:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    if len(texts) > _MOST_RANGES:
+        return f"{','.join(texts[:_MOST_RANGES])},... ({len(ordered)} in all)"
+    return ",".join(texts)

@@ -99,7 +99,8 @@ class Table:
                 padding = " " * (width - len(text))
                 cell = cells[place]
                 if styled and text and not isinstance(cell, str):
-                    text = _in_style(text, cell[1])
+                    codes = ";".join(str(_CODES[word]) for word in cell[1].split())
+                    text = f"\x1b[{codes}m{text}\x1b[0m" if codes else text
                 parts.append(padding + text if self.headers[place] in self._right else text + padding)
             lines.append((" " * self._gap).join(parts).rstrip())
         return lines
@@ -117,11 +118,6 @@ class Table:
 
 def _text(cell: Cell) -> str:
     return cell if isinstance(cell, str) else cell[0]
-
-
-def _in_style(text: str, style: str) -> str:
-    codes = ";".join(str(_CODES[word]) for word in style.split())
-    return f"\x1b[{codes}m{text}\x1b[0m" if codes else text
 
 
 def _share_out(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
@@ -45,12 +44,7 @@ NOTHING = RunUse(None, None, None)
 def with_own_times(
     run: RunSnapshot, times: JobTimes, stage: str, job_id: str | None, *, final: bool
 ) -> JobTimes:
-    """Return a job's times, filled up from the submission record and the stage's events.
-
-    Args:
-        times: those that Slurm reports.
-        final: whether the job has ended.
-    """
+    """Return a job's times: Slurm's, filled up from the submission record and the stage's events."""
     job = run.submission.stages.get(stage) if run.submission else None
     # The scripts of the local profile have ids of their own, beside that of the process.
     local = run.submission is not None and run.is_local
@@ -71,23 +65,19 @@ def with_own_times(
 
 def planned_gpus(run: RunSnapshot) -> dict[str, int]:
     """Return the GPUs that each stage asks for, on all of its nodes."""
-    gpus = {}
+    gpus: dict[str, int] = {}
     for stage in run.plan.get("stages", []):
-        components = (stage, *stage.get("further", ()))
-        gpus[stage["name"]] = sum(int(it.get("gpus", 0)) * _nodes_of(it) for it in components)
+        gpus[stage["name"]] = 0
+        for component in (stage, *stage.get("further", ())):
+            options = {it["option"]: it["value"] for it in component.get("directives", ())}
+            gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
     return gpus
-
-
-def _nodes_of(component: Mapping[str, Any]) -> int:
-    options = {directive["option"]: directive["value"] for directive in component.get("directives", ())}
-    return int(options.get("--nodes") or 1)
 
 
 def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
     """Return the GPU-hours of the jobs before the present ones, each up to its last event.
 
-    Args:
-        started: when the present job of each stage started; ``None``: it has not.
+    ``started``: when the present job of each stage started; ``None``: it has not.
     """
     attempts = run.paths.attempts
     folders = [RunPaths(attempt) for attempt in attempts.iterdir()] if attempts.is_dir() else []
@@ -103,8 +93,7 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
 def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:
     """Return what each stage that has begun has used; Slurm is not asked.
 
-    Args:
-        now: until when a stage without an end counts; ``None``: until its last event.
+    A stage without an end counts until ``now``; ``None``: until its last event.
     """
     uses = []
     for stage, gpus in planned_gpus(run).items():

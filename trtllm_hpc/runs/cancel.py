@@ -23,8 +23,7 @@ _POLL_S = 0.5
 def cancel_run(paths: RunPaths) -> RunStatus:
     """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
 
-    Raises:
-        SubmissionError: Slurm refused the cancellation, or does not answer.
+    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
     """
     run = RunSnapshot(paths)
     status = run_status(run)
@@ -42,30 +41,13 @@ def cancel_run(paths: RunPaths) -> RunStatus:
         if run.submission is not None:
             cancel_local(paths, run.submission)
         return run_status(paths)
-    return _cancel_jobs(run, left)
-
-
-def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
-    """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
-
-    Raises:
-        SubmissionError: Slurm refused the cancellation, or does not answer.
-    """
-    if record.scheduler == "local":
-        cancel_local(paths, record)
-    else:
-        jobs = RunJob.of(paths, {}, {stage: job.job_id for stage, job in record.stages.items()})
-        Slurm(record.slurm_conf).cancel(jobs.values())
-
-
-def _cancel_jobs(run: RunSnapshot, jobs: list[RunJob]) -> RunStatus:
     watcher = watcher_of(run)
-    watcher.slurm.cancel(jobs)
+    watcher.slurm.cancel(left)
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
         late = time.monotonic() > deadline
         try:
-            status = run_status(run.paths, watcher)
+            status = run_status(paths, watcher)
         except SubmissionError as error:
             if late or not error.transient:
                 raise
@@ -73,3 +55,15 @@ def _cancel_jobs(run: RunSnapshot, jobs: list[RunJob]) -> RunStatus:
             if late or not any(stage.job_id and not stage.final for stage in status.stages):
                 return status
         time.sleep(_POLL_S)
+
+
+def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
+    """End the jobs of a run whose folder is gone: no request to stop reaches them, and nobody finds them.
+
+    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
+    """
+    if record.scheduler == "local":
+        cancel_local(paths, record)
+    else:
+        jobs = RunJob.of(paths, {}, {stage: job.job_id for stage, job in record.stages.items()})
+        Slurm(record.slurm_conf).cancel(jobs.values())

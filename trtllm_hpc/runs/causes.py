@@ -22,10 +22,9 @@ from trtllm_hpc.logs.causes.scan import scan
 from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts
-from trtllm_hpc.logs.files import LogFile
+from trtllm_hpc.logs.files import LogFile, signal_or_code
 from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import signal_or_code
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.stages import StageFailure
 from trtllm_hpc.runtime.checks import disk_space
@@ -49,7 +48,12 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     candidates = of_lines([log.causes for log in facts])
     if (killed := _killed(first)) is not None:
         # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it.
-        candidates = list(map(_surer_if_slurm_wrote_it, candidates))
+        candidates = [
+            replace(it, certainty=Certainty.SLURM_LINE)
+            if it.finding.id.startswith("slurm-") and it.finding.kind is Kind.ROOT
+            else it
+            for it in candidates
+        ]
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
         candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))
@@ -66,11 +70,9 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     if exit_signal in set(signal.Signals) and not _has_root(candidates):
         script = _without_log(causes()["batch-script-killed"], {"signal": f"signal {exit_signal}"})
         candidates.append(Candidate(script, Certainty.JOB_STATE))
-    of_state = (
-        causes()["slurm-output-file"]
-        if exit_signal == NO_OUTPUT_FILE
-        else cause_of_state(failure.status.state)
-    )
+    of_state = cause_of_state(failure.status.state)
+    if exit_signal == NO_OUTPUT_FILE:
+        of_state = causes()["slurm-output-file"]
     if of_state is not None:
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
     return likeliest_first(candidates) or (_unknown(run.paths, logs),)
@@ -78,12 +80,6 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:
     return any(candidate.finding.kind is Kind.ROOT for candidate in candidates)
-
-
-def _surer_if_slurm_wrote_it(candidate: Candidate) -> Candidate:
-    finding = candidate.finding
-    by_slurm = finding.id.startswith("slurm-") and finding.kind is Kind.ROOT
-    return replace(candidate, certainty=Certainty.SLURM_LINE) if by_slurm else candidate
 
 
 def _killed(first: RankFailure | None) -> Finding | None:

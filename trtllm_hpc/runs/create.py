@@ -76,17 +76,11 @@ class CreatedRun(NamedTuple):
 
 @contextmanager
 def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
-    """Load and plan a job.
+    """Load and plan a job; ``command`` is the ``trtllm-hpc`` command that errors advise the user to repeat.
 
-    While the context is open, an ``OSError`` about a path that a key named
-    becomes a ``ConfigError`` about that key.
-
-    Args:
-        command: the ``trtllm-hpc`` command that errors advise the user to repeat.
-
-    Raises:
-        ConfigError: the job file or the profile is wrong.
-        RenderError: a path cannot be written into a script.
+    While the context is open, an ``OSError`` about a path that a key named becomes a ``ConfigError`` about
+    that key. Raises ConfigError if the job file or the profile is wrong; RenderError if a path cannot be
+    written into a script.
     """
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))

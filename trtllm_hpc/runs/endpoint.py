@@ -34,13 +34,10 @@ def endpoint_of(
 ) -> Endpoint:
     """Wait for the ready endpoint of a run; query Slurm now and then whether it can still come.
 
-    Args:
-        on_wait: called before each pause with the seconds waited so far.
-
-    Raises:
-        BuildFailed, StartFailed, RunCancelled, JobLost: it can never come.
-        NotReady: it did not come within ``wait_seconds``; if one job follows the other (``serve.renew``),
-            the next one is waited for at least five minutes.
+    ``on_wait`` is called before each pause with the seconds waited so far. Raises BuildFailed, StartFailed,
+    RunCancelled or JobLost if the endpoint can never come; NotReady if it did not come within
+    ``wait_seconds``. If one job follows the other (``serve.renew``), the next one is waited for at least five
+    minutes.
     """
     if run.renewal.exists():
         wait_seconds = max(wait_seconds, _RENEWAL_S)
@@ -67,8 +64,7 @@ def endpoint_of(
 def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoint] | None:
     """Return what finds the server's new place once another job serves; ``None`` if no other job ever will.
 
-    Args:
-        restarts: also wait for an instance that is started again.
+    With ``restarts`` it also waits for an instance that is started again.
     """
     may_return = run.renewal.exists() or (restarts and run.instances.exists())
     return partial(endpoint_of, run, _RENEWAL_S) if may_return else None

@@ -77,13 +77,10 @@ def listed_runs(
     since: float | None = None,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
-    """Return the runs of a folder, the newest first.
+    """Return the runs of a folder, the newest first, as :meth:`trtllm_hpc.Run.overview` does.
 
-    Args:
-        states: only runs in one of these; all without any.
-        name: only runs of the job of that name.
-        since: only runs created after that, in seconds since the epoch.
-        warn: receives a sentence about each cluster that does not answer.
+    ``since`` is in seconds since the epoch; ``warn`` receives a sentence about each cluster that does not
+    answer.
     """
     rows: dict[str, ListedRun] = {}
     unknown: list[RunSnapshot] = []
@@ -171,8 +168,10 @@ def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) 
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
-    if settled:
-        _remember(run, row)
+    if settled and run.submission is not None:
+        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
+        with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
+            ended.write(run.paths.ended)
     return row
 
 
@@ -184,11 +183,3 @@ def _ended_here(run: RunSnapshot, stages: Iterable[StageStatus]) -> bool:
         stage.stage in ended or begun.get(stage.stage, socket.gethostname()) == socket.gethostname()
         for stage in stages
     )
-
-
-def _remember(run: RunSnapshot, row: ListedRun) -> None:
-    """Write down how a run ended; a folder that cannot be written is looked up again the next time."""
-    if run.submission is not None:
-        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
-        with suppress(OSError):
-            ended.write(run.paths.ended)

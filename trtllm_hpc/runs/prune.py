@@ -1,4 +1,4 @@
-"""Remove runs that ended long ago, and no others."""
+"""What may go: runs that ended long ago, and engines that no run needs any more."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runs.find import REMOVED
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
+from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runtime.engine_cache.cache import Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import read_submission
@@ -47,27 +50,26 @@ def prune_runs(
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[PrunedRun]:
-    """Choose ended runs, and remove them; also what an interrupted removal has left.
+    """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
     A run of which a job has not ended, or may not have, is never chosen. One that a link beside it leads to,
-    that the job file of a run that stays names, or of which a script is queued by hand, stays.
-
-    Args:
-        older_than_s: only runs that ended longer ago.
-        keep: not the so many newest runs that have ended.
-        remove_them: without it they are only listed.
-        warn: receives a sentence about each cluster that does not answer.
+    that the job file of a run that stays names, or of which a script is queued by hand, stays. Arguments are
+    those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
+    answer.
     """
     runs = listed_runs(runs_folder, warn=warn)
     ended = [run for run in runs if run.settled]
     now = time.time()
-    chosen = [_half_removed(folder) for folder in sorted(runs_folder.glob(f"{REMOVED}*"))]
+    chosen = []
+    for folder in sorted(runs_folder.glob(f"{REMOVED}*")):
+        run_id, why = folder.name.removeprefix(REMOVED), "was left by an interrupted removal"
+        chosen.append(PrunedRun(run_id, str(folder), why, _foreign(folder)))
     for run in ended[keep or 0 :]:
         age_s = now - _ended_at(run)
         if older_than_s is None or age_s > older_than_s:
-            chosen.append(
-                PrunedRun(run.run_id, run.folder, f"ended {_ago(age_s)} ago", _foreign(Path(run.folder)))
-            )
+            days = age_s / 86400
+            ago = f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
+            chosen.append(PrunedRun(run.run_id, run.folder, f"ended {ago} ago", _foreign(Path(run.folder))))
     names = {run.folder for run in chosen if run.kept is None}
     needed = _needed(runs_folder, [run for run in runs if run.folder in names], runs)
     chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
@@ -124,11 +126,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _half_removed(folder: Path) -> PrunedRun:
-    run_id = folder.name.removeprefix(REMOVED)
-    return PrunedRun(run_id, str(folder), "was left by an interrupted removal", _foreign(folder))
-
-
 def _ended_at(run: ListedRun) -> float:
     """Return when a run ended; without that the last time that it wrote something."""
     if run.ended_at is not None:
@@ -136,11 +133,6 @@ def _ended_at(run: ListedRun) -> float:
     paths = RunPaths(run.folder)
     files = [paths.jobs, *paths.events.glob("*.jsonl")]
     return max([run.created_at, *(file.stat().st_mtime for file in files if file.exists())])
-
-
-def _ago(age_s: float) -> str:
-    days = age_s / 86400
-    return f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
 
 
 def _foreign(folder: Path) -> str | None:
@@ -179,3 +171,40 @@ def _removed(run: PrunedRun) -> PrunedRun:
 def _token(folder: Path) -> str | None:
     record = read_submission(RunPaths(folder))
     return None if record is None else record.token
+
+
+_CREATION_S = 3_600.0
+"""How long a registered run may have no folder: it is registered before its folder is written."""
+
+_FOREIGN_S = 30 * 86_400.0
+"""How long a run counts as active if we may not read its folder."""
+
+_RENDERED_S = 7 * 86_400.0
+"""How long a run that was never submitted keeps its engine."""
+
+
+def is_active(use: Use) -> str | None:
+    """Return why a registered use still counts; ``None`` if it does not."""
+    paths = RunPaths(use.run)
+    try:
+        created_at = paths.plan.stat().st_mtime
+    except PermissionError:
+        return f"is used by {use.run}, which belongs to another user" if use.age_s < _FOREIGN_S else None
+    except OSError:
+        return f"is registered by {use.run}, which is being created" if use.age_s < _CREATION_S else None
+    return _of_run(str(paths.folder), created_at)
+
+
+@lru_cache
+def _of_run(folder: str, created_at: float) -> str | None:
+    """Cached, so that Slurm is queried once for each run, however many outputs it uses."""
+    paths = RunPaths(folder)
+    try:
+        status = run_status(paths)
+    except TrtllmHpcError as error:
+        return f"is used by the run {paths.run_id}, which may be active ({error.message})"
+    if status.state is RunState.RENDERED:
+        fresh = time.time() - created_at < _RENDERED_S
+        return f"waits for the run {paths.run_id}, which is rendered and not submitted" if fresh else None
+    busy = any(not stage.final and stage.state != "NOT SUBMITTED" for stage in status.stages)
+    return f"is used by the run {paths.run_id}, which is {status.state.value}" if busy else None

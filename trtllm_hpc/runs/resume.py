@@ -7,35 +7,24 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.plan.model import Stage, read_stages
+from trtllm_hpc.plan.model import read_stages
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import RunStatus, run_status
-from trtllm_hpc.runs.submit import Progress, require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import Rest, require_scheduler, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """What is left of a run."""
-
-    job: JobFile
-    cluster: ClusterProfile
-    stages: tuple[Stage, ...]
-
-
-def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None) -> SubmissionRecord:
+def resume_run(paths: RunPaths) -> SubmissionRecord:
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
     A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
@@ -50,7 +39,7 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
     job = read_spec(paths.spec)
     planned = read_stages(run.plan)
     names = _stages_again(status, job)
-    rest = _Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
+    rest = Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
     if not rest.stages:
         words = [str(paths.spec), "--cluster", str(paths.cluster)]
         raise SubmissionError(
@@ -67,10 +56,10 @@ def resume_run(paths: RunPaths, progress: Progress = lambda stage, job_id: None)
     _set_aside(paths, names)
     if server is not None and bad and rest.cluster.scheduler == "slurm":
         _exclude(paths, bad, server, rest)
-    return submit_stages(rest, paths, progress, completed=completed)
+    return submit_stages(rest, paths, completed=completed)
 
 
-def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: _Rest) -> None:
+def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: Rest) -> None:
     """Keep hosts from the next server, if its partitions have enough others."""
     [serve] = (stage for stage in rest.stages if stage.name == "serve")
     wanted: Counter[str | None] = Counter()

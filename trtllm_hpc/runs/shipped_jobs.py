@@ -75,6 +75,7 @@ def _described(name: str, path: Path) -> ShippedJob:
     backend = backend_of(job)
     [layout] = backend.topology(job, cluster).components
     text = path.read_text(encoding="utf-8")
+    gpu_types = re.search(r"(?m)^# GPUs: (.+)$", text)
     return ShippedJob(
         name,
         str(path),
@@ -84,15 +85,9 @@ def _described(name: str, path: Path) -> ShippedJob:
         layout.world_size,
         layout.nodes * layout.gpus_per_node if backend.needs_gpus else 0,
         layout.nodes,
-        _gpu_types(text),
+        gpu_types[1] if gpu_types else None,
         _summary(text),
     )
-
-
-def _gpu_types(text: str) -> str | None:
-    """Return what the line ``# GPUs:`` in the comment at the top of a job file says."""
-    found = re.search(r"(?m)^# GPUs: (.+)$", text)
-    return found[1] if found else None
 
 
 def _summary(text: str) -> str:

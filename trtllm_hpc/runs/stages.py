@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.logs.files import last_mark
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
@@ -109,12 +109,8 @@ def stages_of(
 ) -> list[StageStatus]:
     """Return the status of each stage, in the order of their dependencies.
 
-    Args:
-        queued: the jobs in the queue by their script, if Slurm was already asked for them.
-        places: as for :func:`run_status`.
-
-    Raises:
-        SubmissionError: Slurm does not answer.
+    ``places`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
+    already asked for them. Raises SubmissionError if Slurm does not answer.
     """
     jobs = _job_ids(run)
     waiting: dict[str, Waiting] = {}
@@ -136,8 +132,7 @@ def stages_of(
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:
     """Return the jobs that decide a run's status by stage, and under ``_NEXT`` the job that waits to serve.
 
-    Args:
-        queued: as for :func:`stages_of`.
+    ``queued`` as for :func:`stages_of`.
     """
     jobs = _job_ids(run)
     if run.submission is None:
@@ -217,7 +212,10 @@ def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo 
         begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
         killer = _SIGNALS.get(code or 0) if begun else None
         note += f" (its script was killed by signal {code}, {killer})" if killer else _exit_code_note(code)
-    requeued = _was_requeued(run.events(name), job_id, info.state)
+    begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
+    # It waits though its script has begun before, or that has begun twice.
+    waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
+    requeued = begins > 1 or (begins == 1 and waits)
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
@@ -229,12 +227,6 @@ def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo 
         gpus=info.gpus,
         energy_j=info.energy_j,
     )
-
-
-def _was_requeued(events: Sequence[Event], job_id: str, state: JobState) -> bool:
-    """Return whether a job waits though its script has begun before, or has begun twice."""
-    times = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in events)
-    return times > 1 or (times == 1 and state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD"))
 
 
 def _timed(run: RunSnapshot, stage: StageStatus, planned: int | None) -> StageStatus:

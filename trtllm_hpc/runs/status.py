@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from trtllm_hpc.errors import FAIL, ExitCode
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
-from trtllm_hpc.logs.files import LogFile, list_logs
+from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.logs.state import last_mark
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
@@ -114,15 +113,14 @@ def run_status(
 ) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
+    Raises SubmissionError if Slurm does not answer.
+
     Args:
         run: a snapshot, if the caller needs more of the run folder than its status.
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
         places: ask where pending jobs stand in the queue, too.
-
-    Raises:
-        SubmissionError: Slurm does not answer.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
     return _whole(run, stages_of(run, watcher, mode=mode, places=places))
@@ -136,7 +134,9 @@ def unanswered_status(run: RunSnapshot) -> RunStatus:
 def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     state, endpoint = state_of(run, stages)
     # A server that is kept running outlives a companion that has failed.
-    failed = _first_failed(stages) if state.final or state is RunState.SERVING else None
+    failures = _failures(stages) if state.final or state is RunState.SERVING else []
+    by_itself = (stage for stage in failures if stage.state != "CANCELLED")
+    failed = next(by_itself, failures[0] if failures else None)
     if state is RunState.FAILED:
         failed = _lost_server(run, stages) or failed
     has_causes = failed is not None and state in (RunState.FAILED, RunState.SERVING)
@@ -155,7 +155,7 @@ def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         state,
         _sentence(run, state, stages, failure),
         tuple(stages),
-        _ranks(servers),
+        tuple(RankStatus(it.rank, it.host, it.state, it.instance) for it in servers if it.rank is not None),
         _instances(run, stages),
         endpoint,
         _exit_code(state, failure),
@@ -244,12 +244,6 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
     return why
 
 
-def _ranks(logs: list[LogFile]) -> tuple[RankStatus, ...]:
-    return tuple(
-        RankStatus(log.rank, log.host, log.state, log.instance) for log in logs if log.rank is not None
-    )
-
-
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
     instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
@@ -290,12 +284,6 @@ def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
             ended = {it.stage: it.times.ended_at or cancelled_at for it in failed}
             return [it for it in failed if it.stage != "companion" or ended[it.stage] < cancelled_at]
     return failed
-
-
-def _first_failed(stages: Iterable[StageStatus]) -> StageStatus | None:
-    """Return the first stage that failed by itself, else the first that did not succeed."""
-    failed = _failures(stages)
-    return next((stage for stage in failed if stage.state != "CANCELLED"), failed[0] if failed else None)
 
 
 def _sentence(

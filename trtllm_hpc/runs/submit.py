@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
@@ -26,24 +26,13 @@ from trtllm_hpc.validation.checks import check_submission
 if TYPE_CHECKING:
     from submitit.core.core import Executor, Job
 
-Progress = Callable[[str, str], None]
-"""Called with (stage, job id) after each submission."""
 
+class Rest(NamedTuple):
+    """What is left of a plan: some of its stages, in the order of submission."""
 
-class Chain(Protocol):
-    """What is submitted: a plan, or a part of one."""
-
-    @property
-    def job(self) -> JobFile:
-        """The job file."""
-
-    @property
-    def cluster(self) -> ClusterProfile:
-        """The cluster profile."""
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """In the order of submission."""
+    job: JobFile
+    cluster: ClusterProfile
+    stages: tuple[Stage, ...]
 
 
 def create_for_submission(
@@ -51,16 +40,10 @@ def create_for_submission(
 ) -> CreatedRun:
     """Check a job as ``doctor`` does and write its run folder, ready for :func:`submit_stages`.
 
-    Args:
-        ignored_checks: ids of the checks whose failure does not stop the submission.
-        notify: URL of a webhook that the jobs are to call.
-
-    The other arguments are those of :func:`trtllm_hpc.runs.create.create_run`.
-
-    Raises:
-        ConfigError: the job file or the profile is wrong, or a check fails.
-        RenderError: a path cannot be written into a script.
-        SubmissionError: this machine cannot submit to that cluster, or ``notify`` is not a URL.
+    ``ignored_checks`` are ids of checks whose failure does not stop the submission, ``notify`` is the URL of
+    a webhook that the jobs are to call; the others are those of :func:`trtllm_hpc.runs.create.create_run`.
+    Raises as that, ConfigError also if a check fails, and SubmissionError if this machine cannot submit to
+    that cluster, or ``notify`` is not a URL.
     """
 
     def check(plan: Plan) -> list[str]:
@@ -76,11 +59,7 @@ def create_for_submission(
 
 
 def submit_stages(
-    plan: Chain,
-    paths: RunPaths,
-    progress: Progress = lambda stage, job_id: None,
-    *,
-    completed: Mapping[str, StageJob] | None = None,
+    plan: Plan | Rest, paths: RunPaths, *, completed: Mapping[str, StageJob] | None = None
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
@@ -90,20 +69,26 @@ def submit_stages(
     Slurm refused a script.
     """
     cluster = plan.cluster
+    is_slurm = cluster.scheduler == "slurm"
     record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
         with _Interruptions() as interruptions:
             record.write(paths)
-            executor = _executor(plan, paths)
+            if is_slurm:
+                from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
+
+                executor: Executor = RenderedScriptExecutor(paths.folder, cluster.slurm_conf)
+            else:
+                executor = local_executor(plan.job, cluster, paths)
             for stage in plan.stages:
                 with interruptions.hold():
-                    job = _submit(executor, _script(stage, paths, record.token), plan, paths)
+                    with nullcontext() if is_slurm else detached(paths):
+                        job = executor.submit(_script(stage, paths, record.token))
                     jobs.append(job)
                     started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
                     record.add(paths, stage.name, job.job_id, started)
-                progress(stage.name, job.job_id)
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
@@ -124,21 +109,6 @@ def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
     excluded = exclude_option(paths) if stage.name == "serve" else ""
     options = (excluded, *(":", excluded) * len(stage.further)) if excluded else ()
     return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
-
-
-def _executor(plan: Chain, paths: RunPaths) -> Executor:
-    if plan.cluster.scheduler == "slurm":
-        from trtllm_hpc.scheduler.executor import RenderedScriptExecutor
-
-        return RenderedScriptExecutor(paths.folder, plan.cluster.slurm_conf)
-    return local_executor(plan.job, plan.cluster, paths)
-
-
-def _submit(executor: Executor, script: StageScript, plan: Chain, paths: RunPaths) -> Job[Any]:
-    if plan.cluster.scheduler == "slurm":
-        return executor.submit(script)
-    with detached(paths):
-        return executor.submit(script)
 
 
 def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:
@@ -189,7 +159,7 @@ class _Interruptions:
             raise KeyboardInterrupt(self._pending)
 
 
-def require_scheduler(plan: Chain) -> None:
+def require_scheduler(plan: Plan | Rest) -> None:
     """Refuse a submission that is impossible from this machine; raises SubmissionError."""
     if plan.cluster.scheduler == "slurm" and not is_installed():
         raise SubmissionError(

@@ -34,15 +34,12 @@ def extract_templates(
 ) -> tuple[bytes, str]:
     """Return the templates of the profile's image as a ``tar.gz``, and the folder that they were in.
 
-    One task prints them inside the container.
+    One task prints them inside the container; with ``here`` on this machine instead of under Slurm. Raises
+    SubmissionError if the task could not run, or found no templates.
 
     Args:
-        here: run the image on this machine instead of under Slurm.
         wait_s: bound on the whole, including the wait in the queue.
         profile_name: the profile as named on the command line, for the next command.
-
-    Raises:
-        SubmissionError: the task could not run, or found no templates.
     """
     chosen = cluster.container.all_models
     folders = (chosen,) if chosen is not None else USUAL_FOLDERS

@@ -108,7 +108,8 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
                 raise
             status = status or unanswered_status(run)
         seen_events, queries = events, watcher.queries
-        yield _with_queue(_progress(run, status), queue)
+        progress = _progress(run, status)
+        yield replace(progress, waiting=queue.waiting(progress))
         if status.settled or (keeps_serving and _only_serves(run, status)):
             return
         if not status.state.final:
@@ -162,15 +163,6 @@ def _progress(run: RunSnapshot, status: RunStatus) -> Progress:
     )
 
 
-def _with_queue(progress: Progress, queue: ServerQueue) -> Progress:
-    """Return the progress with the server's queue, if the server is being measured."""
-    endpoint = progress.status.endpoint
-    measures = any(it.stage == "companion" and it.state == "RUNNING" for it in progress.status.stages)
-    if endpoint is None or progress.benchmark is None or not measures:
-        return progress
-    return replace(progress, waiting=queue.waiting(endpoint))
-
-
 def _log_lines(run: RunSnapshot, status: RunStatus) -> tuple[str, ...]:
     """Return the last lines of the log of rank 0 of the server, or of the build while that runs."""
     running = {stage.stage for stage in status.stages if stage.state == "RUNNING"}
@@ -195,9 +187,11 @@ class ServerQueue:
         self._asked_at = 0.0
         self._unreachable: Endpoint | None = None
 
-    def waiting(self, endpoint: Endpoint) -> int | None:
-        """Return the requests that wait (behind a door: in instance 0); ``None`` if that is not known."""
-        if endpoint == self._unreachable:
+    def waiting(self, progress: Progress) -> int | None:
+        """Return the requests that wait; ``None`` if the server is not measured, or cannot be reached."""
+        endpoint = progress.status.endpoint
+        measures = any(it.stage == "companion" and it.state == "RUNNING" for it in progress.status.stages)
+        if endpoint is None or endpoint == self._unreachable or progress.benchmark is None or not measures:
             return None
         if time.monotonic() - self._asked_at >= _PAUSE_S:
             try:

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     commands = parser.add_subparsers(required=True, dest="command")
     _add_stage_commands(commands)
+    _add_preparation_commands(commands)
     _add_check_commands(commands)
     _add_server_commands(commands)
     _add_companion_commands(commands)
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_stage_commands(commands: _Commands) -> None:
-    """Add what the batch scripts run before the server starts."""
+    """Add what the batch scripts run at the begin and end of a stage, and between two jobs that serve."""
     begin = commands.add_parser("begin", help="record that a stage begins")
     begin.add_argument("stage", choices=STAGES)
 
@@ -94,6 +95,9 @@ def _add_stage_commands(commands: _Commands) -> None:
 
     commands.add_parser("placed", help="fail if this job has a node that it should not have")
 
+
+def _add_preparation_commands(commands: _Commands) -> None:
+    """Add what the batch scripts run before the server starts."""
     commands.add_parser("engine", help="build the engine, or find it in the cache")
 
     checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")

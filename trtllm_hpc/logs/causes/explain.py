@@ -7,12 +7,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from trtllm_hpc.logs.causes.scan import Match, Scanned
+from trtllm_hpc.logs.causes.scan import Scanned
 from trtllm_hpc.logs.causes.table import Kind, causes
+from trtllm_hpc.logs.reading import for_output
 
 REPORTED = "reported"
 """Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
 
+_MOST_SHOWN = 4
+"""Causes shown on a terminal; JSON has all."""
 _OF_RANK = re.compile(r"_(\d+)\.(?:out|log|err)$")
 
 
@@ -38,9 +41,9 @@ class Finding:
     """The text, without stamps, cut around what matched."""
 
     @classmethod
-    def without_log(cls, name: str, sentence: str, following: str, rank: int | None = None) -> Finding:
+    def without_log(cls, name: str, sentence: str, following: str) -> Finding:
         """Return a root cause that no line of a log shows."""
-        return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, rank, "")
+        return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, None, "")
 
     @property
     def is_generic(self) -> bool:
@@ -125,7 +128,13 @@ def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
 
 def findings(scanned: Scanned, name: str) -> list[Finding]:
     """Return the causes in a log of that name, in the order of its lines."""
-    return [_finding(match, name) for match in scanned.matches]
+    found = []
+    for match in scanned.matches:
+        cause = match.cause
+        rank = match.rank if match.rank is not None else rank_of(name)
+        sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
+        found.append(Finding(cause.id, cause.kind, sentence, following, name, match.line, rank, match.text))
+    return found
 
 
 def rank_of(name: str) -> int | None:
@@ -134,13 +143,24 @@ def rank_of(name: str) -> int | None:
     return int(of_file[1]) if of_file else None
 
 
-def _finding(match: Match, file: str) -> Finding:
-    cause = match.cause
-    rank = match.rank if match.rank is not None else rank_of(file)
-    sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
-    return Finding(cause.id, cause.kind, sentence, following, file, match.line, rank, match.text)
-
-
 def capitalised(text: str) -> str:
     """Return a text as a sentence: with a capital letter and a full stop."""
     return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
+    """Return the likeliest cause with what to do, and the others; ``places``: with the line of which log."""
+    lines = []
+    for number, one in enumerate(found[:_MOST_SHOWN]):
+        if number == 0:
+            lines += [f"cause: {one.sentence}", f"next: {one.next}"]
+        else:
+            lines.append(f"{'also' if one.kind is Kind.ROOT else 'then'}: {one.sentence}")
+        if one.line is None:
+            lines += [f"  | {line}" for line in one.match.splitlines()]
+        elif places and one.file is not None:
+            rank = "" if one.rank is None else f", rank {one.rank}"
+            lines.append(f"  {one.file}:{one.line}{rank}: {one.match}")
+    if len(found) > _MOST_SHOWN:
+        lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
+    return [for_output(line) for line in lines]

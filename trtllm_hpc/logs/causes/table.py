@@ -55,17 +55,17 @@ class Cause:
     patterns: tuple[Pattern, ...]
     sentence: str
     """What has happened; ``{name}`` is a named group of the patterns."""
-    next: str
-    """What to do about it, likewise; empty for noise."""
     sources: tuple[str, ...]
     """Public threads or files with such a log: ``OWNER/REPOSITORY#NUMBER`` or ``OWNER/REPOSITORY:PATH``."""
-    lines: int
+    next: str = ""
+    """What to do about it, likewise; empty for noise."""
+    lines: int = 1
     """How many lines a match may span."""
-    generic: bool
+    generic: bool = False
     """It only names the kind of failure: a cause that says more goes first."""
-    fatal: bool
+    fatal: bool = True
     """Whether it can end a process; else it fails single requests."""
-    states: tuple[str, ...]
+    states: tuple[str, ...] = ()
     """Slurm's job states that mean the same."""
 
     def told(self, template: str, groups: dict[str, str]) -> str:
@@ -74,15 +74,14 @@ class Cause:
         What follows a stop or a colon is left out if it only tells groups that the match does not have.
         """
         first, *others = _CLAUSE_END.split(template)
-        told = [first, *(clause for clause in others if _tells_something(clause, groups))]
+        told = [first]
+        for clause in others:
+            names = _GROUP.findall(clause)
+            if not names or any(map(groups.get, names)):
+                told.append(clause)
         filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), " ".join(told))
         text = re.sub(r" +([:.;,]|$)", r"\1", re.sub(r" +", " ", filled))
         return f"{text[:-1]}." if text.endswith(":") else text
-
-
-def _tells_something(clause: str, groups: dict[str, str]) -> bool:
-    names = _GROUP.findall(clause)
-    return not names or any(groups.get(name) for name in names)
 
 
 @cache
@@ -106,16 +105,5 @@ def cause_of_state(state: str) -> Cause | None:
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     patterns = tuple(Pattern(text, required_texts(text)) for text in entry.get("patterns", ()))
-    return Cause(
-        name,
-        area,
-        Kind(entry["kind"]),
-        patterns,
-        entry["sentence"],
-        entry.get("next", ""),
-        tuple(entry["sources"]),
-        entry.get("lines", 1),
-        entry.get("generic", False),
-        entry.get("fatal", True),
-        tuple(entry.get("states", ())),
-    )
+    lists = {key: tuple(entry.get(key, ())) for key in ("sources", "states")}
+    return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"]), "patterns": patterns})

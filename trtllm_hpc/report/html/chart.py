@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from trtllm_hpc.errors import TrtllmHpcError
@@ -48,7 +48,7 @@ class Section:
     key: str
     title: str
     intro: str
-    charts: list[Chart | NoChart] = field(default_factory=list)
+    charts: Sequence[Chart | NoChart]
     wide: bool = False
     """Whether charts stand one below the other, instead of side by side."""
 
@@ -79,11 +79,11 @@ def described(chart: Any, height: int) -> dict[str, Any]:
 def columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """Return rows as columns with rounded numbers: half the size in JSON."""
     names = list(rows[0]) if rows else []
-    return {name: [_short(row[name]) for row in rows] for name in names}
-
-
-def _short(value: Any) -> Any:
-    return round(value, _DECIMALS) if isinstance(value, float) else value
+    columns: dict[str, list[Any]] = {name: [row[name] for row in rows] for name in names}
+    return {
+        name: [round(value, _DECIMALS) if isinstance(value, float) else value for value in values]
+        for name, values in columns.items()
+    }
 
 
 def for_page(chart: Chart) -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Charts with one point for each level of load: latency, throughput, and the rates of a search."""
+"""Charts of the levels of load: latency, throughput, the rates of a search, and distributions."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from trtllm_hpc.bench.levels import ClosedLoop
+from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
 from trtllm_hpc.bench.results import Interval, LevelResult, SearchResult
 from trtllm_hpc.report.formatting import count_levels, quantity, search_sentence, with_interval
-from trtllm_hpc.report.headline import is_valid, load_of
+from trtllm_hpc.report.headline import ascending_levels, is_valid, load_of
 from trtllm_hpc.report.html.chart import (
     CATEGORIES,
     FAILED,
@@ -24,11 +24,12 @@ from trtllm_hpc.report.html.chart import (
     scale,
 )
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.sentences import reasons_not_held
+from trtllm_hpc.report.measurement_table import reasons_not_held
 
 _TITLES = {"latency_ms": "End-to-end latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 _STATISTICS = ("p50", "p90", "p99")
 _HEIGHT = 260
+_FINISHED = "requests finished/s"
 _HOLDS, _BREAKS = "holds", "does not hold"
 _JOINED_RATIO = 1.1
 """Loads closer to each other than this ratio are not joined: a search ends with several loads of the same
@@ -41,43 +42,52 @@ _BELOW_ANY_AXIS = 1e-3
 
 def curve_section(data: ReportData) -> Section:
     """Latency against throughput for each kind of latency, and throughput against load."""
-    section = Section(
-        "curve",
-        "Throughput and latency",
-        "Each point is a level of load. Bars: 95 % confidence intervals, where levels were repeated.",
-    )
+    intro = "Each point is a level of load. Bars: 95 % confidence intervals, where levels were repeated."
     if len(data.labels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
-        section.charts.append(NoChart("Latency against throughput", reason))
-        return section
+        charts: list[Chart | NoChart] = [NoChart("Latency against throughput", reason)]
+    else:
+        charts = [_latency_chart(data, key, f"{title} against throughput") for key, title in _TITLES.items()]
+        charts.append(_load_chart(data.ascending))
+    return Section("curve", "Throughput and latency", intro, charts)
+
+
+def _latency_chart(data: ReportData, key: str, title: str) -> Chart | NoChart:
     levels = data.ascending
-    for key, title in _TITLES.items():
-        section.charts.append(_latency_chart(data, levels, key, f"{title} against throughput"))
-    section.charts.append(load_chart([(load_of(result), label, result) for label, result in levels]))
-    return section
-
-
-def _latency_chart(
-    data: ReportData, levels: list[tuple[str, LevelResult]], key: str, title: str
-) -> Chart | NoChart:
-    by = "output_tokens_per_s"
+    by, x_title = "output_tokens_per_s", "output tokens/s"
     if not all(by in result.metrics for _, result in levels):
-        by = "finished_rate_per_s"
+        by, x_title = "finished_rate_per_s", _FINISHED
     rows = [row for place in enumerate(levels) for row in _points(*place, key, by)]
-    _mark_joined(rows, {label: load_of(result) for label, result in levels})
-    _mark_labelled(rows)
     if not rows:
         return NoChart(title, no_figure(data, key))
+    _mark_joined(rows, {label: load_of(result) for label, result in levels})
+    _mark_labelled(rows)
+    alt = altair()
+    reach = [value for row in rows for value in (row["ms"], row["high"])]
+    x = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=True, nice=True))
+    y = alt.Y("ms:Q", title="ms", scale=scale(alt, reach), axis=axis(alt, reach))
+    color = alt.Color("statistic:N", scale=alt.Scale(domain=list(_STATISTICS)))
+    base = alt.Chart(alt.NamedData("points"))
+    columns = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
+    tooltip = [alt.Tooltip(f"{name}:N", title=words) for name, words in {**columns, "valid": "valid"}.items()]
+    layers = (
+        base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title="ms"), y2="high:Q", color=color),
+        base.transform_filter("datum.joined").mark_line().encode(x=x, y=y, color=color, order="place:Q"),
+        base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, color=color, tooltip=tooltip),
+        base.transform_filter("datum.labelled")
+        .mark_text(align="right", dx=-6, dy=-8)
+        .encode(x=x, y=y, text="level:N"),
+    )
     worst = max(rows, key=lambda row: row["ms"])
     description = (
         f"{title}, {count_levels(len(levels))}; p50, p90 and p99. "
         f"The highest is {worst['statistic']} {quantity(worst['ms'])} ms at {worst['level']}."
     )
-    x_title = "output tokens/s" if by == "output_tokens_per_s" else "requests finished/s"
     note = None
     if not all(row["joined"] for row in rows):
         note = "Lines join the loads in ascending order; those within 10 % of the one before are points only."
-    return Chart(f"curve-{key[:-3]}", title, description, _spec(rows, x_title), {"points": rows}, note)
+    spec = described(alt.layer(*layers), _HEIGHT)
+    return Chart(f"curve-{key[:-3]}", title, description, spec, {"points": rows}, note)
 
 
 def no_figure(data: ReportData, key: str) -> str:
@@ -146,63 +156,28 @@ def _mark_labelled(rows: list[Row]) -> None:
             taken.append((x, y))
 
 
-def _spec(rows: list[Row], x_title: str) -> dict[str, Any]:
-    alt = altair()
-    reach = [value for row in rows for value in (row["ms"], row["high"])]
-    x = alt.X("x:Q", title=x_title, scale=alt.Scale(zero=True, nice=True))
-    y = alt.Y("ms:Q", title="ms", scale=scale(alt, reach), axis=axis(alt, reach))
-    color = alt.Color("statistic:N", scale=alt.Scale(domain=list(_STATISTICS)))
-    base = alt.Chart(alt.NamedData("points"))
-    labels = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
-    tooltip = [alt.Tooltip(f"{key}:N", title=words) for key, words in {**labels, "valid": "valid"}.items()]
-    layers = (
-        base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title="ms"), y2="high:Q", color=color),
-        base.transform_filter("datum.joined").mark_line().encode(x=x, y=y, color=color, order="place:Q"),
-        base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, color=color, tooltip=tooltip),
-        base.transform_filter("datum.labelled")
-        .mark_text(align="right", dx=-6, dy=-8)
-        .encode(x=x, y=y, text="level:N"),
-    )
-    return described(alt.layer(*layers), _HEIGHT)
-
-
-_FINISHED = "requests finished/s"
-
-
-def load_chart(levels: list[tuple[float, str, LevelResult]]) -> Chart | NoChart:
-    """Throughput against load. ``levels``: load, label and result, in ascending order of load."""
+def _load_chart(levels: list[tuple[str, LevelResult]]) -> Chart | NoChart:
+    """Throughput against load; ``levels`` in ascending order of load."""
     title = "Requested load and finished requests"
     rows: list[Row] = [
         {
             "level": label,
             "place": place,
-            "x": load,
+            "x": load_of(result),
             "rate": finished.mean,
             "value": with_interval(finished),
             "low": _ends(finished)[0],
             "high": _ends(finished)[1],
         }
-        for place, (load, label, result) in enumerate(levels)
+        for place, (label, result) in enumerate(levels)
         if isinstance(finished := result.metrics.get("finished_rate_per_s"), Interval)
     ]
     if not rows:
         return NoChart(title, "No request was answered.")
-    closed = isinstance(levels[0][2].level, ClosedLoop)
-    most = max(rows, key=lambda row: row["rate"])
-    description = f"{title}. The highest is {quantity(most['rate'])} finished/s at {most['level']}."
-    top = max(row["x"] for row in rows)
-    datasets = {"points": rows}
-    note = None
-    if not closed:
-        datasets["asked"] = [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
-        note = "On the dashed line, the finished rate equals the requested rate."
-    return Chart("curve-load", title, description, _load_spec(closed), datasets, note)
-
-
-def _load_spec(closed: bool) -> dict[str, Any]:
+    closed = isinstance(levels[0][1].level, ClosedLoop)
     alt = altair()
-    asked = "requests outstanding" if closed else "requested rate (1/s)"
-    x = alt.X("x:Q", title=asked, scale=alt.Scale(zero=True))
+    load = "requests outstanding" if closed else "requested rate (1/s)"
+    x = alt.X("x:Q", title=load, scale=alt.Scale(zero=True))
     y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
     base = alt.Chart(alt.NamedData("points"))
     tooltip = [alt.Tooltip("level:N"), alt.Tooltip("value:N", title="finished/s")]
@@ -211,13 +186,27 @@ def _load_spec(closed: bool) -> dict[str, Any]:
         base.mark_line().encode(x=x, y=y, order="place:Q"),
         base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, tooltip=tooltip),
     ]
+    most = max(rows, key=lambda row: row["rate"])
+    description = f"{title}. The highest is {quantity(most['rate'])} finished/s at {most['level']}."
+    datasets = {"points": rows}
+    note = None
     if not closed:
+        top = max(row["x"] for row in rows)
+        datasets["asked"] = [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
         layers.insert(0, alt.Chart(alt.NamedData("asked")).mark_line(style=QUIET).encode(x=x, y=y))
-    return described(alt.layer(*layers), _HEIGHT)
+        note = "On the dashed line, the finished rate equals the requested rate."
+    spec = described(alt.layer(*layers), _HEIGHT)
+    return Chart("curve-load", title, description, spec, datasets, note)
 
 
 def search_section(data: ReportData, search: SearchResult) -> Section:
     """The rates that the search tried."""
+    charts = [_tried_chart(data, search)]
+    return Section("search", "Search for the highest rate", search_sentence(search), charts, wide=True)
+
+
+def _tried_chart(data: ReportData, search: SearchResult) -> Chart | NoChart:
+    title = "Rates tried"
     rows: list[Row] = [
         {
             "step": step,
@@ -228,10 +217,8 @@ def search_section(data: ReportData, search: SearchResult) -> Section:
         }
         for step, tried in enumerate(search.tried, 1)
     ]
-    section = Section("search", "Search for the highest rate", search_sentence(search), wide=True)
     if not rows:
-        section.charts.append(NoChart("Rates tried", "No rate was tried."))
-        return section
+        return NoChart(title, "No rate was tried.")
     alt = altair()
     colors = alt.Scale(domain=[_HOLDS, _BREAKS], range=[CATEGORIES[2], FAILED])
     shapes = alt.Scale(domain=[_HOLDS, _BREAKS], range=["circle", "cross"])
@@ -243,10 +230,87 @@ def search_section(data: ReportData, search: SearchResult) -> Section:
         shape=alt.Shape("state:N", scale=shapes),
         tooltip=[alt.Tooltip(f"{name}:N") for name in ("rate", "state", "passes", "why")],
     )
-    layers = [base.mark_line(style=QUIET), points]
     description = "Rates in the order of the search: " + ", ".join(
         f"{quantity(row['rate'])}/s {row['state']}" for row in rows
     )
-    spec = described(alt.layer(*layers), 200)
-    section.charts.append(Chart("search", "Rates tried", f"{description}.", spec, {"tried": rows}))
-    return section
+    spec = described(alt.layer(base.mark_line(style=QUIET), points), 200)
+    return Chart("search", title, f"{description}.", spec, {"tried": rows})
+
+
+# Distributions of the measured requests ---------------------------------------------------
+
+MOST_LEVELS = 8
+"""At most this many curves can be told apart in one chart."""
+MOST_POINTS = 120
+"""Points of one curve; a longer one is thinned evenly by share."""
+_CUMULATIVE_HEIGHT = 240
+_SHARES = [0, 0.25, 0.5, 0.75, 0.9, 0.99]
+_METRICS: tuple[tuple[PerRequest, str], ...] = (
+    (TTFT, "Time to first token (TTFT)"),
+    (TPOT, "Time per output token (TPOT), mean of each request"),
+    (ITL, "Inter-token latency (ITL), all gaps pooled"),
+    (LATENCY, "End-to-end latency, from schedule"),
+)
+
+
+def distribution_section(data: ReportData) -> Section:
+    """One chart for each kind of latency."""
+    intro = (
+        "Share of measured requests that took at most the given time. A steep curve means steady latency; "
+        "users notice a long tail to the right."
+    )
+    charts = [_distribution(data, metric, title) for metric, title in _METRICS]
+    return Section("distributions", "Distributions", intro, charts)
+
+
+def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | NoChart:
+    ascending = ascending_levels(data.measurement)
+    levels = [ascending[place] for place in _evenly(len(ascending), MOST_LEVELS)]
+    answered = [record for record in data.records if record.measured and record.ok]
+    curves = {
+        data.labels[level]: sorted(it for one in answered if one.level == level for it in metric.values(one))
+        for level in levels
+    }
+    rows: list[Row] = [
+        {"level": label, "ms": ordered[place], "share": (place + 1) / len(ordered)}
+        for label, ordered in curves.items()
+        for place in _evenly(len(ordered), MOST_POINTS)
+    ]
+    if not rows:
+        return NoChart(title, no_figure(data, metric.key))
+    alt = altair()
+    times = [row["ms"] for row in rows]
+    marks = alt.Axis(format=".0%", values=_SHARES, tickCount=len(_SHARES), labelOverlap=False)
+    legend = alt.Legend() if len(curves) > 1 else None
+    base = alt.Chart(alt.NamedData("points")).encode(
+        x=alt.X("ms:Q", title="ms", scale=scale(alt, times, zero=False), axis=axis(alt, times)),
+        y=alt.Y("share:Q", title=None, axis=marks, scale=alt.Scale(domain=[0, 1])),
+        color=alt.Color("level:O", scale=alt.Scale(domain=list(curves)), legend=legend),
+    )
+    tooltip = [
+        alt.Tooltip("level:N", title="level"),
+        alt.Tooltip("share:Q", title="share", format=".1%"),
+        alt.Tooltip("ms:Q", title="ms", format=".4~r"),
+    ]
+    # A line has a single tooltip, so each point gets an invisible mark with its own.
+    points = base.mark_point(opacity=0, size=80).encode(tooltip=tooltip)
+    spec = described(alt.layer(base.mark_line(interpolate="step-after"), points), _CUMULATIVE_HEIGHT)
+    description = f"{title}: cumulative share of values, {count_levels(len(levels))}. " + " ".join(
+        f"At {label}: median {quantity(ordered[(len(ordered) - 1) // 2])} ms, "
+        f"maximum {quantity(ordered[-1])} ms."
+        for label, ordered in curves.items()
+        if ordered
+    )
+    notes = []
+    if len(levels) < len(data.labels):
+        notes.append(f"{len(levels)} of {len(data.labels)} levels are drawn.")
+    if any(len(ordered) > MOST_POINTS for ordered in curves.values()):
+        notes.append(f"Each curve is drawn with {MOST_POINTS} points, evenly chosen by share.")
+    key = f"spread-{metric.key[:-3]}"
+    return Chart(key, title, description, spec, {"points": rows}, " ".join(notes) or None)
+
+
+def _evenly(count: int, most: int) -> list[int]:
+    """Return the indices of ``count`` items: all, or both ends and some evenly between."""
+    kept = min(count, most)
+    return [round(place * (count - 1) / max(kept - 1, 1)) for place in range(kept)]

@@ -78,20 +78,16 @@ def _phases(stage: str, events: Sequence[Event], record: SubmissionRecord | None
     if job is not None and job.submitted_at <= events[0].time:
         yield Phase(stage, WAITS, job.submitted_at, events[0].time)
     if stage == "build":
-        yield from _steps(stage, events)
+        # The steps as the build reports them; each lasts until the next.
+        reported = [event for event in events if event.name in ("stage_begin", "progress", "stage_end")]
+        for event, following in pairwise(reported):
+            name = str(event.data.get("message", "starts")) if event.name == "progress" else "starts"
+            yield Phase(stage, name, event.time, following.time)
     elif stage == "serve":
         times = {event.name: event.time for event in events}
         for begin, end, name in _MARKS:
             if begin in times and end in times:
                 yield Phase(stage, name, times[begin], times[end])
-
-
-def _steps(stage: str, events: Sequence[Event]) -> Iterator[Phase]:
-    """The steps of the build as it reports them; each lasts until the next."""
-    reported = [event for event in events if event.name in ("stage_begin", "progress", "stage_end")]
-    for event, following in pairwise(reported):
-        name = str(event.data.get("message", "starts")) if event.name == "progress" else "starts"
-        yield Phase(stage, name, event.time, following.time)
 
 
 @dataclass(frozen=True)
@@ -122,11 +118,6 @@ class ReportData:
     def headline(self) -> int | None:
         """The level whose figures represent the measurement; ``None`` without levels."""
         return headline_level(self.measurement)
-
-    def of_pass(self, level: int, repeat: int) -> list[RequestRecord]:
-        """The records of one pass, ordered by scheduled time."""
-        chosen = [record for record in self.records if (record.level, record.repeat) == (level, repeat)]
-        return sorted(chosen, key=lambda record: record.scheduled_s)
 
 
 def read_report_data(paths: RunPaths, name: str) -> ReportData:

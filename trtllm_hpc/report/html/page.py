@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
 from importlib import metadata
@@ -17,15 +18,16 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from trtllm_hpc import __version__
+from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
+from trtllm_hpc.report.formatting import plus_minus, quantity, share
+from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
 from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
-from trtllm_hpc.report.html.curves import curve_section, search_section
+from trtllm_hpc.report.html.curves import curve_section, distribution_section, search_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
-from trtllm_hpc.report.html.distributions import distribution_section
 from trtllm_hpc.report.html.tables import tables_of
 from trtllm_hpc.report.html.timelines import phase_section, server_section, timeline_section
-from trtllm_hpc.report.html.verdict import cards, headline_words, verdict
 
 _FOLDER = "report"
 
@@ -36,14 +38,9 @@ def write_report(paths: RunPaths, name: str, to: Path) -> None:
 
 
 def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
-    """Draw every chart of the report as a PNG in ``folder``, which is created if missing.
+    """Draw every chart of the report as a PNG in ``folder``, and return the files in the report's order.
 
-    Returns:
-        The files, in the order of the report.
-
-    Raises:
-        RunNotFound: there is no such measurement.
-        TrtllmHpcError: the packages that draw charts are not installed.
+    The folder is made if it is missing. Raises as :func:`write_report`.
     """
     folder.mkdir(exist_ok=True)
     written = []
@@ -110,19 +107,16 @@ def _facts(data: ReportData) -> list[str]:
 def drawing_library() -> str:
     """Return Vega, Vega-Lite and vega-embed as one script that is safe inside HTML."""
     altair()
-    # An HTML parser ends the script element at this text, even inside a string.
-    return re.sub(r"</(?=script)", r"<\\/", _bundle(), flags=re.IGNORECASE).replace("<!--", r"<\!--")
-
-
-def _bundle() -> str:
-    """The script as vl-convert packs it, which takes over a second: it is kept in the user's cache folder."""
     import vl_convert
 
     def pack() -> str:
         bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
         return bundle
 
-    return kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
+    # Packing takes over a second: the script is kept in the user's cache folder.
+    bundle = kept_in_cache(f"vega/{metadata.version('vl-convert-python')}.js", pack)
+    # An HTML parser ends the script element at this text, even inside a string.
+    return re.sub(r"</(?=script)", r"<\\/", bundle, flags=re.IGNORECASE).replace("<!--", r"<\!--")
 
 
 def json_in_html(plain: Any) -> str:
@@ -155,5 +149,100 @@ def _breakable(name: str) -> Markup:
 
 
 def _source(name: str) -> str:
-    text, _, _ = packaged_templates().get_source(_environment(), f"{_FOLDER}/{name}")
-    return text
+    return packaged_templates().get_source(_environment(), f"{_FOLDER}/{name}")[0]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One figure in large type."""
+
+    label: str
+    value: str
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class VerdictPanel:
+    """The verdict on the measurement, in words; its findings and warnings stand below."""
+
+    kind: str
+    """``valid``, ``noted`` (valid, with warnings) or ``invalid``."""
+    words: str
+
+
+def verdict(data: ReportData) -> VerdictPanel:
+    """Return whether the figures may be used."""
+    verdict = data.measurement.verdict
+    if not verdict.valid:
+        kind, words = "invalid", "Not valid: these figures must not be used."
+    elif verdict.warnings:
+        kind, words = "noted", "Valid, with notes."
+    else:
+        kind, words = "valid", "Valid: these figures may be used."
+    return VerdictPanel(kind, words)
+
+
+def headline_words(data: ReportData) -> str:
+    """Say which level the cards show, and why."""
+    if data.headline is None:
+        return "Nothing was measured."
+    label = data.labels[data.headline]
+    search = data.measurement.search
+    if search is not None and search.max_rate_per_s is not None:
+        return f"At {label}, the highest rate found that holds {search.slo}."
+    if len(data.labels) == 1:
+        return f"At {label}, the only level measured."
+    levels = data.measurement.levels
+    usable = "valid " if data.measurement.verdict.valid and any(map(is_valid, levels)) else ""
+    if not keeps_up(levels[data.headline]):
+        return f"At {label}, the {usable}level with the most requests finished each second."
+    most = max(range(len(levels)), key=lambda place: finished_rate(levels[place]))
+    top = (
+        f" The highest throughput is {quantity(finished_rate(levels[most]))} requests/s, "
+        f"at {data.labels[most]}, where requests queue up."
+        if not keeps_up(levels[most])
+        else ""
+    )
+    return f"At {label}, the highest {usable}load with which the server kept up.{top}"
+
+
+def cards(data: ReportData) -> list[Card]:
+    """The most important figures of the headline level."""
+    if data.headline is None:
+        return []
+    result = data.measurement.levels[data.headline]
+    failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
+    rate = share(failed / measured if measured else None)
+    return [
+        *_rates(result),
+        *_latencies(result),
+        Card("Failed", rate, "", f"{failed:,} of {measured:,}"),
+    ]
+
+
+def _rates(result: LevelResult) -> Iterator[Card]:
+    rate = result.metrics.get("asked_rate_per_s")
+    requested = f"requested {quantity(rate.mean)}" if isinstance(rate, Interval) else ""
+    for key, label, unit, note in (
+        ("finished_rate_per_s", "Throughput", "requests/s", requested),
+        ("output_tokens_per_s", "Output", "tokens/s", ""),
+        ("goodput_per_s", "Goodput", "requests/s", "within the SLO"),
+    ):
+        found = result.metrics.get(key)
+        if isinstance(found, Interval):
+            yield Card(label, quantity(found.mean), unit, "; ".join(filter(None, (plus_minus(found), note))))
+
+
+def _latencies(result: LevelResult) -> Iterator[Card]:
+    for key, label, statistic in (
+        ("ttft_ms", "TTFT", "p50"),
+        ("ttft_ms", "TTFT", "p99"),
+        ("tpot_ms", "TPOT", "p50"),
+        ("latency_ms", "Latency", "p50"),
+        ("latency_ms", "Latency", "p99"),
+    ):
+        found = result.metrics.get(key)
+        if isinstance(found, dict) and statistic in found:
+            interval = found[statistic]
+            yield Card(f"{label} {statistic}", quantity(interval.mean), "ms", plus_minus(interval))

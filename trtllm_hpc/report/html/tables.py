@@ -9,10 +9,10 @@ from typing import Any
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS
 from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.report.adapters import HEADER, TITLE, adapter_rows
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
+from trtllm_hpc.report.measurement_table import HEADER, TITLE, adapter_rows
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),

@@ -41,7 +41,8 @@ _PARTS = {
     "whole answer": CATEGORIES[0],
     "failed": FAILED,
 }
-_STATES = {"answered": CATEGORIES[0], "answered, not measured": ASIDE, "failed": FAILED}
+_NOT_MEASURED = "answered, not measured"
+_STATES = {"answered": CATEGORIES[0], _NOT_MEASURED: ASIDE, "failed": FAILED}
 
 
 def timeline_section(data: ReportData) -> Section:
@@ -92,7 +93,18 @@ def _dots(data: ReportData) -> Chart | NoChart:
     if not data.records:
         return NoChart(title, "No request was recorded.")
     shown = _chosen(data.records)
-    rows = [_dot(data, record) for record in shown]
+    rows: list[Row] = [
+        {
+            "due": record.scheduled_s,
+            "ms": 1e3 * _latency_s(record),
+            "state": "failed" if not record.ok else "answered" if record.measured else _NOT_MEASURED,
+            "request": record.index,
+            "level": data.labels[record.level],
+            "status": record.status,
+            "error": (record.error or "")[:120],
+        }
+        for record in shown
+    ]
     alt = altair()
     times = [row["ms"] for row in rows]
     used = [state for state in _STATES if any(row["state"] == state for row in rows)]
@@ -135,19 +147,6 @@ def _chosen(records: Sequence[RequestRecord]) -> list[RequestRecord]:
     return [records[place] for place in sorted(reserved)]
 
 
-def _dot(data: ReportData, record: RequestRecord) -> dict[str, Any]:
-    state = "failed" if not record.ok else "answered" if record.measured else "answered, not measured"
-    return {
-        "due": record.scheduled_s,
-        "ms": 1e3 * _latency_s(record),
-        "state": state,
-        "request": record.index,
-        "level": data.labels[record.level],
-        "status": record.status,
-        "error": (record.error or "")[:120],
-    }
-
-
 def _latency_s(record: RequestRecord) -> float:
     return record.ended_s - record.scheduled_s
 
@@ -155,7 +154,8 @@ def _latency_s(record: RequestRecord) -> float:
 def _bars(data: ReportData) -> Chart | NoChart:
     title = "Requests side by side"
     level = data.headline
-    records = [] if level is None else data.of_pass(level, 0)
+    of_pass = [record for record in data.records if (record.level, record.repeat) == (level, 0)]
+    records = sorted(of_pass, key=lambda record: record.scheduled_s)
     if not records or level is None:
         return NoChart(title, "No request was recorded.")
     shown = _around_slowest(records)
@@ -223,7 +223,6 @@ def _part(name: str, begin_s: float, end_s: float) -> dict[str, Any]:
 MOST_SAMPLES = 400
 """Points of one line; of more samples, only the largest of each interval is drawn."""
 _METRIC_HEIGHT = 150
-_CLIENT = "client: outstanding"
 
 
 def server_section(data: ReportData) -> Section:
@@ -233,8 +232,14 @@ def server_section(data: ReportData) -> Section:
     percent = [{**row, "value": 100 * row["value"]} for row in cache]
     queue = lines(data.samples, "queue_ms", "")
     by_model = [{**row, "line": row["line"].strip("[] ")} for row in queue]
+    outstanding = [
+        {"time": time_s, "value": float(count), "line": "client: outstanding"}
+        for time_s, count in in_flight(data.records)
+    ]
+    outstanding += lines(data.samples, "requests_active", "server: active")
+    outstanding += lines(data.samples, "requests_waiting", "server: waiting")
     charts = [
-        _lines(data, "server-in-flight", "Requests in flight", "requests", _in_flight(data)),
+        _lines(data, "server-in-flight", "Requests in flight", "requests", outstanding),
         _lines(data, "server-kv", "KV cache in use", "% of blocks", percent),
         _lines(data, "server-queue", "Time in the server's queue", "ms", by_model),
     ]
@@ -261,15 +266,6 @@ def thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         step = -(-len(mine) // MOST_SAMPLES)
         kept += [max(mine[at : at + step], key=lambda row: row["value"]) for at in range(0, len(mine), step)]
     return kept
-
-
-def _in_flight(data: ReportData) -> list[dict[str, Any]]:
-    client = [
-        {"time": time_s, "value": float(count), "line": _CLIENT} for time_s, count in in_flight(data.records)
-    ]
-    server = lines(data.samples, "requests_active", "server: active")
-    server += lines(data.samples, "requests_waiting", "server: waiting")
-    return client + server
 
 
 def in_flight(records: Sequence[RequestRecord]) -> list[tuple[float, int]]:
@@ -307,11 +303,9 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[st
         f"{title} over time: {', '.join(name for name in names if name) or 'one line'}. "
         f"The highest is {quantity(most['value'])} {unit} at {quantity(most['time'])} s."
     )
-    note = (
-        f"Each line has {MOST_SAMPLES} points: the largest value of each interval."
-        if len(kept) < len(rows)
-        else None
-    )
+    note = None
+    if len(kept) < len(rows):
+        note = f"Each line has {MOST_SAMPLES} points: the largest value of each interval."
     datasets = {"lines": kept, "bands": bands(data)}
     return Chart(key, title, description, described(chart, _METRIC_HEIGHT), datasets, note)
 
@@ -348,13 +342,6 @@ def _phases(data: ReportData) -> Chart | NoChart:
     ]
     if not rows:
         return NoChart(title, "The run folder holds no events of a server start.")
-    longest = max(rows, key=lambda row: row["seconds"])
-    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
-    note = f"The longest is {longest['phase']}."
-    return Chart("phases", title, f"{description}.", _phase_spec(len(rows)), {"phases": rows}, note)
-
-
-def _phase_spec(count: int) -> dict[str, Any]:
     alt = altair()
     colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
     base = alt.Chart(alt.NamedData("phases")).encode(
@@ -367,4 +354,8 @@ def _phase_spec(count: int) -> dict[str, Any]:
     )
     # Above the bars and not beside them: a narrow screen has no room for both.
     words = base.mark_text(align="left", dy=-7, limit=_LABEL_PX).encode(x=alt.value(0), text="phase:N")
-    return described(alt.layer(bars, words), _ROW * count)
+    spec = described(alt.layer(bars, words), _ROW * len(rows))
+    longest = max(rows, key=lambda row: row["seconds"])
+    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
+    note = f"The longest is {longest['phase']}."
+    return Chart("phases", title, f"{description}.", spec, {"phases": rows}, note)

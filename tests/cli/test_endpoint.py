@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from trtllm_hpc.report.endpoint import access
+from trtllm_hpc.cli.endpoint import access
 from trtllm_hpc.runtime.records import Endpoint
 
 TRITON = Endpoint("1", "n1", "10.0.0.1", 8000, 8001, 8002, ["ensemble"], 0.0)
