@@ -10,17 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
-from trtllm_hpc.bench.workload.lengths import (
-    Lengths,
-    cut_to_limit,
-    histogram_lengths,
-    histogram_share_above,
-    normal_lengths,
-    normal_share_above,
-    read_bins,
-    refuse_mostly_cut,
-)
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
+from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths, read_bins
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder
@@ -88,29 +79,12 @@ def _dataset(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, note + builder.notes(), len(prompts))
 
 
-def _normal(spec: WorkloadSpec) -> BuiltWorkload:
-    """Lengths from normal distributions, upstream's ``token-norm-dist``."""
-    refuse_mostly_cut(spec, "input_tokens", normal_share_above)
-    return _generated(spec, normal_lengths(spec))
-
-
-def _histogram(spec: WorkloadSpec) -> BuiltWorkload:
-    """Lengths from a file of bins, upstream's ``token-from-histogram``."""
-    refuse_mostly_cut(spec, "path", histogram_share_above)
-    return _generated(spec, histogram_lengths(spec))
-
-
-def _shared_prefix(spec: WorkloadSpec) -> BuiltWorkload:
-    """Prompts that begin with one of a few prefixes, which take turns; the rest is drawn as by ``normal``."""
-    refuse_mostly_cut(spec, "input_tokens", normal_share_above, spec.workload.prefix_tokens)
-    return _generated(spec, normal_lengths(spec), spec.workload.prefix_tokens)
-
-
-def _generated(spec: WorkloadSpec, drawn: Sequence[Lengths], prefix_tokens: int = 0) -> BuiltWorkload:
-    lengths, notes = cut_to_limit(drawn, spec.limit, prefix_tokens)
-    prompts = prompt_source(spec)
-    requests = list(prompts.requests(_shapes(spec, lengths, prefix_tokens)))
-    return BuiltWorkload(requests, [*notes, *prompts.notes()])
+def _generated(spec: WorkloadSpec) -> BuiltWorkload:
+    """Prompts of drawn lengths. Those of ``shared-prefix`` begin with one of a few prefixes, in turn."""
+    prefix_tokens = spec.workload.prefix_tokens if spec.workload.kind == "shared-prefix" else 0
+    lengths, cut = draw_lengths(spec, prefix_tokens)
+    requests, notes = generated_requests(spec, _shapes(spec, lengths, prefix_tokens))
+    return BuiltWorkload(requests, [*cut, *notes])
 
 
 def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
@@ -133,9 +107,9 @@ def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) 
 _KINDS: dict[str, Callable[[WorkloadSpec], BuiltWorkload]] = {
     "prompts": _prompts,
     "dataset": _dataset,
-    "normal": _normal,
-    "histogram": _histogram,
-    "shared-prefix": _shared_prefix,
+    "normal": _generated,
+    "histogram": _generated,
+    "shared-prefix": _generated,
     "trace": trace,
 }
 

@@ -17,7 +17,7 @@ from trtllm_hpc.bench.workload.dataset import (
     prompt_of,
     read_entries,
 )
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import Codes, Stream, draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, all_too_long
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder, too_long_note
@@ -151,10 +151,10 @@ def _generate(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> tuple[list[Req
             kept.append((each, length))
     if not kept:
         raise all_too_long(spec.limit)
-    source = prompt_source(spec)
-    requests = list(source.requests(_shapes(spec, kept)))
-    notes = [too_long_note(too_long, too_long + len(kept), "requests", spec.limit)] if too_long else []
-    return requests, [*notes, *source.notes()]
+    requests, notes = generated_requests(spec, _shapes(spec, kept))
+    if too_long:
+        notes = [too_long_note(too_long, too_long + len(kept), "requests", spec.limit), *notes]
+    return requests, notes
 
 
 def _input_length(entry: Entry) -> int:
