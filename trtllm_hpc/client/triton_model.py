@@ -29,7 +29,14 @@ from trtllm_hpc.wire.served_model import (
     WEIGHTS_INPUT,
     ServedModel,
 )
-from trtllm_hpc.wire.triton_request import Tensors, generate_body, ids_tensors, tensors, texts_tensor
+from trtllm_hpc.wire.triton_request import (
+    Tensors,
+    generate_body,
+    generate_url,
+    ids_tensors,
+    tensors,
+    texts_tensor,
+)
 from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_response
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
@@ -166,7 +173,7 @@ class TritonModel(Model):
     ) -> AsyncGenerator[Outputs]:
         # "generate" takes one response only.
         stream = request.stream or request.options.get("return_sequences", 1) > 1
-        url = server.model_url(self.model.name, stream=stream)
+        url = generate_url(server.endpoint, self.model.name, stream=stream)
         events = server.events(url, self._body(request), request, stream=stream)
         async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
             async for event in bounded:

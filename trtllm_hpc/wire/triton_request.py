@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
 from trtllm_hpc.errors import InvalidRequest
+from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -46,6 +48,12 @@ def infer_request(model: str, arrays: Mapping[str, NDArray[Any]], request_id: st
         raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
         request.raw_input_contents.append(raw)
     return request
+
+
+def generate_url(endpoint: Endpoint, model: str, *, stream: bool) -> str:
+    """Return where Triton's ``generate`` extension asks a model."""
+    method = "generate_stream" if stream else "generate"
+    return f"{endpoint.scheme}://{endpoint.http}/v2/models/{quote(model, safe='')}/{method}"
 
 
 def generate_body(values: Mapping[str, Any]) -> bytes:
