@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from trtllm_hpc.client.connect import Protocol, Target, connect
@@ -69,9 +68,7 @@ class AsyncClient:
         self._opened = await connect(self._target, self._name, self._protocol, self._timeout_s)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         opened = [*self._left, *([] if self._opened is None else [self._opened])]
         self._left, self._opened = [], None
         for each in opened:

@@ -7,7 +7,6 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from trtllm_hpc.client.async_client import AsyncClient
@@ -54,16 +53,14 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the connection, and all open requests with it."""
         if self in _open_clients:
             _open_clients.discard(self)
-            self._loop.run(self._client.__aexit__(None, None, None))
+            self._loop.run(self._client.__aexit__())
             self._loop.end()
 
     @property
