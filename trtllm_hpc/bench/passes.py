@@ -10,7 +10,7 @@ from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan
 from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_load
@@ -124,22 +124,18 @@ class Passes:
         _check_enough(count, batch)
         self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
-        with real_time_priority() as real_time:
-            load = run_load(
-                OpenPlan(
-                    self.target,
-                    batch.payloads[:count],
-                    self.clock,
-                    schedule.due_s,
-                    first_index=batch.first_index,
-                    weights=batch.weights[:count],
-                    max_failures=self.settings.max_failures_in_a_row,
-                ),
-                progress=count_ended,
-                processes=self.settings.processes,
-            )
+        plan = OpenPlan(
+            self.target,
+            batch.payloads[:count],
+            self.clock,
+            schedule.due_s,
+            first_index=batch.first_index,
+            weights=batch.weights[:count],
+            max_failures=self.settings.max_failures_in_a_row,
+        )
+        load = self._load(plan, count_ended)
         window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
-        return _with_priority(load, real_time), batch, window
+        return load, batch, window
 
     def _closed(
         self, level: ClosedLoop, step: Step, count_ended: Count
@@ -153,25 +149,26 @@ class Passes:
                 count = len(batch.requests)
             _check_enough(count, batch)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
-        with real_time_priority() as real_time:
-            load = run_load(
-                ClosedPlan(
-                    self.target,
-                    batch.payloads,
-                    self.clock,
-                    level.concurrency,
-                    count=count,
-                    until_s=until_s,
-                    first_index=batch.first_index,
-                    weights=batch.weights,
-                    max_failures=self.settings.max_failures_in_a_row,
-                ),
-                progress=count_ended,
-                processes=self.settings.processes,
-            )
+        plan = ClosedPlan(
+            self.target,
+            batch.payloads,
+            self.clock,
+            level.concurrency,
+            count=count,
+            until_s=until_s,
+            first_index=batch.first_index,
+            weights=batch.weights,
+            max_failures=self.settings.max_failures_in_a_row,
+        )
+        load = self._load(plan, count_ended)
         # Not the number of replies: with several processes, one may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=batch.first_index))
-        return _with_priority(load, real_time), batch, closed_window(load, self.settings)
+        return load, batch, closed_window(load, self.settings)
+
+    def _load(self, plan: Plan, count_ended: Count) -> LoadResult:
+        with real_time_priority() as real_time:
+            load = run_load(plan, progress=count_ended, processes=self.settings.processes)
+        return replace(load, client=replace(load.client, real_time=real_time))
 
 
 def _check_enough(count: int, batch: PassRequests) -> None:
@@ -181,10 +178,6 @@ def _check_enough(count: int, batch: PassRequests) -> None:
             f"The workload has {len(batch.requests)} requests, but {count} are needed.",
             hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
         )
-
-
-def _with_priority(load: LoadResult, real_time: bool) -> LoadResult:
-    return replace(load, client=replace(load.client, real_time=real_time))
 
 
 def _with_repetition_warning(verdict: Verdict, sent: int, batch: PassRequests) -> Verdict:
