@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.passes import PassOutcome
-from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -66,13 +65,3 @@ def was_cut(paths: RunPaths, begun_at: Place, outcome: PassOutcome) -> bool:
             return outcome.gone  # it may not know yet itself, as after the loss of its node
         time.sleep(_TICK_S)
     return True
-
-
-def awaited(follow: Follow | None) -> Endpoint | None:
-    """Return where the server is once it is back; ``None`` if it is not to come, or not in time."""
-    if follow is None:
-        return None
-    try:
-        return follow()
-    except TrtllmHpcError:
-        return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
+from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, was_cut
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
@@ -43,7 +43,7 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import NotReady
+from trtllm_hpc.errors import NotReady, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -299,11 +299,14 @@ class _Run:
 
     def _finds_server(self, step: Step) -> bool:
         """Wait for a server that is away, and send requests to where it is then; false if it stays away."""
+        assert self._move is not None
         begun = time.monotonic()
-        endpoint = awaited(self._follow)
+        try:
+            endpoint = self._follow() if self._follow is not None else None
+        except TrtllmHpcError:
+            endpoint = None
         if endpoint is None:
             return False
-        assert self._move is not None
         self._passes = replace(self._passes, target=self._move(endpoint))
         away_s = time.monotonic() - begun
         self._notes.append(

@@ -25,6 +25,7 @@ from trtllm_hpc.wire.served_model import (
 )
 
 _CORE_INPUT = "input_ids"
+_USUAL_MODELS = "choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model"
 _MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
 """Names of the input for the minimum length of an answer: upstream's, and the LLM API's (0.19 on)."""
 
@@ -117,7 +118,12 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     served = describe(endpoint, name, settings.request_timeout_seconds, protocol)
     if settings.workload.lora:
         _refuse_without_lora(name, served)
-    _refuse_without_prompt(served)
+    if not served.takes_text and _CORE_INPUT not in served.inputs:
+        raise RequestFailed(
+            f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
+            f"{', '.join(sorted(served.inputs)) or 'none'}.",
+            hint=_USUAL_MODELS,
+        )
     return Target(
         endpoint=endpoint,
         model=name,
@@ -131,24 +137,13 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
     )
 
 
-def _refuse_without_prompt(served: ServedModel) -> None:
-    if served.takes_text or _CORE_INPUT in served.inputs:
-        return
-    raise RequestFailed(
-        f"Model {served.name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
-        f"{', '.join(sorted(served.inputs)) or 'none'}.",
-        hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
-    )
-
-
 def _refuse_without_lora(name: str, served: ServedModel) -> None:
     needed = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
     missing = [name for name in needed if name not in served.inputs]
     if missing:
         raise RequestFailed(
             f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
-            hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model, or measure without "
-            "adapters (--no-lora)",
+            hint=f"{_USUAL_MODELS}, or measure without adapters (--no-lora)",
         )
 
 
