@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, was_cut
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
-from trtllm_hpc.bench.earlier import Earlier, read_earlier
+from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, Place, read_earlier, was_cut
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
