@@ -60,11 +60,7 @@ class AsyncClient:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> AsyncClient:
-        """Open the connection.
-
-        Raises:
-            RequestFailed: the server does not answer, or has no such model.
-        """
+        """Open the connection; raises RequestFailed if the server does not answer, or has no such model."""
         self._opened = await connect(self._target, self._name, self._protocol, self._timeout_s)
         return self
 
@@ -152,10 +148,7 @@ class AsyncClient:
             ended: ends the answer early, once set.
 
         Other arguments and errors are those of :meth:`generate`. Without ``max_tokens`` the server says how
-        long an answer may be.
-
-        Raises:
-            InvalidRequest: the server was reached over another protocol, or there is no message.
+        long an answer may be. Raises InvalidRequest over another protocol, or if there is no message.
         """
         request = self.request((), options)
         given = {name: value for name, value in request.options.items() if name in options}
@@ -196,11 +189,7 @@ class AsyncClient:
             await self._open.stop(request_id)
 
     def request(self, prompts: tuple[Prompt, ...], options: Mapping[str, Any]) -> Request:
-        """Return a request with the client's own time limit and retries.
-
-        Raises:
-            TypeError: an option has another name.
-        """
+        """Return a request with the client's own time limit and retries; TypeError for an unknown option."""
         unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
         if unknown:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
@@ -212,14 +201,9 @@ class AsyncClient:
     async def ask(
         self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
     ) -> tuple[Answer, ...]:
-        """Send a request, and return the answer to each of its prompts.
+        """Send a request, and return the answer to each of its prompts; raises as :meth:`generate`.
 
-        Args:
-            on_text: called with each part of the first text as it comes.
-            ended: ends the answers early, once set.
-
-        Raises:
-            RequestFailed: see :meth:`generate`.
+        ``on_text`` is called with each part of the first text; ``ended`` ends the answers early, once set.
         """
         if request.messages and not self.is_openai:
             raise InvalidRequest(
@@ -245,10 +229,7 @@ class AsyncClient:
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
         """Yield the reply to a request of token ids each time that a response has come.
 
-        Closing the generator ends the request on the server.
-
-        Raises:
-            RequestFailed: see :meth:`generate`.
+        Closing the generator ends the request on the server. Raises as :meth:`generate`.
         """
         if self.is_openai:
             raise InvalidRequest("Token ids come from Triton only.")
@@ -320,11 +301,7 @@ class AsyncClient:
 
 
 def chat_request(messages: Sequence[Message], request: Request) -> Request:
-    """Return a request as one of a chat.
-
-    Raises:
-        InvalidRequest: there is no message.
-    """
+    """Return a request as one of a chat; raises InvalidRequest if there is no message."""
     if not messages:
         raise InvalidRequest("A chat needs a message.")
     return replace(request, prompts=(str(messages[-1].get("content", "")),), messages=tuple(messages))

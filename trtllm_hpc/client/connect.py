@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.connection import grpc_calls
-from trtllm_hpc.client.http import call_json, openai_models
+from trtllm_hpc.client.calls import call_json, grpc_calls, openai_models
 from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.connection import call_failure, channel
+from trtllm_hpc.client.calls import call_failure, channel
 from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import RequestFailed, RequestRefused

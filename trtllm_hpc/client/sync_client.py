@@ -23,10 +23,8 @@ class Client:
     """Asks one served model. Every method may be called from several threads at once.
 
     It is open from the start, and closed as a context manager, by :meth:`close`, or when Python exits.
-    Arguments are those of :class:`trtllm_hpc.client.async_client.AsyncClient`.
-
-    Raises:
-        RequestFailed: the server does not answer, or has no such model.
+    Arguments are those of :class:`trtllm_hpc.client.async_client.AsyncClient`. Raises RequestFailed if the
+    server does not answer, or has no such model.
     """
 
     def __init__(
