@@ -28,6 +28,8 @@ class Entry(NamedTuple):
     line: int
     """Where it begins, counted from 1."""
     values: dict[str, Any]
+    due_s: float = 0.0
+    """In a trace: when it is due, after the first one."""
 
     def error(self, message: str, *, hint: str | None = None) -> ConfigError:
         """Return an error at this entry."""
