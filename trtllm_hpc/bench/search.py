@@ -54,7 +54,10 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
         held += not violations
         broken += [sentence for sentence in violations if sentence not in broken]
     if not judged:
-        return Outcome(0, len(passes), [], unusable=_unusable(passes[-1]))
+        verdict = passes[-1].verdict
+        client = "The client, not the server, is the limit"
+        reason = client if verdict.client_limited else "The figures are invalid"
+        return Outcome(0, len(passes), [], unusable=f"{reason}: {' '.join(verdict.findings)}")
     return Outcome(held, judged, broken)
 
 
@@ -66,12 +69,6 @@ def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
     if one.verdict.unsteady:
         violations.append("Latency grew over the window: the server did not keep up.")
     return violations
-
-
-def _unusable(one: Pass) -> str:
-    client = "The client, not the server, is the limit"
-    reason = client if one.verdict.client_limited else "The figures are invalid"
-    return f"{reason}: {' '.join(one.verdict.findings)}"
 
 
 def find_max(

@@ -204,7 +204,11 @@ def _retokenize(
     counts: list[_Count | None] = [None] * len(parsed)
     if tokenizer is None:
         return counts
-    unknown = [at for at, answer in enumerate(parsed) if _length_unknown(answer)]
+    unknown = [
+        at
+        for at, answer in enumerate(parsed)
+        if answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
+    ]
     whole = [at for at in unknown if not parsed[at].streamed or _in_one_piece(requests[at], parsed[at])]
     streams = sorted(set(unknown) - set(whole))
     texts = {at: [chunk.text or "" for chunk in parsed[at].chunks] for at in unknown}
@@ -217,10 +221,6 @@ def _retokenize(
     for at, tokens in zip(whole, _retokenize_whole(answers, tokenizer), strict=True):
         counts[at] = _Count(tokens, tokenizer.counted_by)
     return counts
-
-
-def _length_unknown(answer: ParsedReply) -> bool:
-    return answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
 
 
 def _at_most(lengths: Sequence[int], most: int) -> tuple[int, ...]:

@@ -275,7 +275,12 @@ def _adjusted(rows: list[Row]) -> list[Row]:
 
 
 def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
-    yield from _search_results(a, b)
+    first, second = a.measurement.search, b.measurement.search
+    if first is not None and second is not None:
+        rates = [
+            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
+        ]
+        yield f"Highest rate within {first.slo}: {rates[0]}; within {second.slo}: {rates[1]}."
     for side in (a, b):
         single = [label for label in common if len(side.levels[label].passes) == 1]
         if single:
@@ -294,12 +299,3 @@ def _undecided(rows: Sequence[Row], tolerance: Tolerance) -> Iterator[str]:
             f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance}, {worse} of them for "
             "the worse, but their spread is unknown: they decide nothing. Measure both with --repeats 5."
         )
-
-
-def _search_results(a: Side, b: Side) -> Iterator[str]:
-    first, second = a.measurement.search, b.measurement.search
-    if first is not None and second is not None:
-        rates = [
-            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
-        ]
-        yield f"Highest rate within {first.slo}: {rates[0]}; within {second.slo}: {rates[1]}."

@@ -6,7 +6,7 @@ gives the number, the limit, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from trtllm_hpc.bench.levels import OpenLoop
@@ -182,12 +182,7 @@ def _missing_tokens(sample: Sample, settings: Benchmark) -> Iterator[str]:
             f"{empty} of {len(answered)} answers are empty, which makes them look fast; the limit is "
             f"{settings.max_error_share * 100:.4g}% (max_error_share)."
         )
-    if settings.exact_output:
-        yield from _wrong_length(answered)
-
-
-def _wrong_length(answered: Sequence[RequestRecord]) -> Iterator[str]:
-    wrong = [record for record in answered if _is_wrong_length(record)]
+    wrong = [record for record in answered if settings.exact_output and _is_wrong_length(record)]
     if wrong:
         yield (
             f"{len(wrong)} of {len(answered)} answers do not have the requested length (exact_output); the "
@@ -340,7 +335,9 @@ def latency_growth(sample: Sample) -> str | None:
     window. The test is the one-sided Mann-Kendall test for a trend (Mann 1945; Kendall
     1975) on the mean latencies of the window's parts. A ramp is not tested.
     """
-    means = None if _is_ramp(sample) else _mean_latencies_ms(sample)
+    level = sample.level
+    is_ramp = isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
+    means = None if is_ramp else _mean_latencies_ms(sample)
     if means is None:
         return None
     half = PARTS // 2
@@ -357,11 +354,6 @@ def latency_growth(sample: Sample) -> str | None:
         f"{second_ms:.0f} ms in the second. The server did not keep up, or the warm-up was too short; a "
         "longer window would show even higher latencies."
     )
-
-
-def _is_ramp(sample: Sample) -> bool:
-    level = sample.level
-    return isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
 
 
 def _mean_latencies_ms(sample: Sample) -> list[float] | None:

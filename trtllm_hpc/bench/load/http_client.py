@@ -108,12 +108,10 @@ class HttpClient:
                 keep((self._clock.now(), piece))
         else:
             keep((self._clock.now(), await response.read()))
-        error = self._error(b"".join(piece for _, piece in reply.chunks))
+        error, answer = None, b"".join(piece for _, piece in reply.chunks)
+        if not self._target.is_openai:
+            error = triton_response.generate_error(answer)
+        elif self._target.streaming:
+            error = openai.stream_error(answer)
         if error is not None:
             reply.status, reply.error = "HTTP 200", error
-
-    def _error(self, answer: bytes) -> str | None:
-        """Return what is wrong with a whole answer."""
-        if not self._target.is_openai:
-            return triton_response.generate_error(answer)
-        return openai.stream_error(answer) if self._target.streaming else None

@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -278,13 +278,11 @@ def fetch_page(endpoint: Endpoint) -> Page:
 
     Raises RequestFailed if it cannot be read, or is not a page of metrics.
     """
-    connection = _connection(endpoint)
-    try:
-        return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
-    except (RequestFailed, ValueError) as error:
-        raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
-    finally:
-        connection.close()
+    with closing(_connection(endpoint)) as connection:
+        try:
+            return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
+        except (RequestFailed, ValueError) as error:
+            raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
 
 
 def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:
