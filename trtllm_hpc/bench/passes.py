@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.analysis.slo import Slo
@@ -27,6 +26,8 @@ from trtllm_hpc.errors import InvalidMeasurement
 
 WHOLE_TRACE = 1_000_000
 """More requests than any trace has."""
+_CLOSED_LOOP_REQUESTS = 1000
+"""Requests generated in advance for a closed loop that ends by time; more follow when they run out."""
 _MIN_REQUESTS_PER_SLOT = 20
 """Different requests for each slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
@@ -89,12 +90,15 @@ class Passes:
             models=self.settings.models,
         )
         sample = Sample(records, window, level, self.slo)
+        by_responses = any(record.output_by == BY_RESPONSES for record in records)
+        # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.
+        texts_checked = by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
         verdict = check_pass(
             sample,
             load.client,
             self.settings,
             interrupted=load.interrupted,
-            texts_checked=self._checks_texts(records),
+            texts_checked=texts_checked,
         )
         result = Pass(
             repeat=step.repeat,
@@ -109,11 +113,6 @@ class Passes:
             verdict=_with_repetition_warning(verdict, len(records), batch),
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
-
-    def _checks_texts(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether the tokenizer found that each response had one token; asked last, since it decodes all."""
-        by_responses = any(record.output_by == BY_RESPONSES for record in records)
-        return by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
 
     def _open(
         self, level: OpenLoop, step: Step, count_ended: Count
@@ -220,6 +219,23 @@ def _truncated(window: Window, load: LoadResult) -> Window:
 
 
 # The lengths of passes ------------------------------------------------------------------------------
+
+
+def expected_requests(settings: Benchmark) -> int:
+    """Return the requests of all passes together, as far as they are known in advance."""
+    counts = [_requests_of(level, settings) for level in levels_of(settings)]
+    if settings.workload.kind == "trace":  # each pass sends it again
+        return WHOLE_TRACE if settings.find_max else max(counts)
+    return sum(counts) * settings.repeats
+
+
+def _requests_of(level: Level, settings: Benchmark) -> int:
+    if isinstance(level, OpenLoop):
+        return open_length(level, settings)
+    count, until_s = closed_length(level, settings)
+    if count is None and settings.workload.kind == "trace":  # it has a fixed length
+        return timed_length(level, until_s or 0.0, WHOLE_TRACE)
+    return count or _CLOSED_LOOP_REQUESTS
 
 
 def open_length(level: OpenLoop, settings: Benchmark) -> int:
