@@ -6,23 +6,11 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.client.connect import (
-    describe,
-    refuse_protocol,
-    usual_model,
-    usual_openai_model,
-    usual_protocol,
-)
+from trtllm_hpc.client import connect
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.wire.served_model import (
-    CONFIG_INPUT,
-    STREAM_INPUTS,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    ServedModel,
-)
+from trtllm_hpc.wire.served_model import LORA_INPUTS, STREAM_INPUTS, ServedModel
 
 _CORE_INPUT = "input_ids"
 _USUAL_MODELS = "choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model"
@@ -42,9 +30,9 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
         InvalidMeasurement: the model cannot give what is to be measured.
         BadSlo: the limits cannot be parsed.
     """
-    protocol = settings.protocol or usual_protocol(endpoint)
+    protocol = settings.protocol or connect.usual_protocol(endpoint)
     is_openai = protocol in OPENAI_PROTOCOLS
-    refuse_protocol(endpoint, is_openai=is_openai)
+    connect.refuse_protocol(endpoint, is_openai=is_openai)
     names = settings.models or [settings.model or _usual_model(settings, endpoint, text_model, is_openai)]
     of = _openai_target if is_openai else _triton_target
     targets = [of(settings, endpoint, name, protocol) for name in names]
@@ -91,8 +79,8 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
 
 def _usual_model(settings: Benchmark, endpoint: Endpoint, text_model: str | None, is_openai: bool) -> str:
     if is_openai:
-        return usual_openai_model(endpoint, settings.request_timeout_seconds)
-    return text_model or usual_model(endpoint)
+        return connect.usual_openai_model(endpoint, settings.request_timeout_seconds)
+    return text_model or connect.usual_model(endpoint)
 
 
 def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
@@ -115,7 +103,7 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
-    served = describe(endpoint, name, settings.request_timeout_seconds, protocol)
+    served = connect.describe(endpoint, name, settings.request_timeout_seconds, protocol)
     if settings.workload.lora:
         _refuse_without_lora(name, served)
     if not served.takes_text and _CORE_INPUT not in served.inputs:
@@ -138,8 +126,7 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 
 def _refuse_without_lora(name: str, served: ServedModel) -> None:
-    needed = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
-    missing = [name for name in needed if name not in served.inputs]
+    missing = [name for name in LORA_INPUTS if name not in served.inputs]
     if missing:
         raise RequestFailed(
             f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",

@@ -54,6 +54,11 @@ class Adapter:
     """Of shape [1, modules, 3]: number of the module, layer, and rank."""
 
     @property
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """What a request sends with it, as a batch of one."""
+        return {WEIGHTS_INPUT: self.weights, CONFIG_INPUT: self.config}
+
+    @property
     def rank(self) -> int:
         """The highest rank among its modules."""
         return int(self.config[..., 2].max())

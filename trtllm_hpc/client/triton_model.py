@@ -22,13 +22,7 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.wire.response import Response, WrongResponse
-from trtllm_hpc.wire.served_model import (
-    CONFIG_INPUT,
-    STREAM_INPUTS,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    ServedModel,
-)
+from trtllm_hpc.wire.served_model import STREAM_INPUTS, TASK_ID_INPUT, WEIGHTS_INPUT, ServedModel
 from trtllm_hpc.wire.triton_request import (
     Tensors,
     generate_body,
@@ -282,7 +276,7 @@ def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, who
         )
     inputs: dict[str, Any] = {TASK_ID_INPUT: adapter.task_id} if has_number else {}
     if whole or not has_number:
-        inputs |= {WEIGHTS_INPUT: adapter.weights[0], CONFIG_INPUT: adapter.config[0]}
+        inputs |= {name: batch[0] for name, batch in adapter.inputs.items()}
     return replace(request, inputs={**request.inputs, **inputs})
 
 
