@@ -154,9 +154,8 @@ def _without_prompt(request: Request, answer: ParsedReply, reported: _Lengths) -
 def _count_stream(chunks: Sequence[Chunk], reported: _Lengths, retokenized: _Count | None) -> _Count:
     """The tokens of a stream; a response with output has at least one."""
     ids = [chunk.token_ids for chunk in chunks]
-    if ids and all(known is not None for known in ids):
-        lengths = tuple(len(known) for known in ids if known is not None)
-        return _Count(sum(lengths), BY_MODEL, lengths, BY_MODEL)
+    if ids and None not in ids:
+        reported = tuple(len(known) for known in ids if known is not None)
     if reported is not None:
         return _Count(sum(reported), BY_MODEL, reported, BY_MODEL)
     return retokenized or _Count(len(chunks), BY_RESPONSES, (1,) * len(chunks), BY_RESPONSES)

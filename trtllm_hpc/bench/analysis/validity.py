@@ -14,13 +14,7 @@ from trtllm_hpc.bench.metrics import LATENCY
 from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
-from trtllm_hpc.bench.workload.request import (
-    BY_PREPROCESSING,
-    BY_REQUEST,
-    BY_RESPONSES,
-    BY_TOKENIZER,
-    EXACT_SOURCES,
-)
+from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES, EXACT_SOURCES, TEXT_SOURCES
 from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.runtime.probe import most_tokens
@@ -94,8 +88,12 @@ def check_pass(
         *_doubtful_texts(sample, settings),
         *_failed(sample),
         *_resent(sample),
-        *([] if findings else _too_few_for_p99(sample)),
     ]
+    answered = len(sample.answered)
+    if not findings and answered < P99_REQUESTS:
+        warnings.append(
+            f"{_requests_were(answered)} answered: below {P99_REQUESTS}, p99 is practically the maximum."
+        )
     return Verdict(
         findings=findings,
         warnings=[*warnings, *([growth] if growth else [])],
@@ -252,7 +250,7 @@ def _doubtful_texts(sample: Sample, settings: Benchmark) -> Iterator[str]:
     texts = [
         record
         for record in sample.answered
-        if record.output_by in (BY_TOKENIZER, BY_PREPROCESSING) and record.requested_tokens is not None
+        if record.output_by in TEXT_SOURCES and record.requested_tokens is not None
     ]
     counted = sum(record.output_tokens or 0 for record in texts)
     requested = sum(record.requested_tokens or 0 for record in texts)
@@ -315,12 +313,6 @@ def _resent(sample: Sample) -> Iterator[str]:
             f"{lost} requests failed because the server no longer had their LoRA adapter; over HTTP its "
             f"weights cannot be sent. Measure over gRPC (--protocol grpc), or: {_ADAPTER_REMEDY}."
         )
-
-
-def _too_few_for_p99(sample: Sample) -> Iterator[str]:
-    answered = len(sample.answered)
-    if answered < P99_REQUESTS:
-        yield f"{_requests_were(answered)} answered: below {P99_REQUESTS}, p99 is practically the maximum."
 
 
 def _requests_were(count: int) -> str:

@@ -27,6 +27,7 @@ BY_TOKENIZER = "tokenizer"
 """The model's tokenizer, run on the text by the client. The model may have generated other tokens."""
 BY_PREPROCESSING = "preprocessing"
 """The server's tokenizer, called over the network."""
+TEXT_SOURCES = frozenset({BY_TOKENIZER, BY_PREPROCESSING})
 BY_REQUEST = "requested"
 """Not counted: the requested number. Too high if the model stopped earlier."""
 
