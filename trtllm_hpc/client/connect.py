@@ -120,11 +120,9 @@ async def connect(target: Target, model: str | None, protocol: Protocol | None, 
         if model is None:
             model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
         return OpenAIModel(endpoint, model)
-    described = await asyncio.to_thread(
-        _described, endpoint, model or usual_model(endpoint), chosen, timeout_s
-    )
+    name = model or usual_model(endpoint)
+    served, streams, tokenizer = await asyncio.to_thread(_described, endpoint, name, chosen, timeout_s)
     server = GrpcServer(endpoint) if chosen == "grpc" else HttpServer(endpoint)
-    served, streams, tokenizer = described
     return TritonModel(server, served, tokenizer, can_stream=streams)
 
 
