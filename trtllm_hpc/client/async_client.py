@@ -51,24 +51,23 @@ class AsyncClient:
         self._target = target
         self._follow = follow
         self._moving = asyncio.Lock()
-        self._left: list[Model] = []
+        self._models: list[Model] = []
+        """The open model, last, and those at places that the server has left: open requests use them."""
         self._name = model
         self._protocol = protocol
         self._timeout_s = timeout_s
         self._retries = retries
-        self._opened: Model | None = None
         self._ends: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> AsyncClient:
         """Open the connection; raises RequestFailed if the server does not answer, or has no such model."""
-        self._opened = await connect(self._target, self._name, self._protocol, self._timeout_s)
+        self._models.append(await connect(self._target, self._name, self._protocol, self._timeout_s))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        opened = [*self._left, *([] if self._opened is None else [self._opened])]
-        self._left, self._opened = [], None
-        for each in opened:
-            await each.close()
+        models, self._models = self._models, []
+        for model in models:
+            await model.close()
 
     @property
     def model(self) -> ServedModel:
@@ -92,9 +91,9 @@ class AsyncClient:
 
     @property
     def _open(self) -> Model:
-        if self._opened is None:
+        if not self._models:
             raise RuntimeError("the client is not open: use it as a context manager")
-        return self._opened
+        return self._models[-1]
 
     async def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """Return the whole answer to a prompt.
@@ -276,10 +275,8 @@ class AsyncClient:
             target = await asyncio.to_thread(self._follow)
             if target == self._target:
                 return
-            moved = await connect(target, self._name, self._protocol, self._timeout_s)
-            if self._opened is not None:
-                self._left.append(self._opened)
-            self._target, self._opened = target, moved
+            self._models.append(await connect(target, self._name, self._protocol, self._timeout_s))
+            self._target = target
 
     async def count_tokens(self, request: Request, answers: Sequence[Answer]) -> list[Answer]:
         """Have the served tokenizer count the tokens of answers whose server did not."""
