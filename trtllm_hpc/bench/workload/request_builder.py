@@ -8,14 +8,7 @@ from itertools import islice
 from trtllm_hpc.bench.workload.dataset import SourcePrompt
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
 from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
-from trtllm_hpc.bench.workload.request import (
-    BY_WORKLOAD,
-    Request,
-    WorkloadSpec,
-    all_too_long,
-    file_error,
-    settings_error,
-)
+from trtllm_hpc.bench.workload.request import BY_WORKLOAD, Request, WorkloadSpec, file_error, settings_error
 
 
 class RequestBuilder:
@@ -59,7 +52,7 @@ class RequestBuilder:
             new = [index for index in dict.fromkeys(indices) if index not in built]
             built.update(zip(new, self.build([prompts[index] for index in new]), strict=True))
             if len(built) == len(prompts) and not any(built.values()):
-                raise all_too_long(self._spec.limit)
+                raise self._spec.all_too_long()
             requests += [request for index in indices if (request := built[index]) is not None]
         return requests
 

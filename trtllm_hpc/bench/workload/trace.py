@@ -9,17 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.dataset import (
-    OUTPUT_LENGTH_KEYS,
-    Entry,
-    SourcePrompt,
-    length_of,
-    prompt_of,
-    read_entries,
-)
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, SourcePrompt, prompt_of, read_entries
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import Codes, Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, all_too_long
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder, too_long_note
 
 BLOCK_TOKENS = 512
@@ -66,7 +59,7 @@ def check_trace(path: Path, tokens_per_word: float) -> None:
         if generated:
             _input_length(entry)
             _hash_ids(entry)
-            length_of(entry, OUTPUT_LENGTH_KEYS)
+            entry.length(OUTPUT_LENGTH_KEYS)
         else:
             _prompt(entry, tokens_per_word)
 
@@ -118,7 +111,7 @@ def _recorded(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request]
         prompts = [_prompt(entry, spec.workload.tokens_per_word) for entry in batch]
         requests += [request for request in builder.build(prompts) if request is not None]
     if not requests:
-        raise all_too_long(spec.limit)
+        raise spec.all_too_long()
     return requests, builder.notes()
 
 
@@ -142,7 +135,7 @@ def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request]
         else:
             kept.append((entry, length))
     if not kept:
-        raise all_too_long(spec.limit)
+        raise spec.all_too_long()
     requests, notes = generated_requests(spec, _shapes(spec, kept))
     if too_long:
         notes = [too_long_note(too_long, too_long + len(kept), "requests", spec.limit), *notes]
@@ -150,7 +143,7 @@ def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request]
 
 
 def _input_length(entry: Entry) -> int:
-    length = length_of(entry, _INPUT_LENGTH_KEYS)
+    length = entry.length(_INPUT_LENGTH_KEYS)
     if length is None:
         raise entry.error(f"{_INPUT_LENGTH_KEYS[0]} must be a whole number of at least 1")
     return length
@@ -175,5 +168,5 @@ def _shapes(spec: WorkloadSpec, kept: Sequence[tuple[Entry, int]]) -> Iterator[P
         rest = max(0, length - BLOCK_TOKENS * len(shared))
         own = draw_codes(random_source(seed, Stream.CONTENTS, entry.line), rest)
         codes = np.concatenate([*shared, own])[:length]
-        tokens = length_of(entry, OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
+        tokens = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
         yield PromptShape(codes, tokens, entry.due_s, f"line {entry.line}")
