@@ -104,8 +104,12 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
     served = connect.describe(endpoint, name, settings.request_timeout_seconds, protocol)
-    if settings.workload.lora:
-        _refuse_without_lora(name, served)
+    missing = [each for each in LORA_INPUTS if each not in served.inputs]
+    if settings.workload.lora and missing:
+        raise RequestFailed(
+            f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
+            hint=f"{_USUAL_MODELS}, or measure without adapters (--no-lora)",
+        )
     if not served.takes_text and _CORE_INPUT not in served.inputs:
         raise RequestFailed(
             f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
@@ -123,15 +127,6 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
         stream_input=next((known for known in STREAM_INPUTS if known in served.inputs), None),
         min_length_input=_min_length_input(name, served) if settings.exact_output else None,
     )
-
-
-def _refuse_without_lora(name: str, served: ServedModel) -> None:
-    missing = [name for name in LORA_INPUTS if name not in served.inputs]
-    if missing:
-        raise RequestFailed(
-            f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
-            hint=f"{_USUAL_MODELS}, or measure without adapters (--no-lora)",
-        )
 
 
 def _min_length_input(name: str, served: ServedModel) -> str:

@@ -281,20 +281,17 @@ class AsyncClient:
     async def count_tokens(self, request: Request, answers: Sequence[Answer]) -> list[Answer]:
         """Have the served tokenizer count the tokens of answers whose server did not."""
         most = int(request.options.get("max_tokens", MAX_TOKENS))
-        asked = zip(answers, request.prompts, strict=True)
-        return [await self._counted(answer, prompt, most) for answer, prompt in asked]
-
-    async def _counted(self, answer: Answer, prompt: Prompt, most: int) -> Answer:
-        if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
-            return answer
-        # Special tokens, and the prompt if it is repeated, are in both texts. The tokenizer may read the
-        # letters of some tokens as more tokens.
-        whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
-        counts = await self._open.count([whole, prompt])
-        if counts is None:
-            return answer
-        tokens = min(max(counts[0] - counts[1], 0), most)
-        return replace(answer, output_tokens=tokens, counted_by="tokenizer")
+        counted = list(answers)
+        for place, (answer, prompt) in enumerate(zip(answers, request.prompts, strict=True)):
+            if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
+                continue
+            # Special tokens, and the prompt if it is repeated, are in both texts. The tokenizer may read the
+            # letters of some tokens as more tokens.
+            whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
+            if (counts := await self._open.count([whole, prompt])) is not None:
+                tokens = min(max(counts[0] - counts[1], 0), most)
+                counted[place] = replace(answer, output_tokens=tokens, counted_by="tokenizer")
+        return counted
 
 
 def chat_request(messages: Sequence[Message], request: Request) -> Request:

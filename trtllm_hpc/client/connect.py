@@ -81,8 +81,10 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
             f"{address.url!r} does not say which protocol the server speaks.",
             hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
         )
-    is_secure = scheme.endswith("s")
-    certificate = address.certificate_file or (_system_certificates() if is_secure else None)
+    certificate = address.certificate_file
+    if certificate is None and scheme.endswith("s"):
+        paths = ssl.get_default_verify_paths()
+        certificate = Path(paths.cafile or paths.openssl_cafile)
     protocol: Protocol = "grpc" if scheme.startswith("grpc") else "http"
     port = port or {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}[scheme]
     return protocol, Endpoint(
@@ -97,11 +99,6 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
         key_file=None if address.key_file is None else str(address.key_file),
         certificate_file=None if certificate is None else str(certificate),
     )
-
-
-def _system_certificates() -> str:
-    paths = ssl.get_default_verify_paths()
-    return paths.cafile or paths.openssl_cafile
 
 
 async def connect(target: Target, model: str | None, protocol: Protocol | None, timeout_s: float) -> Model:
