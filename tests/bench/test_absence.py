@@ -16,8 +16,8 @@ from tests.waiting import eventually
 from trtllm_hpc import bench
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.bench import absence
-from trtllm_hpc.bench.absence import Place
+from trtllm_hpc.bench import interruptions
+from trtllm_hpc.bench.interruptions import Place
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.load.loops import Count
 from trtllm_hpc.bench.load.messages import Reply
@@ -204,7 +204,7 @@ def test_failures_of_a_server_that_stayed_are_not_measured_again(
     run: RunPaths, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint.write(run.endpoint)
-    monkeypatch.setattr(absence, "_SETTLE_S", 0.1)
+    monkeypatch.setattr(interruptions, "_SETTLE_S", 0.1)
     whole_pass = Passes.run
 
     def failing(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:

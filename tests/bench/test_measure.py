@@ -12,8 +12,7 @@ from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
 from trtllm_hpc.bench.load.loops import LoadResult
 from trtllm_hpc.bench.load.messages import ParsedReply, Reply
-from trtllm_hpc.bench.measure import expected_requests
-from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, timed_length
+from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, expected_requests, timed_length
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload

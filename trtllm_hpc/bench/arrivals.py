@@ -107,21 +107,16 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
             [Diagnostic("no-times", message, "the workload", "arrival", value="trace", hint=hint)]
         )
     due_s = [round(time - times[0], _DIGITS) for time in times]
-    first = _warmup_of(due_s, settings)
+    first = settings.warmup_requests or 0
+    if settings.warmup_seconds is not None:
+        first = sum(time < settings.warmup_seconds for time in due_s)
+    first = min(first, len(due_s) - 1)  # at least the last request is measured
     start_s = due_s[first]
     if settings.duration_seconds is not None:
         end_s = min(start_s + settings.duration_seconds, _after(due_s, first, len(due_s)))
         return Schedule([time for time in due_s if time < end_s], Window(start_s, end_s))
     last = min(first + (settings.requests or len(due_s)), len(due_s))
     return Schedule(due_s[:last], Window(start_s, _after(due_s, first, last)))
-
-
-def _warmup_of(due_s: Sequence[float], settings: Benchmark) -> int:
-    """The number of requests of a trace that are warm-up; at least the last one is measured."""
-    count = settings.warmup_requests or 0
-    if settings.warmup_seconds is not None:
-        count = sum(time < settings.warmup_seconds for time in due_s)
-    return min(count, len(due_s) - 1)
 
 
 def _after(due_s: Sequence[float], first: int, last: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 from trtllm_hpc.bench.load.loops import ClosedPlan
@@ -12,7 +11,7 @@ from trtllm_hpc.bench.load.messages import Target, encode_request, encode_weight
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.client.lora import Adapter, read_adapter
+from trtllm_hpc.client.lora import read_adapter
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths
@@ -27,7 +26,8 @@ class LoraAdapters:
 
     folders: Mapping[int, Path]
     """Where each was read, by its task id."""
-    adapters: Sequence[Adapter]
+    weights: Mapping[int, bytes]
+    """What to send with the first request of each, by its task id."""
 
     @classmethod
     def read(cls, workload: Workload, paths: RunPaths) -> LoraAdapters:
@@ -37,12 +37,8 @@ class LoraAdapters:
             adapter.directory or paths.converted_adapter(adapter.adapter or "") for adapter in workload.lora
         )
         folders = dict(zip(task_ids, map(Path, named), strict=True))
-        return cls(folders, [read_adapter(folder, task_id) for task_id, folder in folders.items()])
-
-    @cached_property
-    def weights(self) -> dict[int, bytes]:
-        """LoRA weights to send with the first request of each adapter, by task ID."""
-        return {adapter.task_id: encode_weights(adapter) for adapter in self.adapters}
+        read = {task_id: read_adapter(folder, task_id) for task_id, folder in folders.items()}
+        return cls(folders, {task_id: encode_weights(adapter) for task_id, adapter in read.items()})
 
     def make_known(self, targets: Sequence[Target], example: Request, clock: Clock) -> None:
         """Send each adapter once to each model of each instance: each has a cache of its own.

@@ -13,24 +13,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
-from trtllm_hpc.bench.absence import MOST_CUTS, Follow, Place, awaited, was_cut
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
-from trtllm_hpc.bench.earlier import Earlier, read_earlier
+from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, Place, read_earlier, was_cut
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
-from trtllm_hpc.bench.passes import (
-    WHOLE_TRACE,
-    Passes,
-    PassOutcome,
-    closed_length,
-    open_length,
-    step_of,
-    timed_length,
-)
+from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import UNFINISHED, append_records
@@ -43,12 +34,10 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import NotReady
+from trtllm_hpc.errors import NotReady, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
-_CLOSED_LOOP_REQUESTS = 1000
-"""Requests generated in advance for a closed loop that ends by time; more follow when they run out."""
 _SEARCH_WARMUP_S = 1.0
 _INTERRUPTED = "The measurement was interrupted."
 
@@ -108,7 +97,6 @@ def run_measurement(
     samples_file = subject.paths.measurement(name).samples
     subject.paths.results.mkdir(exist_ok=True)
     notes = [note for note in (tokenization.note, earlier.note) if note]
-    measuring = _Run(subject, settings, name, passes, notes, earlier)
     with (
         sampled(subject.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
         reported(progress, progress_file, show),
@@ -122,7 +110,8 @@ def run_measurement(
                 tokenization.tokenizer.follow(endpoint)
             return moved[0]
 
-        ended_early = measuring.run(move)
+        measuring = _Run(subject, settings, name, passes, notes, earlier, move)
+        ended_early = measuring.run()
     measurement = measuring.write(
         [ended_early] if ended_early else [],
         [samples.warning] if samples.warning else [],
@@ -159,14 +148,6 @@ def _workload(
     )
 
 
-def expected_requests(settings: Benchmark) -> int:
-    """Return the requests of all passes together, as far as they are known in advance."""
-    counts = [_requests_of(level, settings) for level in levels_of(settings)]
-    if settings.workload.kind == "trace":  # each pass sends it again
-        return WHOLE_TRACE if settings.find_max else max(counts)
-    return sum(counts) * settings.repeats
-
-
 def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     """Return the settings for one rate of a search, with enough requests to fill a window."""
     if settings.duration_seconds is not None:
@@ -178,60 +159,44 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     return settings.model_copy(update=longer)
 
 
-def _requests_of(level: Level, settings: Benchmark) -> int:
-    if isinstance(level, OpenLoop):
-        return open_length(level, settings)
-    count, until_s = closed_length(level, settings)
-    if count is None and settings.workload.kind == "trace":  # it has a fixed length
-        return timed_length(level, until_s or 0.0, WHOLE_TRACE)
-    return count or _CLOSED_LOOP_REQUESTS
-
-
+@dataclass
 class _Run:
     """A measurement that is going on: the passes so far, and its files."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        settings: Benchmark,
-        name: str,
-        passes: Passes,
-        notes: list[str],
-        earlier: Earlier,
-    ) -> None:
-        self._settings = settings
-        self._name = name
-        self._passes = passes
-        self._notes = notes
-        self._paths, self._follow = subject.paths, subject.follow
-        self._move: Callable[[Endpoint], Target] | None = None
-        self._files = subject.paths.measurement(name)
-        self._provenance = provenance(subject.paths, subject.endpoint, subject.job)
+    subject: Subject
+    settings: Benchmark
+    name: str
+    passes: Passes
+    notes: list[str]
+    earlier: Earlier
+    move: Callable[[Endpoint], Target]
+    """Prepares a server that was away, and returns how requests are sent to it."""
+
+    def __post_init__(self) -> None:
+        self._paths, self._follow = self.subject.paths, self.subject.follow
+        self._files = self._paths.measurement(self.name)
+        self._provenance = provenance(self._paths, self.subject.endpoint, self.subject.job)
         for file in self._files.present:  # from an earlier attempt of the companion
             if not file.is_dir():
                 file.unlink()
-        self._records, self._results = list(earlier.records), list(earlier.levels)
+        self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         if self._records:
             append_records(self._files.requests, self._records)
         self._search: SearchResult | None = None
 
-    def run(self, move: Callable[[Endpoint], Target]) -> str | None:
-        """Run every pass; return a sentence if the measurement ended early.
-
-        ``move`` prepares a server that was away, and returns how requests are sent to it.
-        """
-        self._move = move
+    def run(self) -> str | None:
+        """Run every pass; return a sentence if the measurement ended early."""
         try:
-            if self._settings.find_max:
+            if self.settings.find_max:
                 return self._run_search()
-            levels = levels_of(self._settings)[len(self._results) :]
-            endings = (self._run_level(level, self._settings) for level in levels)
+            levels = levels_of(self.settings)[len(self._results) :]
+            endings = (self._run_level(level, self.settings) for level in levels)
             return next(filter(None, endings), None)
         except KeyboardInterrupt:
             return _INTERRUPTED
 
     def _run_search(self) -> str | None:
-        settings, slo = self._settings, self._passes.slo
+        settings, slo = self.settings, self.passes.slo
         assert settings.slo is not None and slo is not None
         ended_early: str | None = None
 
@@ -249,9 +214,9 @@ class _Run:
     def _run_level(self, level: Level, settings: Benchmark) -> str | None:
         """Run every pass over one level; return a sentence if the measurement ended early."""
         place, passes = len(self._results), list[Pass]()
-        for repeat in range(self._settings.repeats):
+        for repeat in range(self.settings.repeats):
             try:
-                outcome = self._run_pass(level, step_of(self._settings, place, level, repeat), settings)
+                outcome = self._run_pass(level, step_of(self.settings, place, level, repeat), settings)
             except NotReady:
                 if not self._results:
                     raise
@@ -280,7 +245,7 @@ class _Run:
                 if not self._finds_server(step):
                     raise
             # The same requests once more: a server that was away knows none of them any more.
-            self._passes.feed.put_back(0)
+            self.passes.feed.put_back(0)
         return self._run_once(level, step, settings, None)
 
     def _run_once(self, level: Level, step: Step, settings: Benchmark, begun_at: Place | None) -> PassOutcome:
@@ -289,7 +254,7 @@ class _Run:
         ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
         """
         with PassFile(self._files.requests, step.level, step.repeat) as file:
-            outcome = replace(self._passes, settings=settings).run(level, step, file.add)
+            outcome = replace(self.passes, settings=settings).run(level, step, file.add)
             may_return = begun_at if self._follow is not None else None
             if may_return and was_cut(self._paths, may_return, outcome) and self._finds_server(step):
                 file.finish([replace(record, phase=UNFINISHED) for record in outcome.records])
@@ -300,13 +265,15 @@ class _Run:
     def _finds_server(self, step: Step) -> bool:
         """Wait for a server that is away, and send requests to where it is then; false if it stays away."""
         begun = time.monotonic()
-        endpoint = awaited(self._follow)
+        try:
+            endpoint = self._follow() if self._follow is not None else None
+        except TrtllmHpcError:
+            endpoint = None
         if endpoint is None:
             return False
-        assert self._move is not None
-        self._passes = replace(self._passes, target=self._move(endpoint))
+        self.passes = replace(self.passes, target=self.move(endpoint))
         away_s = time.monotonic() - begun
-        self._notes.append(
+        self.notes.append(
             f"The server was away for {away_s:.0f} s or more during {step}: that pass was measured again."
         )
         return True
@@ -315,15 +282,15 @@ class _Run:
         self, findings: Sequence[str] = (), warnings: Sequence[str] = (), server: ServerTokens | None = None
     ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
-        feed = self._passes.feed
+        feed = self.passes.feed
         write_workload(self._files.workload, feed.sent)
-        target = self._passes.target
+        target = self.passes.target
         doubt = server_count_doubt(self._records, server)
         measurement = MeasurementSummary(
-            name=self._name,
-            started_at=self._passes.clock.started_at,
-            settings=self._settings.model_dump(mode="json"),
-            model=", ".join(self._settings.models) or target.model,
+            name=self.name,
+            started_at=self.passes.clock.started_at,
+            settings=self.settings.model_dump(mode="json"),
+            model=", ".join(self.settings.models) or target.model,
             protocol=target.protocol,
             streaming=target.streaming,
             provenance={**self._provenance, "workload": workload_provenance(self._files.workload)},
@@ -334,7 +301,7 @@ class _Run:
                 self._results,
                 self._search,
                 findings=findings,
-                warnings=[*self._notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
+                warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
             ),
             search=self._search,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from trtllm_hpc.bench.levels import OpenLoop
@@ -243,72 +244,62 @@ def _inter_token_latencies(record: RequestRecord) -> Sequence[float]:
     return gaps
 
 
-TTFT = PerRequest(
+_latency = partial(PerRequest, unit="ms", better="lower")
+
+TTFT = _latency(
     key="ttft_ms",
     label="time to first token",
-    unit="ms",
     meaning="How long a user waits for the first output. Needs streaming.",
     formula="first chunk - scheduled",
-    better="lower",
     needs_streaming=True,
     slo_name="ttft",
     values=lambda record: [(first_s - record.scheduled_s) * 1e3 for first_s in record.chunks_s[:1]],
 )
-TTFT_FROM_SEND = PerRequest(
+TTFT_FROM_SEND = _latency(
     key="ttft_from_send_ms",
     label="time to first token, from send",
-    unit="ms",
     meaning="The same without the client's own delay; what other tools call TTFT. Needs streaming.",
     formula="first chunk - sent",
-    better="lower",
     needs_streaming=True,
     slo_name="ttft_from_send",
     values=lambda record: [(first_s - record.sent_s) * 1e3 for first_s in record.chunks_s[:1]],
 )
 # One mean for each request: a stall shows in the inter-token latency only.
-TPOT = PerRequest(
+TPOT = _latency(
     key="tpot_ms",
     label="time per output token",
-    unit="ms",
     meaning="The mean time between tokens of one request. Needs streaming in two chunks or more.",
     formula="(last chunk - first chunk) / (output tokens - 1)",
-    better="lower",
     needs_streaming=True,
     slo_name="tpot",
     values=_time_per_output_token,
 )
 # Over all tokens of all requests, so that means do not hide rare stalls.
-ITL = PerRequest(
+ITL = _latency(
     key="itl_ms",
     label="inter-token latency",
-    unit="ms",
     meaning=(
         "The time from one token to the next, over all tokens of all requests, without the wait for the "
         "first. Needs streaming."
     ),
     formula="each chunk of k tokens after the first: k times (chunk - previous chunk) / k",
-    better="lower",
     needs_streaming=True,
     slo_name="itl",
     values=_inter_token_latencies,
 )
-LATENCY = PerRequest(
+LATENCY = _latency(
     key="latency_ms",
     label="latency",
-    unit="ms",
     meaning="How long the complete answer took, including any wait to be sent.",
     formula="end - scheduled",
-    better="lower",
     slo_name="latency",
     values=lambda record: [(record.ended_s - record.scheduled_s) * 1e3],
 )
-LATENCY_FROM_SEND = PerRequest(
+LATENCY_FROM_SEND = _latency(
     key="latency_from_send_ms",
     label="latency, from send",
-    unit="ms",
     meaning="How long the complete answer took after the send; what other tools call latency.",
     formula="end - sent",
-    better="lower",
     slo_name="latency_from_send",
     values=lambda record: [(record.ended_s - record.sent_s) * 1e3],
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
 from trtllm_hpc.bench.arrivals import open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan
 from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
 from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_load
@@ -27,6 +26,8 @@ from trtllm_hpc.errors import InvalidMeasurement
 
 WHOLE_TRACE = 1_000_000
 """More requests than any trace has."""
+_CLOSED_LOOP_REQUESTS = 1000
+"""Requests generated in advance for a closed loop that ends by time; more follow when they run out."""
 _MIN_REQUESTS_PER_SLOT = 20
 """Different requests for each slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
@@ -89,12 +90,15 @@ class Passes:
             models=self.settings.models,
         )
         sample = Sample(records, window, level, self.slo)
+        by_responses = any(record.output_by == BY_RESPONSES for record in records)
+        # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.
+        texts_checked = by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
         verdict = check_pass(
             sample,
             load.client,
             self.settings,
             interrupted=load.interrupted,
-            texts_checked=self._checks_texts(records),
+            texts_checked=texts_checked,
         )
         result = Pass(
             repeat=step.repeat,
@@ -110,11 +114,6 @@ class Passes:
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
-    def _checks_texts(self, records: Sequence[RequestRecord]) -> bool:
-        """Whether the tokenizer found that each response had one token; asked last, since it decodes all."""
-        by_responses = any(record.output_by == BY_RESPONSES for record in records)
-        return by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
-
     def _open(
         self, level: OpenLoop, step: Step, count_ended: Count
     ) -> tuple[LoadResult, PassRequests, Window]:
@@ -124,22 +123,18 @@ class Passes:
         _check_enough(count, batch)
         self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
-        with real_time_priority() as real_time:
-            load = run_load(
-                OpenPlan(
-                    self.target,
-                    batch.payloads[:count],
-                    self.clock,
-                    schedule.due_s,
-                    first_index=batch.first_index,
-                    weights=batch.weights[:count],
-                    max_failures=self.settings.max_failures_in_a_row,
-                ),
-                progress=count_ended,
-                processes=self.settings.processes,
-            )
+        plan = OpenPlan(
+            self.target,
+            batch.payloads[:count],
+            self.clock,
+            schedule.due_s,
+            first_index=batch.first_index,
+            weights=batch.weights[:count],
+            max_failures=self.settings.max_failures_in_a_row,
+        )
+        load = self._load(plan, count_ended)
         window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
-        return _with_priority(load, real_time), batch, window
+        return load, batch, window
 
     def _closed(
         self, level: ClosedLoop, step: Step, count_ended: Count
@@ -153,25 +148,26 @@ class Passes:
                 count = len(batch.requests)
             _check_enough(count, batch)
         self.progress.begin(replace(step, requests=count, length_s=until_s))
-        with real_time_priority() as real_time:
-            load = run_load(
-                ClosedPlan(
-                    self.target,
-                    batch.payloads,
-                    self.clock,
-                    level.concurrency,
-                    count=count,
-                    until_s=until_s,
-                    first_index=batch.first_index,
-                    weights=batch.weights,
-                    max_failures=self.settings.max_failures_in_a_row,
-                ),
-                progress=count_ended,
-                processes=self.settings.processes,
-            )
+        plan = ClosedPlan(
+            self.target,
+            batch.payloads,
+            self.clock,
+            level.concurrency,
+            count=count,
+            until_s=until_s,
+            first_index=batch.first_index,
+            weights=batch.weights,
+            max_failures=self.settings.max_failures_in_a_row,
+        )
+        load = self._load(plan, count_ended)
         # Not the number of replies: with several processes, one may be ahead of the others.
         self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=batch.first_index))
-        return _with_priority(load, real_time), batch, closed_window(load, self.settings)
+        return load, batch, closed_window(load, self.settings)
+
+    def _load(self, plan: Plan, count_ended: Count) -> LoadResult:
+        with real_time_priority() as real_time:
+            load = run_load(plan, progress=count_ended, processes=self.settings.processes)
+        return replace(load, client=replace(load.client, real_time=real_time))
 
 
 def _check_enough(count: int, batch: PassRequests) -> None:
@@ -181,10 +177,6 @@ def _check_enough(count: int, batch: PassRequests) -> None:
             f"The workload has {len(batch.requests)} requests, but {count} are needed.",
             hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
         )
-
-
-def _with_priority(load: LoadResult, real_time: bool) -> LoadResult:
-    return replace(load, client=replace(load.client, real_time=real_time))
 
 
 def _with_repetition_warning(verdict: Verdict, sent: int, batch: PassRequests) -> Verdict:
@@ -227,6 +219,23 @@ def _truncated(window: Window, load: LoadResult) -> Window:
 
 
 # The lengths of passes ------------------------------------------------------------------------------
+
+
+def expected_requests(settings: Benchmark) -> int:
+    """Return the requests of all passes together, as far as they are known in advance."""
+    counts = [_requests_of(level, settings) for level in levels_of(settings)]
+    if settings.workload.kind == "trace":  # each pass sends it again
+        return WHOLE_TRACE if settings.find_max else max(counts)
+    return sum(counts) * settings.repeats
+
+
+def _requests_of(level: Level, settings: Benchmark) -> int:
+    if isinstance(level, OpenLoop):
+        return open_length(level, settings)
+    count, until_s = closed_length(level, settings)
+    if count is None and settings.workload.kind == "trace":  # it has a fixed length
+        return timed_length(level, until_s or 0.0, WHOLE_TRACE)
+    return count or _CLOSED_LOOP_REQUESTS
 
 
 def open_length(level: OpenLoop, settings: Benchmark) -> int:

@@ -221,28 +221,26 @@ def reported(progress: Progress, path: Path | None, show: Show | None = None) ->
         yield
         return
     ended = threading.Event()
-    thread = threading.Thread(
-        target=_report, args=(progress, path, show, ended), name="progress", daemon=True
-    )
+
+    def report() -> None:
+        over = False
+        while not over:
+            over = ended.is_set()
+            snapshot = progress.snapshot()
+            if show is not None:
+                show(snapshot)
+            if path is not None:
+                with suppress(OSError):  # a full disk must not end the measurement
+                    write_progress(path, snapshot)
+            ended.wait(_INTERVAL_S)
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join()
-
-
-def _report(progress: Progress, path: Path | None, show: Show | None, ended: threading.Event) -> None:
-    over = False
-    while not over:
-        over = ended.is_set()
-        snapshot = progress.snapshot()
-        if show is not None:
-            show(snapshot)
-        if path is not None:
-            with suppress(OSError):  # a full disk must not end the measurement
-                write_progress(path, snapshot)
-        ended.wait(_INTERVAL_S)
 
 
 @contextmanager

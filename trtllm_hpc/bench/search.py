@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.bench.analysis.slo import Slo
-from trtllm_hpc.bench.results import Figure, Pass, SearchResult, Tried
+from trtllm_hpc.bench.results import Pass, SearchResult, Tried
 
 PRECISION = 0.05
 """The search ends when the lowest failing rate exceeds the highest that holds by less than this share."""
@@ -54,29 +54,21 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
         held += not violations
         broken += [sentence for sentence in violations if sentence not in broken]
     if not judged:
-        return Outcome(0, len(passes), [], unusable=_unusable(passes[-1]))
+        verdict = passes[-1].verdict
+        client = "The client, not the server, is the limit"
+        reason = client if verdict.client_limited else "The figures are invalid"
+        return Outcome(0, len(passes), [], unusable=f"{reason}: {' '.join(verdict.findings)}")
     return Outcome(held, judged, broken)
 
 
 def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
     """Return what the server did wrong in a pass, in sentences."""
     violations = slo.violations(one.metrics)
-    if _error_share(one.metrics) > max_error_share:
+    if one.failed > max_error_share * one.measured:
         violations.append(f"{one.failed} of {one.measured} requests failed.")
     if one.verdict.unsteady:
         violations.append("Latency grew over the window: the server did not keep up.")
     return violations
-
-
-def _error_share(figures: dict[str, Figure]) -> float:
-    share = figures.get("error_share", 0.0)
-    return share if isinstance(share, float | int) else 0.0
-
-
-def _unusable(one: Pass) -> str:
-    client = "The client, not the server, is the limit"
-    reason = client if one.verdict.client_limited else "The figures are invalid"
-    return f"{reason}: {' '.join(one.verdict.findings)}"
 
 
 def find_max(

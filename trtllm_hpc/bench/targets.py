@@ -6,25 +6,14 @@ from dataclasses import replace
 
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import Target
-from trtllm_hpc.client.connect import (
-    describe,
-    refuse_protocol,
-    usual_model,
-    usual_openai_model,
-    usual_protocol,
-)
+from trtllm_hpc.client import connect
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
-from trtllm_hpc.wire.served_model import (
-    CONFIG_INPUT,
-    STREAM_INPUTS,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    ServedModel,
-)
+from trtllm_hpc.wire.served_model import LORA_INPUTS, STREAM_INPUTS, ServedModel
 
 _CORE_INPUT = "input_ids"
+_USUAL_MODELS = "choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model"
 _MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
 """Names of the input for the minimum length of an answer: upstream's, and the LLM API's (0.19 on)."""
 
@@ -41,9 +30,9 @@ def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) 
         InvalidMeasurement: the model cannot give what is to be measured.
         BadSlo: the limits cannot be parsed.
     """
-    protocol = settings.protocol or usual_protocol(endpoint)
+    protocol = settings.protocol or connect.usual_protocol(endpoint)
     is_openai = protocol in OPENAI_PROTOCOLS
-    refuse_protocol(endpoint, is_openai=is_openai)
+    connect.refuse_protocol(endpoint, is_openai=is_openai)
     names = settings.models or [settings.model or _usual_model(settings, endpoint, text_model, is_openai)]
     of = _openai_target if is_openai else _triton_target
     targets = [of(settings, endpoint, name, protocol) for name in names]
@@ -90,8 +79,8 @@ def _refuse_unmeasurable(slo: Slo, target: Target) -> None:
 
 def _usual_model(settings: Benchmark, endpoint: Endpoint, text_model: str | None, is_openai: bool) -> str:
     if is_openai:
-        return usual_openai_model(endpoint, settings.request_timeout_seconds)
-    return text_model or usual_model(endpoint)
+        return connect.usual_openai_model(endpoint, settings.request_timeout_seconds)
+    return text_model or connect.usual_model(endpoint)
 
 
 def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
@@ -114,10 +103,19 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 
 def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol: Protocol) -> Target:
-    served = describe(endpoint, name, settings.request_timeout_seconds, protocol)
-    if settings.workload.lora:
-        _refuse_without_lora(name, served)
-    _refuse_without_prompt(served)
+    served = connect.describe(endpoint, name, settings.request_timeout_seconds, protocol)
+    missing = [each for each in LORA_INPUTS if each not in served.inputs]
+    if settings.workload.lora and missing:
+        raise RequestFailed(
+            f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
+            hint=f"{_USUAL_MODELS}, or measure without adapters (--no-lora)",
+        )
+    if not served.takes_text and _CORE_INPUT not in served.inputs:
+        raise RequestFailed(
+            f"Model {name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
+            f"{', '.join(sorted(served.inputs)) or 'none'}.",
+            hint=_USUAL_MODELS,
+        )
     return Target(
         endpoint=endpoint,
         model=name,
@@ -129,27 +127,6 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
         stream_input=next((known for known in STREAM_INPUTS if known in served.inputs), None),
         min_length_input=_min_length_input(name, served) if settings.exact_output else None,
     )
-
-
-def _refuse_without_prompt(served: ServedModel) -> None:
-    if served.takes_text or _CORE_INPUT in served.inputs:
-        return
-    raise RequestFailed(
-        f"Model {served.name!r} has neither the input 'text_input' nor {_CORE_INPUT!r}: its inputs are "
-        f"{', '.join(sorted(served.inputs)) or 'none'}.",
-        hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model",
-    )
-
-
-def _refuse_without_lora(name: str, served: ServedModel) -> None:
-    needed = (TASK_ID_INPUT, WEIGHTS_INPUT, CONFIG_INPUT)
-    missing = [name for name in needed if name not in served.inputs]
-    if missing:
-        raise RequestFailed(
-            f"Model {name!r} takes no LoRA adapters: it has no input {', '.join(map(repr, missing))}.",
-            hint="choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model, or measure without "
-            "adapters (--no-lora)",
-        )
 
 
 def _min_length_input(name: str, served: ServedModel) -> str:

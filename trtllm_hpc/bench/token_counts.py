@@ -154,9 +154,8 @@ def _without_prompt(request: Request, answer: ParsedReply, reported: _Lengths) -
 def _count_stream(chunks: Sequence[Chunk], reported: _Lengths, retokenized: _Count | None) -> _Count:
     """The tokens of a stream; a response with output has at least one."""
     ids = [chunk.token_ids for chunk in chunks]
-    if ids and all(known is not None for known in ids):
-        lengths = tuple(len(known) for known in ids if known is not None)
-        return _Count(sum(lengths), BY_MODEL, lengths, BY_MODEL)
+    if ids and None not in ids:
+        reported = tuple(len(known) for known in ids if known is not None)
     if reported is not None:
         return _Count(sum(reported), BY_MODEL, reported, BY_MODEL)
     return retokenized or _Count(len(chunks), BY_RESPONSES, (1,) * len(chunks), BY_RESPONSES)
@@ -204,7 +203,11 @@ def _retokenize(
     counts: list[_Count | None] = [None] * len(parsed)
     if tokenizer is None:
         return counts
-    unknown = [at for at, answer in enumerate(parsed) if _length_unknown(answer)]
+    unknown = [
+        at
+        for at, answer in enumerate(parsed)
+        if answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
+    ]
     whole = [at for at in unknown if not parsed[at].streamed or _in_one_piece(requests[at], parsed[at])]
     streams = sorted(set(unknown) - set(whole))
     texts = {at: [chunk.text or "" for chunk in parsed[at].chunks] for at in unknown}
@@ -217,10 +220,6 @@ def _retokenize(
     for at, tokens in zip(whole, _retokenize_whole(answers, tokenizer), strict=True):
         counts[at] = _Count(tokens, tokenizer.counted_by)
     return counts
-
-
-def _length_unknown(answer: ParsedReply) -> bool:
-    return answer.text is not None and any(chunk.sequence_length is None for chunk in answer.chunks)
 
 
 def _at_most(lengths: Sequence[int], most: int) -> tuple[int, ...]:

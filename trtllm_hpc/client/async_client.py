@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from trtllm_hpc.client.connect import Protocol, Target, connect
@@ -52,30 +51,23 @@ class AsyncClient:
         self._target = target
         self._follow = follow
         self._moving = asyncio.Lock()
-        self._left: list[Model] = []
+        self._models: list[Model] = []
+        """The open model, last, and those at places that the server has left: open requests use them."""
         self._name = model
         self._protocol = protocol
         self._timeout_s = timeout_s
         self._retries = retries
-        self._opened: Model | None = None
         self._ends: dict[str, asyncio.Event] = {}
 
     async def __aenter__(self) -> AsyncClient:
-        """Open the connection.
-
-        Raises:
-            RequestFailed: the server does not answer, or has no such model.
-        """
-        self._opened = await connect(self._target, self._name, self._protocol, self._timeout_s)
+        """Open the connection; raises RequestFailed if the server does not answer, or has no such model."""
+        self._models.append(await connect(self._target, self._name, self._protocol, self._timeout_s))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        opened = [*self._left, *([] if self._opened is None else [self._opened])]
-        self._left, self._opened = [], None
-        for each in opened:
-            await each.close()
+    async def __aexit__(self, *_: object) -> None:
+        models, self._models = self._models, []
+        for model in models:
+            await model.close()
 
     @property
     def model(self) -> ServedModel:
@@ -99,9 +91,9 @@ class AsyncClient:
 
     @property
     def _open(self) -> Model:
-        if self._opened is None:
+        if not self._models:
             raise RuntimeError("the client is not open: use it as a context manager")
-        return self._opened
+        return self._models[-1]
 
     async def generate(self, prompt: Prompt, **options: Any) -> Answer:
         """Return the whole answer to a prompt.
@@ -155,10 +147,7 @@ class AsyncClient:
             ended: ends the answer early, once set.
 
         Other arguments and errors are those of :meth:`generate`. Without ``max_tokens`` the server says how
-        long an answer may be.
-
-        Raises:
-            InvalidRequest: the server was reached over another protocol, or there is no message.
+        long an answer may be. Raises InvalidRequest over another protocol, or if there is no message.
         """
         request = self.request((), options)
         given = {name: value for name, value in request.options.items() if name in options}
@@ -199,11 +188,7 @@ class AsyncClient:
             await self._open.stop(request_id)
 
     def request(self, prompts: tuple[Prompt, ...], options: Mapping[str, Any]) -> Request:
-        """Return a request with the client's own time limit and retries.
-
-        Raises:
-            TypeError: an option has another name.
-        """
+        """Return a request with the client's own time limit and retries; TypeError for an unknown option."""
         unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
         if unknown:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
@@ -215,14 +200,9 @@ class AsyncClient:
     async def ask(
         self, request: Request, on_text: OnText | None = None, ended: asyncio.Event | None = None
     ) -> tuple[Answer, ...]:
-        """Send a request, and return the answer to each of its prompts.
+        """Send a request, and return the answer to each of its prompts; raises as :meth:`generate`.
 
-        Args:
-            on_text: called with each part of the first text as it comes.
-            ended: ends the answers early, once set.
-
-        Raises:
-            RequestFailed: see :meth:`generate`.
+        ``on_text`` is called with each part of the first text; ``ended`` ends the answers early, once set.
         """
         if request.messages and not self.is_openai:
             raise InvalidRequest(
@@ -248,10 +228,7 @@ class AsyncClient:
     async def replies(self, request: Request) -> AsyncGenerator[Reply]:
         """Yield the reply to a request of token ids each time that a response has come.
 
-        Closing the generator ends the request on the server.
-
-        Raises:
-            RequestFailed: see :meth:`generate`.
+        Closing the generator ends the request on the server. Raises as :meth:`generate`.
         """
         if self.is_openai:
             raise InvalidRequest("Token ids come from Triton only.")
@@ -298,36 +275,27 @@ class AsyncClient:
             target = await asyncio.to_thread(self._follow)
             if target == self._target:
                 return
-            moved = await connect(target, self._name, self._protocol, self._timeout_s)
-            if self._opened is not None:
-                self._left.append(self._opened)
-            self._target, self._opened = target, moved
+            self._models.append(await connect(target, self._name, self._protocol, self._timeout_s))
+            self._target = target
 
     async def count_tokens(self, request: Request, answers: Sequence[Answer]) -> list[Answer]:
         """Have the served tokenizer count the tokens of answers whose server did not."""
         most = int(request.options.get("max_tokens", MAX_TOKENS))
-        asked = zip(answers, request.prompts, strict=True)
-        return [await self._counted(answer, prompt, most) for answer, prompt in asked]
-
-    async def _counted(self, answer: Answer, prompt: Prompt, most: int) -> Answer:
-        if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
-            return answer
-        # Special tokens, and the prompt if it is repeated, are in both texts. The tokenizer may read the
-        # letters of some tokens as more tokens.
-        whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
-        counts = await self._open.count([whole, prompt])
-        if counts is None:
-            return answer
-        tokens = min(max(counts[0] - counts[1], 0), most)
-        return replace(answer, output_tokens=tokens, counted_by="tokenizer")
+        counted = list(answers)
+        for place, (answer, prompt) in enumerate(zip(answers, request.prompts, strict=True)):
+            if answer.counted_by == "server" or not isinstance(prompt, str) or not answer.text:
+                continue
+            # Special tokens, and the prompt if it is repeated, are in both texts. The tokenizer may read the
+            # letters of some tokens as more tokens.
+            whole = answer.text if answer.text.startswith(prompt) else prompt + answer.text
+            if (counts := await self._open.count([whole, prompt])) is not None:
+                tokens = min(max(counts[0] - counts[1], 0), most)
+                counted[place] = replace(answer, output_tokens=tokens, counted_by="tokenizer")
+        return counted
 
 
 def chat_request(messages: Sequence[Message], request: Request) -> Request:
-    """Return a request as one of a chat.
-
-    Raises:
-        InvalidRequest: there is no message.
-    """
+    """Return a request as one of a chat; raises InvalidRequest if there is no message."""
     if not messages:
         raise InvalidRequest("A chat needs a message.")
     return replace(request, prompts=(str(messages[-1].get("content", "")),), messages=tuple(messages))

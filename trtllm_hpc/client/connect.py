@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.connection import grpc_calls
-from trtllm_hpc.client.http import call_json, openai_models
+from trtllm_hpc.client.calls import call_json, grpc_calls, openai_models
 from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
@@ -82,8 +81,10 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
             f"{address.url!r} does not say which protocol the server speaks.",
             hint=f"write http://{address.url.rsplit('/', 1)[-1]}, or grpc:// for Triton's gRPC port",
         )
-    is_secure = scheme.endswith("s")
-    certificate = address.certificate_file or (_system_certificates() if is_secure else None)
+    certificate = address.certificate_file
+    if certificate is None and scheme.endswith("s"):
+        paths = ssl.get_default_verify_paths()
+        certificate = Path(paths.cafile or paths.openssl_cafile)
     protocol: Protocol = "grpc" if scheme.startswith("grpc") else "http"
     port = port or {"grpc": 8001, "grpcs": 8001, "http": 80, "https": 443}[scheme]
     return protocol, Endpoint(
@@ -98,11 +99,6 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
         key_file=None if address.key_file is None else str(address.key_file),
         certificate_file=None if certificate is None else str(certificate),
     )
-
-
-def _system_certificates() -> str:
-    paths = ssl.get_default_verify_paths()
-    return paths.cafile or paths.openssl_cafile
 
 
 async def connect(target: Target, model: str | None, protocol: Protocol | None, timeout_s: float) -> Model:
@@ -121,11 +117,9 @@ async def connect(target: Target, model: str | None, protocol: Protocol | None, 
         if model is None:
             model = await asyncio.to_thread(usual_openai_model, endpoint, timeout_s)
         return OpenAIModel(endpoint, model)
-    described = await asyncio.to_thread(
-        _described, endpoint, model or usual_model(endpoint), chosen, timeout_s
-    )
+    name = model or usual_model(endpoint)
+    served, streams, tokenizer = await asyncio.to_thread(_described, endpoint, name, chosen, timeout_s)
     server = GrpcServer(endpoint) if chosen == "grpc" else HttpServer(endpoint)
-    served, streams, tokenizer = described
     return TritonModel(server, served, tokenizer, can_stream=streams)
 
 

@@ -107,20 +107,19 @@ async def _compared(request: Request, ways: Sequence[_Way]) -> tuple[list[Checke
     if not isinstance(prompt, str):
         raise InvalidRequest("The check asks texts, not token ids.")
     outcomes = await asyncio.gather(*(_text(way, request, prompt) for way in ways))
-    lacking = [(way, it) for way, it in zip(ways, outcomes, strict=True) if isinstance(it, InvalidRequest)]
-    answered = [
-        (way, it) for way, it in zip(ways, outcomes, strict=True) if not isinstance(it, InvalidRequest)
-    ]
+    answered: list[CheckedAnswer] = []
+    lacking: dict[str, InvalidRequest] = {}
+    for way, outcome in zip(ways, outcomes, strict=True):
+        if isinstance(outcome, InvalidRequest):
+            lacking[way.name] = outcome
+            continue
+        text, error = outcome
+        first = answered[0].text if answered else text
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, first, strict=False)))
+        answered.append(CheckedAnswer(prompt, way.name, text, error, error is None and text == first, same))
     if len(answered) < 2:
-        raise lacking[0][1]
-    first = answered[0][1][0]
-    found = [
-        CheckedAnswer(
-            prompt, way.name, text, error, error is None and text == first, _same_letters(text, first)
-        )
-        for way, (text, error) in answered
-    ]
-    return found, [f"{way.name}: {error.message}" for way, error in lacking]
+        raise next(iter(lacking.values()))
+    return answered, [f"{name}: {error.message}" for name, error in lacking.items()]
 
 
 async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | None] | InvalidRequest:
@@ -135,7 +134,3 @@ async def _text(way: _Way, request: Request, prompt: str) -> tuple[str, str | No
     except RequestFailed as error:
         return "", error.message
     return answer.text.removeprefix(prompt), None
-
-
-def _same_letters(text: str, other: str) -> int:
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))

@@ -54,6 +54,11 @@ class Adapter:
     """Of shape [1, modules, 3]: number of the module, layer, and rank."""
 
     @property
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """What a request sends with it, as a batch of one."""
+        return {WEIGHTS_INPUT: self.weights, CONFIG_INPUT: self.config}
+
+    @property
     def rank(self) -> int:
         """The highest rank among its modules."""
         return int(self.config[..., 2].max())
@@ -78,20 +83,14 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
             f"{task_id} is not a number of a LoRA adapter.", hint=f"take one from 0 to {MAX_TASK_ID}"
         )
     weights_file, config_file = _files(folder)
-    weights, config = _load(weights_file), _load(config_file)
-    _check_types(weights_file, weights, config_file, config)
-    weights = _with_batch(weights_file, weights, "[1, modules, values]")
-    config = _without_dora(config_file, _with_batch(config_file, config, "[1, modules, 3]"))
+    weights = _load(weights_file, WEIGHTS_INPUT, np.float16, "[1, modules, values]")
+    config = _without_dora(config_file, _load(config_file, CONFIG_INPUT, np.int32, "[1, modules, 3]"))
     _check_values(weights_file, weights, config_file, config)
-    number = _checksum(weights, config) if task_id is None else task_id
-    return Adapter(number, weights, config)
-
-
-def _checksum(*arrays: NDArray[Any]) -> int:
-    found = 0
-    for array in arrays:
-        found = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), found)
-    return found
+    if task_id is None:
+        task_id = zlib.crc32(
+            np.ascontiguousarray(config).data, zlib.crc32(np.ascontiguousarray(weights).data)
+        )
+    return Adapter(task_id, weights, config)
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
@@ -117,7 +116,8 @@ def _files(folder: Path) -> tuple[Path, Path]:
     return weights, found[0]
 
 
-def _load(path: Path) -> NDArray[Any]:
+def _load(path: Path, name: str, kind: type[np.generic], shape: str) -> NDArray[Any]:
+    """Return the array for an input as a batch of one, which the file may leave out."""
     try:
         array = np.load(path, allow_pickle=False)
     except OSError as error:
@@ -128,30 +128,17 @@ def _load(path: Path) -> NDArray[Any]:
         raise RequestFailed(f"{path} is not a NumPy file, or is cut off.", hint=_HINT) from None
     if not isinstance(array, np.ndarray):
         raise RequestFailed(f"{path} holds several arrays instead of one.", hint=_HINT)
-    return array
-
-
-def _check_types(weights_file: Path, weights: NDArray[Any], config_file: Path, config: NDArray[Any]) -> None:
-    if weights.dtype != np.float16:
+    if array.dtype != kind:
         # NumPy has no bfloat16: the program stores its bits as "V2".
-        name = "bfloat16" if weights.dtype == np.dtype("V2") else str(weights.dtype)
+        found = "bfloat16" if array.dtype == np.dtype("V2") else str(array.dtype)
+        convert = "convert it again with --storage-type float16 (engine.lora.storage_type)"
         raise RequestFailed(
-            f"{weights_file} holds values of type {name}, but the input {WEIGHTS_INPUT} takes float16 only.",
-            hint="convert it again with --storage-type float16 (engine.lora.storage_type)",
+            f"{path} holds values of type {found}, but the input {name} takes {kind.__name__} only.",
+            hint=convert if name == WEIGHTS_INPUT else _HINT,
         )
-    if config.dtype != np.int32:
-        raise RequestFailed(
-            f"{config_file} holds values of type {config.dtype}, "
-            f"but the input {CONFIG_INPUT} takes int32 only.",
-            hint=_HINT,
-        )
-
-
-def _with_batch(path: Path, array: NDArray[Any], wanted: str) -> NDArray[Any]:
-    """The array as a batch of one, which the file may leave out."""
     batch = array[np.newaxis] if array.ndim == 2 else array
     if batch.ndim != 3 or batch.shape[0] != 1 or 0 in batch.shape:
-        raise RequestFailed(f"{path} has shape {list(array.shape)}; it must be {wanted}.", hint=_HINT)
+        raise RequestFailed(f"{path} has shape {list(array.shape)}; it must be {shape}.", hint=_HINT)
     return batch
 
 

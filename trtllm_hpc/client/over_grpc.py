@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.connection import call_failure, channel
+from trtllm_hpc.client.calls import call_failure, channel
 from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import RequestFailed, RequestRefused
@@ -164,7 +164,14 @@ class GrpcServer:
         if course.ended is None and request.stop_after_s is None:
             yield call
             return
-        stopper = asyncio.create_task(_stop_when(call, request.stop_after_s, course.ended))
+        ended = course.ended or asyncio.Event()
+
+        async def stop_when_ended() -> None:
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(ended.wait(), request.stop_after_s)
+            await call.stop()
+
+        stopper = asyncio.create_task(stop_when_ended())
         try:
             yield call
         finally:
@@ -204,10 +211,3 @@ class GrpcServer:
         except RequestFailed:
             return False
         return True
-
-
-async def _stop_when(call: Call, after_s: float | None, ended: asyncio.Event | None) -> None:
-    event = ended if ended is not None else asyncio.Event()
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), after_s)
-    await call.stop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping
-from urllib.parse import quote
 
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
@@ -39,12 +38,6 @@ class HttpServer:
     async def close(self) -> None:
         """End the connections, and with them all open calls."""
         await self._session.close()
-
-    def model_url(self, model: str, *, stream: bool) -> str:
-        """Return where Triton's ``generate`` extension asks a model."""
-        method = "generate_stream" if stream else "generate"
-        base = f"{self.endpoint.scheme}://{self.endpoint.http}"
-        return f"{base}/v2/models/{quote(model, safe='')}/{method}"
 
     async def events(
         self,

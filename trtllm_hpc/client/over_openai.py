@@ -12,16 +12,8 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import Event
-from trtllm_hpc.wire.openai import (
-    CHAT_PATH,
-    COMPLETIONS_PATH,
-    DONE,
-    INCOMPLETE,
-    encode_request,
-    event_error,
-    parse_response,
-)
 from trtllm_hpc.wire.response import Part, Response, WrongResponse
 from trtllm_hpc.wire.served_model import ServedModel
 
@@ -42,7 +34,7 @@ class OpenAIModel(Model):
 
     async def responses(self, request: Request, course: Course) -> AsyncGenerator[Response]:
         """Yield each response; see :meth:`Model.responses`."""
-        url = f"{self._url}/{CHAT_PATH if request.messages else COMPLETIONS_PATH}"
+        url = f"{self._url}/{openai.CHAT_PATH if request.messages else openai.COMPLETIONS_PATH}"
         body, headers = self._body(request), {"X-Request-Id": request.request_id}
         events = self._server.events(url, body, request, stream=request.stream, headers=headers)
         several = request.options.get("return_sequences", 1)
@@ -50,7 +42,7 @@ class OpenAIModel(Model):
         is_complete = not request.stream
         async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
             async for event in bounded:
-                if event.data == DONE:
+                if event.data == openai.DONE:
                     is_complete = True
                     continue
                 response = _parsed(url, event)
@@ -63,7 +55,7 @@ class OpenAIModel(Model):
                 is_complete = is_complete or response.is_last
                 yield Response(parts, response.usage)
         if not (is_complete or course.is_stopped):
-            raise RequestFailed(f"{url}: {INCOMPLETE}.")
+            raise RequestFailed(f"{url}: {openai.INCOMPLETE}.")
 
     def _body(self, request: Request) -> bytes:
         """Return the request's body. Raises InvalidRequest if the protocol has no key for an option."""
@@ -82,7 +74,7 @@ class OpenAIModel(Model):
                 )
             options[key] = int(value) if key == "logprobs" else value
         prompts = [prompt if isinstance(prompt, str) else list(prompt) for prompt in request.prompts]
-        return encode_request(
+        return openai.encode_request(
             self.model.name,
             prompts[0] if len(prompts) == 1 else prompts,
             messages=request.messages,
@@ -92,9 +84,9 @@ class OpenAIModel(Model):
 
 
 def _parsed(url: str, event: Event) -> Response:
-    if (error := event_error(event)) is not None:
+    if (error := openai.event_error(event)) is not None:
         raise RequestFailed(f"{url} failed: {error}")
     try:
-        return parse_response(event.data)
+        return openai.parse_response(event.data)
     except WrongResponse as wrong:
         raise RequestFailed(f"{url} answered with {wrong}.") from None

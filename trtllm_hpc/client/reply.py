@@ -22,11 +22,6 @@ _FIRST = (0, 0, 0)
 _OUTPUTS = {"grpc": "over gRPC", "http": "over HTTP"}
 
 
-def _decoder() -> codecs.IncrementalDecoder:
-    # A letter of several bytes may arrive in two responses.
-    return codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-
 @dataclass
 class Text:
     """One text of an answer, or its token ids, as far as it has come."""
@@ -39,7 +34,10 @@ class Text:
     """As the server counts them."""
     log_probs: Sequence[float] = ()
     """Of each token, if asked for."""
-    decoder: codecs.IncrementalDecoder = field(default_factory=_decoder)
+    decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")(errors="replace")
+    )
+    """A letter of several bytes may arrive in two responses."""
 
     def add(self, part: Part, *, repeats: bool) -> None:
         """Take in what has come; with ``repeats`` its text begins with the text before."""

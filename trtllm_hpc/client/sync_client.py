@@ -7,7 +7,6 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from trtllm_hpc.client.async_client import AsyncClient
@@ -24,10 +23,8 @@ class Client:
     """Asks one served model. Every method may be called from several threads at once.
 
     It is open from the start, and closed as a context manager, by :meth:`close`, or when Python exits.
-    Arguments are those of :class:`trtllm_hpc.client.async_client.AsyncClient`.
-
-    Raises:
-        RequestFailed: the server does not answer, or has no such model.
+    Arguments are those of :class:`trtllm_hpc.client.async_client.AsyncClient`. Raises RequestFailed if the
+    server does not answer, or has no such model.
     """
 
     def __init__(
@@ -54,16 +51,14 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the connection, and all open requests with it."""
         if self in _open_clients:
             _open_clients.discard(self)
-            self._loop.run(self._client.__aexit__(None, None, None))
+            self._loop.run(self._client.__aexit__())
             self._loop.end()
 
     @property

@@ -22,14 +22,15 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.wire.response import Response, WrongResponse
-from trtllm_hpc.wire.served_model import (
-    CONFIG_INPUT,
-    STREAM_INPUTS,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    ServedModel,
+from trtllm_hpc.wire.served_model import STREAM_INPUTS, TASK_ID_INPUT, WEIGHTS_INPUT, ServedModel
+from trtllm_hpc.wire.triton_request import (
+    Tensors,
+    generate_body,
+    generate_url,
+    ids_tensors,
+    tensors,
+    texts_tensor,
 )
-from trtllm_hpc.wire.triton_request import Tensors, generate_body, ids_tensors, tensors, texts_tensor
 from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_response
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
@@ -166,11 +167,14 @@ class TritonModel(Model):
     ) -> AsyncGenerator[Outputs]:
         # "generate" takes one response only.
         stream = request.stream or request.options.get("return_sequences", 1) > 1
-        url = server.model_url(self.model.name, stream=stream)
+        url = generate_url(server.endpoint, self.model.name, stream=stream)
         events = server.events(url, self._body(request), request, stream=stream)
         async with aclosing(until_ended(events, course, request.stop_after_s)) as bounded:
             async for event in bounded:
-                outputs = _read(url, event.data)
+                try:
+                    outputs = generate_outputs(event.data)
+                except WrongResponse as error:
+                    raise RequestFailed(f"{url} answered with {error}.") from None
                 if "error" in outputs:
                     raise RequestFailed(f"{url} failed: {outputs['error'].item()}")
                 yield outputs
@@ -263,26 +267,16 @@ class TritonModel(Model):
         return replace(answer, text=texts[0] if texts else "", texts=tuple(texts), latency_s=latency_s)
 
 
-def _read(url: str, body: bytes) -> Outputs:
-    try:
-        return generate_outputs(body)
-    except WrongResponse as error:
-        raise RequestFailed(f"{url} answered with {error}.") from None
-
-
 def _with_adapter(model: ServedModel, request: Request, adapter: Adapter, *, whole: bool) -> Request:
     """Return a request that names its adapter, with ``whole`` its weights, too; raises InvalidRequest."""
-    inputs: dict[str, Any] = {}
-    if TASK_ID_INPUT in model.inputs:
-        inputs = {TASK_ID_INPUT: adapter.task_id}
-        if whole:
-            inputs |= {WEIGHTS_INPUT: adapter.weights[0], CONFIG_INPUT: adapter.config[0]}
-    elif WEIGHTS_INPUT in model.inputs:  # before 0.9 they had no number
-        inputs = {WEIGHTS_INPUT: adapter.weights[0], CONFIG_INPUT: adapter.config[0]}
-    else:
+    has_number = TASK_ID_INPUT in model.inputs  # before 0.9 they had no number
+    if not has_number and WEIGHTS_INPUT not in model.inputs:
         raise InvalidRequest(
             f"Model {model.name!r} has no inputs for LoRA adapters.", hint="leave out --lora-dir"
         )
+    inputs: dict[str, Any] = {TASK_ID_INPUT: adapter.task_id} if has_number else {}
+    if whole or not has_number:
+        inputs |= {name: batch[0] for name, batch in adapter.inputs.items()}
     return replace(request, inputs={**request.inputs, **inputs})
 
 

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable
 
-from trtllm_hpc.client.http import is_ready
+from trtllm_hpc.client.calls import is_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -67,10 +67,12 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
             return None  # another job serves next
     if end is None:
         build = None if run.events("serve") else stage_end(run, "build")
-        if build is not None and build.data.get("exit_code") != 0:
-            return _build_end(paths, build.data.get("exit_code"), hint)
-        sentence = _ranks_end(paths)
-        return StartFailed(sentence, hint=hint) if sentence else None
+        if build is not None and (code := build.data.get("exit_code")) != 0:
+            how = "was cancelled" if code is None else f"failed with exit code {code}"
+            sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
+            return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
+        ended = _ranks_end(paths)
+        return StartFailed(ended, hint=hint) if ended else None
     code = end.data.get("exit_code")
     if code == 0:
         return StartFailed(
@@ -79,12 +81,6 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     how = "was cancelled" if code is None else f"ended with exit code {code}"
     sentence = f"The serve stage of run {paths.run_id} {how}, so there is no server."
     return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
-
-
-def _build_end(paths: RunPaths, code: int | None, hint: str) -> TrtllmHpcError:
-    how = "was cancelled" if code is None else f"failed with exit code {code}"
-    sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
-    return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
 
 
 def _ranks_end(paths: RunPaths) -> str | None:

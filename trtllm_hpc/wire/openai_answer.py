@@ -54,37 +54,36 @@ class AnswerWriter:
 
     def begin(self, index: int) -> list[Json]:
         """Return the chunks before the first part of a choice: a chat names the role."""
-        return [self._chunk(index, {"role": "assistant", "content": ""})] if self._is_chat else []
+        if not self._is_chat:
+            return []
+        return [self._chunk(self._choice(index, {"delta": {"role": "assistant", "content": ""}}))]
 
     def chunk(
         self, index: int, text: str, tokens: Sequence[Token] | None = None, finish: Finish | None = None
     ) -> Json:
         """Return a part of a choice."""
-        if not self._is_chat:
-            return self._chunk(index, {"text": text}, tokens, finish)
-        return self._chunk(index, {"content": text} if text or finish is None else {}, tokens, finish)
+        content: Json = {"text": text}
+        if self._is_chat:
+            content = {"delta": {"content": text} if text or finish is None else {}}
+        return self._chunk(self._choice(index, content, tokens, finish))
 
     def last(self, usage: Json) -> Json:
         """Return the chunk with the usage."""
         return {**self._chunk_head, "choices": [], "usage": usage}
 
-    def _chunk(
+    def _chunk(self, choice: Json) -> Json:
+        return {**self._chunk_head, "choices": [choice], **self._no_usage}
+
+    def _choice(
         self,
         index: int,
         content: Json,
         tokens: Sequence[Token] | None = None,
         finish: Finish | None = None,
     ) -> Json:
-        content = {"delta": content} if self._is_chat else content
-        choice = self._choice(index, content, tokens, finish)
-        return {**self._chunk_head, "choices": [choice], **self._no_usage}
-
-    def _choice(
-        self, index: int, content: Json, tokens: Sequence[Token] | None, finish: Finish | None
-    ) -> Json:
-        log_probs = (
-            (_chat_log_probs(tokens) if self._is_chat else self._log_probs(index, tokens)) if tokens else None
-        )
+        log_probs = None
+        if tokens:
+            log_probs = _chat_log_probs(tokens) if self._is_chat else self._log_probs(index, tokens)
         return {"index": index, **content, "logprobs": log_probs, "finish_reason": finish}
 
     def _log_probs(self, index: int, tokens: Sequence[Token]) -> Json:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 
 from trtllm_hpc.errors import InvalidRequest
+from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -16,22 +18,16 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, "NDArray[Any]"]
 
-_TYPES: dict[str, type[Any]] = {
-    "TYPE_BOOL": np.bool_,
-    "TYPE_INT8": np.int8,
-    "TYPE_INT16": np.int16,
-    "TYPE_INT32": np.int32,
-    "TYPE_INT64": np.int64,
-    "TYPE_UINT8": np.uint8,
-    "TYPE_UINT16": np.uint16,
-    "TYPE_UINT32": np.uint32,
-    "TYPE_UINT64": np.uint64,
-    "TYPE_FP16": np.float16,
-    "TYPE_FP32": np.float32,
-    "TYPE_FP64": np.float64,
-    "TYPE_STRING": np.object_,
+TYPES: Mapping[str, type[Any]] = {
+    "BOOL": np.bool_,
+    **{
+        f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits}").type
+        for kind in ("INT", "UINT")
+        for bits in (8, 16, 32, 64)
+    },
+    **{f"FP{bits}": np.dtype(f"float{bits}").type for bits in (16, 32, 64)},
 }
-"""Types of Triton's configuration (``model_config.proto``)."""
+"""Triton's types of numbers; ``model_config.proto`` has ``TYPE_`` before each."""
 
 
 def infer_request(model: str, arrays: Mapping[str, NDArray[Any]], request_id: str = "") -> Any:
@@ -46,6 +42,12 @@ def infer_request(model: str, arrays: Mapping[str, NDArray[Any]], request_id: st
         raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
         request.raw_input_contents.append(raw)
     return request
+
+
+def generate_url(endpoint: Endpoint, model: str, *, stream: bool) -> str:
+    """Return where Triton's ``generate`` extension asks a model."""
+    method = "generate_stream" if stream else "generate"
+    return f"{endpoint.scheme}://{endpoint.http}/v2/models/{quote(model, safe='')}/{method}"
 
 
 def generate_body(values: Mapping[str, Any]) -> bytes:
@@ -77,7 +79,7 @@ def ids_tensors(model: ServedModel, prompts: Sequence[Sequence[int]]) -> Tensors
     Raises InvalidRequest if a prompt is empty, or an id does not fit.
     """
     longest = max(map(len, prompts))
-    kind = _TYPES.get(model.inputs.get("input_ids", ""), np.int32)
+    kind = _type_of(model, "input_ids", np.int32)
     ids = np.zeros((len(prompts), longest), dtype=kind)
     for row, prompt in enumerate(prompts):
         if not len(prompt):
@@ -88,8 +90,12 @@ def ids_tensors(model: ServedModel, prompts: Sequence[Sequence[int]]) -> Tensors
     return {"input_ids": ids, "input_lengths": lengths}
 
 
+def _type_of(model: ServedModel, name: str, usual: type[Any]) -> type[Any]:
+    return TYPES.get(model.inputs.get(name, "").removeprefix("TYPE_"), usual)
+
+
 def _tensor(model: ServedModel, name: str, value: Any, count: int) -> NDArray[Any]:
-    kind = _TYPES.get(model.inputs.get(name, ""), np.object_)
+    kind = _type_of(model, name, np.object_)
     if isinstance(value, np.ndarray):
         array = _converted(model, name, kind, value)
     else:

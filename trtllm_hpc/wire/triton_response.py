@@ -12,6 +12,7 @@ import numpy as np
 
 from trtllm_hpc.wire.response import Part, Response, WrongResponse, error_message
 from trtllm_hpc.wire.served_model import IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, TEXT_OUTPUT
+from trtllm_hpc.wire.triton_request import TYPES
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,16 +22,6 @@ Outputs = Mapping[str, "NDArray[Any]"]
 
 ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT})
 """Those that hold an answer and its length."""
-
-_DTYPES = {
-    "BOOL": np.dtype(np.bool_),
-    **{
-        f"{kind}{bits}": np.dtype(f"{kind.lower()}{bits}")
-        for kind in ("INT", "UINT")
-        for bits in (8, 16, 32, 64)
-    },
-    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-}
 
 
 def is_final(response: Any) -> bool:
@@ -53,7 +44,7 @@ def infer_outputs(response: Any, names: Collection[str] | None = None) -> Output
             if output.datatype == "BYTES":
                 array = np.array(_strings(raw), dtype=np.object_)
             else:
-                array = np.frombuffer(raw, dtype=_DTYPES[output.datatype])
+                array = np.frombuffer(raw, dtype=TYPES[output.datatype])
             outputs[output.name] = array.reshape(tuple(output.shape))
         except (ValueError, KeyError, struct.error) as error:
             raise WrongResponse(f"tensors that cannot be read: {output.name!r}, {error}") from None

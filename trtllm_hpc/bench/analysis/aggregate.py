@@ -95,12 +95,12 @@ def error_counts(records: Iterable[RequestRecord]) -> dict[str, int]:
         if record.measured and not record.ok:
             message = (record.error or "").strip() or record.status
             groups.setdefault(_ANY_NUMBER.sub("N", message), Counter())[message] += 1
-    return {_group_name(messages): messages.total() for messages in groups.values()}
-
-
-def _group_name(messages: Counter[str]) -> str:
-    first, others = next(iter(messages)), len(messages) - 1
-    return f"{first} (and {others} more that differ only in numbers)" if others else first
+    found = {}
+    for messages in groups.values():
+        first, others = next(iter(messages)), len(messages) - 1
+        more = f" (and {others} more that differ only in numbers)" if others else ""
+        found[f"{first}{more}"] = messages.total()
+    return found
 
 
 def overall_verdict(
@@ -118,7 +118,10 @@ def overall_verdict(
     pass_warnings = _merged(levels, lambda verdict: verdict.warnings)
     pass_findings = _merged(levels, lambda verdict: verdict.findings)
     if search is not None:
-        pass_warnings, pass_findings = [*pass_findings, *pass_warnings], _search_findings(search)
+        pass_warnings, pass_findings = [*pass_findings, *pass_warnings], []
+        if search.max_rate_per_s is None:
+            sentence = f"The search found no rate at which {search.slo} holds. {search.stopped or ''}"
+            pass_findings = [sentence.strip()]
     passes = [one for level in levels for one in level.passes]
     return Verdict(
         findings=[*findings, *pass_findings],
@@ -126,12 +129,6 @@ def overall_verdict(
         client_limited=any(one.verdict.client_limited for one in passes),
         unsteady=any(one.verdict.unsteady for one in passes),
     )
-
-
-def _search_findings(search: SearchResult) -> list[str]:
-    if search.max_rate_per_s is not None:
-        return []
-    return [f"The search found no rate at which {search.slo} holds. {search.stopped or ''}".strip()]
 
 
 def _merged(levels: Sequence[LevelResult], sentences_of: Callable[[Verdict], Sequence[str]]) -> list[str]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import ClassVar
 
 from trtllm_hpc.bench.analysis.diff import environment_diff, settings_diff, workload_diff
-from trtllm_hpc.bench.analysis.statistics import Estimate, mean_of_passes, value_of, welch_test
+from trtllm_hpc.bench.analysis.statistics import value_of, welch_test
 from trtllm_hpc.bench.metrics import METRICS, Metric, PerRequest
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, TrtllmHpcError
@@ -224,34 +225,39 @@ def _rows(a: LevelResult, b: LevelResult, tolerance: Tolerance) -> Iterator[Row]
         if metric.better is None or metric.key in _FROM_SEND:
             continue
         for statistic in STATISTICS if isinstance(metric, PerRequest) else (None,):
-            of_a, of_b = (_estimate(result, metric.key, statistic) for result in (a, b))
-            if of_a is not None and of_b is not None:
+            of_a, of_b = (_values(result, metric.key, statistic) for result in (a, b))
+            if of_a and of_b:
                 yield _row(a.level.label, metric, statistic, of_a, of_b, tolerance)
 
 
-def _estimate(result: LevelResult, key: str, statistic: str | None) -> Estimate | None:
-    """Return a figure over the passes of a level; ``None`` if a pass lacks it."""
-    if not result.passes or not all(key in one.metrics for one in result.passes):
-        return None
-    return mean_of_passes([value_of(one.metrics[key], statistic) for one in result.passes])
+def _values(result: LevelResult, key: str, statistic: str | None) -> list[float]:
+    """Return a figure of each pass of a level; none if a pass lacks it."""
+    has_all = all(key in one.metrics for one in result.passes)
+    return [value_of(one.metrics[key], statistic) for one in result.passes] if has_all else []
 
 
 def _row(
-    level: str, metric: Metric, statistic: str | None, a: Estimate, b: Estimate, tolerance: Tolerance
+    level: str,
+    metric: Metric,
+    statistic: str | None,
+    a: Sequence[float],
+    b: Sequence[float],
+    tolerance: Tolerance,
 ) -> Row:
+    before, after = fmean(a), fmean(b)
     row = Row(
         level=level,
         key=metric.key,
         label=metric.label,
         unit=metric.unit,
         statistic=statistic,
-        a=a.value,
-        b=b.value,
-        better=None if a.value == b.value else (b.value < a.value) == (metric.better == "lower"),
-        beyond=tolerance.exceeded(a.value, b.value),
+        a=before,
+        b=after,
+        better=None if before == after else (after < before) == (metric.better == "lower"),
+        beyond=tolerance.exceeded(before, after),
     )
     found = welch_test(a, b)
-    return row if found is None else replace(row, low=found.low, high=found.high, p_value=found.p_value)
+    return row if found is None else replace(row, **found._asdict())
 
 
 def _adjusted(rows: list[Row]) -> list[Row]:
@@ -269,7 +275,12 @@ def _adjusted(rows: list[Row]) -> list[Row]:
 
 
 def _notes(a: Side, b: Side, common: Sequence[str]) -> Iterator[str]:
-    yield from _search_results(a, b)
+    first, second = a.measurement.search, b.measurement.search
+    if first is not None and second is not None:
+        rates = [
+            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
+        ]
+        yield f"Highest rate within {first.slo}: {rates[0]}; within {second.slo}: {rates[1]}."
     for side in (a, b):
         single = [label for label in common if len(side.levels[label].passes) == 1]
         if single:
@@ -288,12 +299,3 @@ def _undecided(rows: Sequence[Row], tolerance: Tolerance) -> Iterator[str]:
             f"{len(undecided)} of {len(rows)} figures differ by more than {tolerance}, {worse} of them for "
             "the worse, but their spread is unknown: they decide nothing. Measure both with --repeats 5."
         )
-
-
-def _search_results(a: Side, b: Side) -> Iterator[str]:
-    first, second = a.measurement.search, b.measurement.search
-    if first is not None and second is not None:
-        rates = [
-            "none" if it.max_rate_per_s is None else f"{it.max_rate_per_s:g}/s" for it in (first, second)
-        ]
-        yield f"Highest rate within {first.slo}: {rates[0]}; within {second.slo}: {rates[1]}."

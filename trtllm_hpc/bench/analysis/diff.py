@@ -48,19 +48,11 @@ def workload_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:
     same_requests = digests[0] is not None and digests[0] == digests[1]
     ignored = (*_IGNORED, *_REQUESTS) if same_requests else _IGNORED
     lines = _diff(_settings(a), _settings(b), only=_WORKLOAD, ignored=ignored)
-    if (
-        a.settings == b.settings
-        and _has_fixed_requests(a.settings)
-        and None not in digests
-        and not same_requests
-    ):
+    # Equal settings give equal requests, if they fix their number.
+    has_fixed_requests = a.settings.get("duration_seconds") is None and not a.settings.get("find_max")
+    if a.settings == b.settings and has_fixed_requests and None not in digests and not same_requests:
         lines.append("the requests differ, although the settings are the same")
     return lines
-
-
-def _has_fixed_requests(settings: dict[str, Any]) -> bool:
-    """Whether the number of requests follows from the settings, so that equal ones give equal requests."""
-    return settings.get("duration_seconds") is None and not settings.get("find_max")
 
 
 def settings_diff(a: MeasurementSummary, b: MeasurementSummary) -> list[str]:

@@ -161,31 +161,25 @@ def _parse_limit(text: str) -> Limit:
     name, statistic, sign, number, unit = match.groups()
     metric = _METRICS.get(name) or next((it for it in _METRICS.values() if it.key == name), None)
     if metric is None:
-        raise _bad(text, f"no metric is called {name!r}", name, _METRICS)
-    sign = _sign(sign, name, metric, text)
-    bound = _number(number, text) * _factor(unit, name, metric, text)
-    return Limit(metric.slo_name or name, metric, _statistic(statistic, name, metric, text), sign, bound)
-
-
-def _statistic(statistic: str | None, name: str, metric: Metric, limit: str) -> str | None:
-    if not isinstance(metric, PerRequest):
-        if statistic is not None:
-            raise BadSlo(f"In {limit!r} of the SLO: {name} is a single number; leave .{statistic} out.")
-        return None
-    if statistic is None:
-        return DEFAULT_STATISTIC
-    if statistic not in STATISTICS:
-        raise _bad(limit, f"no statistic is called {statistic!r}", statistic, STATISTICS)
-    return statistic
-
-
-def _sign(sign: str, name: str, metric: Metric, limit: str) -> str:
+        raise _bad(text, f"no metric is called {name!r}.", name, _METRICS)
     expected = "<" if metric.better == "lower" else ">"
     if sign == ":":
-        return expected
-    if not sign.startswith(expected):
-        raise BadSlo(f"In {limit!r} of the SLO: for {name}, {metric.better} is better; write {expected}.")
-    return sign
+        sign = expected
+    elif not sign.startswith(expected):
+        raise _bad(text, f"for {name}, {metric.better} is better; write {expected}.")
+    units = _UNITS[metric.unit]
+    bound = _number(number, text)
+    if unit not in units:
+        wrong = f"{unit!r} is no unit of {name}." if unit else f"the value of {name} needs a unit."
+        raise _bad(text, wrong, unit, [known or "none" for known in units])
+    if not isinstance(metric, PerRequest):
+        if statistic is not None:
+            raise _bad(text, f"{name} is a single number; leave .{statistic} out.")
+    elif statistic is None:
+        statistic = DEFAULT_STATISTIC
+    elif statistic not in STATISTICS:
+        raise _bad(text, f"no statistic is called {statistic!r}.", statistic, STATISTICS)
+    return Limit(metric.slo_name or name, metric, statistic, sign, bound * units[unit])
 
 
 def _number(number: str, limit: str) -> float:
@@ -194,23 +188,17 @@ def _number(number: str, limit: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise BadSlo(f"In {limit!r} of the SLO: {number!r} is no number of at least 0.")
+        raise _bad(limit, f"{number!r} is no number of at least 0.")
     return value
 
 
-def _factor(unit: str, name: str, metric: Metric, limit: str) -> float:
-    units = _UNITS[metric.unit]
-    if unit in units:
-        return units[unit]
-    wrong = f"{unit!r} is no unit of {name}" if unit else f"the value of {name} needs a unit"
-    raise _bad(limit, wrong, unit, [known or "none" for known in units])
-
-
-def _bad(limit: str, wrong: str, given: str, choices: Iterable[str]) -> BadSlo:
-    choices = list(choices)
-    meant = nearest(given, choices)
-    question = f" Did you mean {meant!r}?" if meant else ""
-    return BadSlo(f"In {limit!r} of the SLO: {wrong}.{question}\n    choices: {', '.join(choices)}")
+def _bad(limit: str, wrong: str, given: str = "", choices: Iterable[str] = ()) -> BadSlo:
+    message = f"In {limit!r} of the SLO: {wrong}"
+    if choices := list(choices):
+        meant = nearest(given, choices)
+        message += f" Did you mean {meant!r}?" if meant else ""
+        message += f"\n    choices: {', '.join(choices)}"
+    return BadSlo(message)
 
 
 def _with_unit(value: float, unit: str, digits: int = 6) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 from trtllm_hpc.bench.results import Distribution, Figure, Interval
 
@@ -24,31 +25,12 @@ def value_of(figure: Figure, statistic: str | None) -> float:
     return figure
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """A value with its standard error, if that is known."""
-
-    value: float
-    standard_error: float | None = None
-    degrees_of_freedom: int = 0
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The difference of two estimates: its 95 % confidence interval and two-sided p-value."""
+class Difference(NamedTuple):
+    """The difference of two means: its 95 % confidence interval and two-sided p-value."""
 
     low: float
     high: float
     p_value: float
-
-
-def mean_of_passes(values: Sequence[float]) -> Estimate:
-    """Return the mean with its standard error; a single value has none."""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return Estimate(mean)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return Estimate(mean, math.sqrt(variance / len(values)), len(values) - 1)
 
 
 def t_interval(values: Sequence[float]) -> Interval:
@@ -57,32 +39,35 @@ def t_interval(values: Sequence[float]) -> Interval:
     Student's t and not the normal distribution, because the standard deviation of a few
     passes is itself uncertain (with three passes the interval is 2.2 times as wide).
     """
-    estimate = mean_of_passes(values)
-    if estimate.standard_error is None:
-        return Interval(estimate.value)
-    margin = _margin(estimate.standard_error, estimate.degrees_of_freedom)
-    return Interval(estimate.value, estimate.value - margin, estimate.value + margin)
+    mean = fmean(values)
+    if len(values) < 2:
+        return Interval(mean)
+    margin = _margin(_standard_error(values), len(values) - 1)
+    return Interval(mean, mean - margin, mean + margin)
 
 
-def welch_test(first: Estimate, second: Estimate) -> Difference | None:
-    """Test ``second - first`` with Welch's t-test (Welch 1947); ``None`` if a standard error is unknown.
+def welch_test(first: Sequence[float], second: Sequence[float]) -> Difference | None:
+    """Test the difference of two means with Welch's t-test (Welch 1947); ``None`` for a single value.
 
-    For means over passes this equals ``scipy.stats.ttest_ind(equal_var=False)``.
+    This equals ``scipy.stats.ttest_ind(equal_var=False)``.
     """
-    if first.standard_error is None or second.standard_error is None:
+    if len(first) < 2 or len(second) < 2:
         return None
-    difference = second.value - first.value
-    error = math.hypot(first.standard_error, second.standard_error)
+    difference = fmean(second) - fmean(first)
+    errors = [(_standard_error(values), len(values) - 1) for values in (first, second)]
+    error = math.hypot(*(each for each, _ in errors))
     if error == 0:
         return Difference(difference, difference, 0.0 if difference else 1.0)
     from scipy import special
 
-    freedom = error**4 / sum(
-        one.standard_error**4 / one.degrees_of_freedom for one in (first, second) if one.standard_error
-    )
+    freedom = error**4 / sum(each**4 / degrees for each, degrees in errors)
     margin = _margin(error, freedom)
     p_value = float(2 * special.stdtr(freedom, -abs(difference) / error))
     return Difference(difference - margin, difference + margin, p_value)
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return stdev(values) / math.sqrt(len(values))
 
 
 def _margin(standard_error: float, degrees_of_freedom: float) -> float:

@@ -6,7 +6,7 @@ gives the number, the limit, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 
 from trtllm_hpc.bench.levels import OpenLoop
@@ -14,13 +14,7 @@ from trtllm_hpc.bench.metrics import LATENCY
 from trtllm_hpc.bench.records import NO_CONNECTION, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
-from trtllm_hpc.bench.workload.request import (
-    BY_PREPROCESSING,
-    BY_REQUEST,
-    BY_RESPONSES,
-    BY_TOKENIZER,
-    EXACT_SOURCES,
-)
+from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES, EXACT_SOURCES, TEXT_SOURCES
 from trtllm_hpc.client.lora import is_unknown_adapter
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.runtime.probe import most_tokens
@@ -94,8 +88,12 @@ def check_pass(
         *_doubtful_texts(sample, settings),
         *_failed(sample),
         *_resent(sample),
-        *([] if findings else _too_few_for_p99(sample)),
     ]
+    answered = len(sample.answered)
+    if not findings and answered < P99_REQUESTS:
+        warnings.append(
+            f"{_requests_were(answered)} answered: below {P99_REQUESTS}, p99 is practically the maximum."
+        )
     return Verdict(
         findings=findings,
         warnings=[*warnings, *([growth] if growth else [])],
@@ -182,12 +180,7 @@ def _missing_tokens(sample: Sample, settings: Benchmark) -> Iterator[str]:
             f"{empty} of {len(answered)} answers are empty, which makes them look fast; the limit is "
             f"{settings.max_error_share * 100:.4g}% (max_error_share)."
         )
-    if settings.exact_output:
-        yield from _wrong_length(answered)
-
-
-def _wrong_length(answered: Sequence[RequestRecord]) -> Iterator[str]:
-    wrong = [record for record in answered if _is_wrong_length(record)]
+    wrong = [record for record in answered if settings.exact_output and _is_wrong_length(record)]
     if wrong:
         yield (
             f"{len(wrong)} of {len(answered)} answers do not have the requested length (exact_output); the "
@@ -257,7 +250,7 @@ def _doubtful_texts(sample: Sample, settings: Benchmark) -> Iterator[str]:
     texts = [
         record
         for record in sample.answered
-        if record.output_by in (BY_TOKENIZER, BY_PREPROCESSING) and record.requested_tokens is not None
+        if record.output_by in TEXT_SOURCES and record.requested_tokens is not None
     ]
     counted = sum(record.output_tokens or 0 for record in texts)
     requested = sum(record.requested_tokens or 0 for record in texts)
@@ -322,12 +315,6 @@ def _resent(sample: Sample) -> Iterator[str]:
         )
 
 
-def _too_few_for_p99(sample: Sample) -> Iterator[str]:
-    answered = len(sample.answered)
-    if answered < P99_REQUESTS:
-        yield f"{_requests_were(answered)} answered: below {P99_REQUESTS}, p99 is practically the maximum."
-
-
 def _requests_were(count: int) -> str:
     return "1 request was" if count == 1 else f"{count} requests were"
 
@@ -340,7 +327,9 @@ def latency_growth(sample: Sample) -> str | None:
     window. The test is the one-sided Mann-Kendall test for a trend (Mann 1945; Kendall
     1975) on the mean latencies of the window's parts. A ramp is not tested.
     """
-    means = None if _is_ramp(sample) else _mean_latencies_ms(sample)
+    level = sample.level
+    is_ramp = isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
+    means = None if is_ramp else _mean_latencies_ms(sample)
     if means is None:
         return None
     half = PARTS // 2
@@ -357,11 +346,6 @@ def latency_growth(sample: Sample) -> str | None:
         f"{second_ms:.0f} ms in the second. The server did not keep up, or the warm-up was too short; a "
         "longer window would show even higher latencies."
     )
-
-
-def _is_ramp(sample: Sample) -> bool:
-    level = sample.level
-    return isinstance(level, OpenLoop) and level.ramp_to_per_s not in (None, level.rate_per_s)
 
 
 def _mean_latencies_ms(sample: Sample) -> list[float] | None:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from trtllm_hpc.bench.load.http2 import CANCEL, REFUSED_STREAM, Connection, Headers
 from trtllm_hpc.bench.load.messages import Reply, Target
-from trtllm_hpc.bench.load.timing import Clock, RequestTimeouts
+from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.runtime.records import INSTANCE_HEADER
@@ -163,6 +163,39 @@ class _Call:
         self.client.on_end(reply)
 
 
+class _Timeouts:
+    """One timer for all requests: they have the same time limit, so the oldest expires first."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._running: deque[tuple[float, _Call]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, call: _Call) -> None:
+        running = self._running
+        while running and running[0][1].done:
+            running.popleft()
+        running.append((self._loop.time() + self._timeout_s, call))
+        if self._timer is None:
+            self._timer = self._loop.call_at(running[0][0], self._expire)
+
+    def close(self) -> None:
+        self._running.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expire(self) -> None:
+        self._timer = None
+        running = self._running
+        while running and (running[0][1].done or running[0][0] <= self._loop.time()):
+            call = running.popleft()[1]
+            if not call.done:
+                call.expire()
+        if running:
+            self._timer = self._loop.call_at(running[0][0], self._expire)
+
+
 class GrpcClient:
     """Sends requests to one server, over as many connections as its limit of streams requires: usually one.
 
@@ -177,7 +210,7 @@ class GrpcClient:
         self._headers = call_headers(target)
         self._connections: list[Connection] = []
         self._waiting: deque[_Call] = deque()
-        self._timeouts = RequestTimeouts(target.timeout_s)
+        self._timeouts = _Timeouts(target.timeout_s)
         self._connecting: asyncio.Task[None] | None = None
         self._pause_s = 0.0
         self._closed = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from urllib.parse import quote
 
 import aiohttp
 
@@ -13,6 +12,7 @@ from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
 from trtllm_hpc.wire import openai, triton_response
 from trtllm_hpc.wire.response import error_message
+from trtllm_hpc.wire.triton_request import generate_url
 
 _CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S = 0.05
@@ -35,10 +35,8 @@ class HttpClient:
             self._url = f"{endpoint.openai_url}/{path}"
             self._live_url = f"{endpoint.openai_url}/models"
         else:
-            method = "generate_stream" if target.streaming else "generate"
-            server = f"{endpoint.scheme}://{endpoint.http}"
-            self._url = f"{server}/v2/models/{quote(target.model, safe='')}/{method}"
-            self._live_url = f"{server}/v2/health/live"
+            self._url = generate_url(endpoint, target.model, stream=target.streaming)
+            self._live_url = f"{endpoint.scheme}://{endpoint.http}/v2/health/live"
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self) -> None:
@@ -110,12 +108,10 @@ class HttpClient:
                 keep((self._clock.now(), piece))
         else:
             keep((self._clock.now(), await response.read()))
-        error = self._error(b"".join(piece for _, piece in reply.chunks))
+        error, answer = None, b"".join(piece for _, piece in reply.chunks)
+        if not self._target.is_openai:
+            error = triton_response.generate_error(answer)
+        elif self._target.streaming:
+            error = openai.stream_error(answer)
         if error is not None:
             reply.status, reply.error = "HTTP 200", error
-
-    def _error(self, answer: bytes) -> str | None:
-        """Return what is wrong with a whole answer."""
-        if not self._target.is_openai:
-            return triton_response.generate_error(answer)
-        return openai.stream_error(answer) if self._target.streaming else None

@@ -17,15 +17,8 @@ from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import EventReader
 from trtllm_hpc.wire.response import Response, Usage, WrongResponse
-from trtllm_hpc.wire.served_model import (
-    CONFIG_INPUT,
-    ENSEMBLE,
-    LLM_API_LENGTH,
-    TASK_ID_INPUT,
-    WEIGHTS_INPUT,
-    ServedModel,
-)
-from trtllm_hpc.wire.triton_request import Tensors, generate_body, infer_request, tensors
+from trtllm_hpc.wire.served_model import ENSEMBLE, LLM_API_LENGTH, TASK_ID_INPUT, ServedModel
+from trtllm_hpc.wire.triton_request import generate_body, infer_request, tensors
 from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -129,8 +122,7 @@ def encode_weights(adapter: Adapter) -> bytes:
     Protocol Buffers join the lists of two messages, here those of the inputs and of their contents, and what
     is empty in the second stays as it was in the first.
     """
-    weights: Tensors = {WEIGHTS_INPUT: adapter.weights, CONFIG_INPUT: adapter.config}
-    return bytes(infer_request("", weights).SerializeToString())
+    return bytes(infer_request("", adapter.inputs).SerializeToString())
 
 
 @dataclass(slots=True)

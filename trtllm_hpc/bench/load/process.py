@@ -71,27 +71,24 @@ def real_time_priority() -> Iterator[bool]:
     Every thread, because the one that sends waits for whichever holds the interpreter.
     """
     previous: dict[int, tuple[int, int]] = {}
+    is_allowed = True
     try:
-        yield _raise_priority(previous)
+        for folder in Path("/proc/self/task").iterdir():
+            thread = int(folder.name)
+            try:
+                policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
+                os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
+            except ProcessLookupError:
+                continue  # it has ended since it was listed
+            except PermissionError:
+                is_allowed = False
+                break
+            previous[thread] = (policy, priority)
+        yield is_allowed
     finally:
         for thread, (policy, priority) in previous.items():
             with suppress(ProcessLookupError):
                 os.sched_setscheduler(thread, policy, os.sched_param(priority))
-
-
-def _raise_priority(previous: dict[int, tuple[int, int]]) -> bool:
-    """Raise every thread and note its policy and priority in ``previous``; False if that is not allowed."""
-    for folder in Path("/proc/self/task").iterdir():
-        thread = int(folder.name)
-        try:
-            policy, priority = os.sched_getscheduler(thread), os.sched_getparam(thread).sched_priority
-            os.sched_setscheduler(thread, _POLICY, os.sched_param(_PRIORITY))
-        except ProcessLookupError:
-            continue  # it has ended since it was listed
-        except PermissionError:
-            return False
-        previous[thread] = (policy, priority)
-    return True
 
 
 _Times = tuple[float, float]

@@ -1,4 +1,4 @@
-"""Time in the load generator: its clock, wake-ups on time, and the timeouts of requests."""
+"""Time in the load generator: its clock, and wake-ups on time."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import asyncio
 import ctypes
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 _TFD_TIMER_ABSTIME = 1
 _SECOND_NS = 1_000_000_000
@@ -76,47 +74,3 @@ class KernelTimer:
     def _expired(self) -> None:
         os.read(self._fd, 8)  # clears the readiness of the descriptor
         self._callback()
-
-
-class Expiring(Protocol):
-    """A request with a time limit."""
-
-    done: bool
-
-    def expire(self) -> None:
-        """The time limit has passed."""
-
-
-class RequestTimeouts:
-    """One timer for all requests: they have the same time limit, so the oldest expires first."""
-
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._loop = asyncio.get_running_loop()
-        self._running: deque[tuple[float, Expiring]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, request: Expiring) -> None:
-        """Start the time limit of a request."""
-        running = self._running
-        while running and running[0][1].done:
-            running.popleft()
-        running.append((self._loop.time() + self._timeout_s, request))
-        if self._timer is None:
-            self._timer = self._loop.call_at(running[0][0], self._expire)
-
-    def close(self) -> None:
-        """Let no more requests expire."""
-        self._running.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _expire(self) -> None:
-        self._timer = None
-        running = self._running
-        while running and (running[0][1].done or running[0][0] <= self._loop.time()):
-            request = running.popleft()[1]
-            if not request.done:
-                request.expire()
-        if running:
-            self._timer = self._loop.call_at(running[0][0], self._expire)

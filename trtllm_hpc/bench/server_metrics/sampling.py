@@ -6,7 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
@@ -71,21 +71,16 @@ class Samples:
     """
 
     def __init__(self, endpoint: Endpoint, max_pages: int) -> None:
-        self._endpoint, self._max_pages = endpoint, max_pages
+        self.endpoint, self._max_pages = endpoint, max_pages
         self._pages: list[_RawPage] = []
         self._attempts = self._failures = 0
         self._last_failure = ""
         self._has_moved = False
         self.interval_factor = 1
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """Whose page it is now."""
-        return self._endpoint
-
     def follow(self, endpoint: Endpoint) -> None:
         """Fetch the pages from there, from now on: the server was away, and has counted from zero since."""
-        self._endpoint, self._has_moved = endpoint, True
+        self.endpoint, self._has_moved = endpoint, True
 
     def __len__(self) -> int:
         """Return the number of pages kept so far."""
@@ -119,12 +114,12 @@ class Samples:
     @property
     def warning(self) -> str | None:
         """A sentence if the page could not be read, always or sometimes; one without a run may have none."""
-        if self._failures and (self._pages or self._endpoint.job_id):
+        if self._failures and (self._pages or self.endpoint.job_id):
             often = f"{self._failures} of {self._attempts} times" if self._pages else "at any time"
-            url = self._endpoint.metrics
+            url = self.endpoint.metrics
             return f"The server's metrics at {url} could not be read {often} ({self._last_failure})."
         if len(self.samples) < len(self._pages):
-            return f"{self._endpoint.metrics} is not a page of metrics."
+            return f"{self.endpoint.metrics} is not a page of metrics."
         return None
 
     def fetch(self, connection: HTTPConnection, clock: Clock) -> _RawPage | None:
@@ -132,7 +127,7 @@ class Samples:
         self._attempts += 1
         begun_s = clock.now()
         try:
-            text = _get(connection, self._endpoint)
+            text = _get(connection, self.endpoint)
         except RequestFailed as error:
             self._failures += 1
             self._last_failure = error.message
@@ -283,13 +278,11 @@ def fetch_page(endpoint: Endpoint) -> Page:
 
     Raises RequestFailed if it cannot be read, or is not a page of metrics.
     """
-    connection = _connection(endpoint)
-    try:
-        return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
-    except (RequestFailed, ValueError) as error:
-        raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
-    finally:
-        connection.close()
+    with closing(_connection(endpoint)) as connection:
+        try:
+            return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
+        except (RequestFailed, ValueError) as error:
+            raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
 
 
 def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:

@@ -31,38 +31,28 @@ MEMORY = ("nv_trt_llm_runtime_memory_metrics", "memory_type")
 GENERAL = ("nv_trt_llm_general_metrics", "general_type")
 """Names of Triton's metrics, each with the label that tells its figures apart."""
 
-_STATISTICS: dict[tuple[str, ...], tuple[tuple[str, str], str]] = {
-    ("numActiveRequests",): (REQUESTS, "active"),
-    ("numQueuedRequests",): (REQUESTS, "waiting"),
-    ("maxNumActiveRequests",): (REQUESTS, "max"),
-    ("inflightBatchingStats", "numScheduledRequests"): (REQUESTS, "scheduled"),
-    ("inflightBatchingStats", "numContextRequests"): (REQUESTS, "context"),
-    ("inflightBatchingStats", "numGenRequests"): (BATCHER, "generation_requests"),
-    ("inflightBatchingStats", "numPausedRequests"): (BATCHER, "paused_requests"),
-    ("inflightBatchingStats", "numCtxTokens"): (BATCHER, "total_context_tokens"),
-    ("kvCacheStats", "maxNumBlocks"): (BLOCKS, "max"),
-    ("kvCacheStats", "freeNumBlocks"): (BLOCKS, "free"),
-    ("kvCacheStats", "usedNumBlocks"): (BLOCKS, "used"),
-    ("kvCacheStats", "tokensPerBlock"): (BLOCKS, "tokens_per"),
-    ("kvCacheStats", "reusedBlocks"): (BLOCKS, "reused"),
-    ("gpuMemUsage",): (MEMORY, "gpu"),
-    ("cpuMemUsage",): (MEMORY, "cpu"),
-    ("pinnedMemUsage",): (MEMORY, "pinned"),
-    ("iter",): (GENERAL, "iteration_counter"),
-}
-_GAUGES = {
-    "trtllm_num_requests_running": (REQUESTS, "active"),
-    "trtllm_num_requests_waiting": (REQUESTS, "waiting"),
-    "trtllm_max_num_active_requests": (REQUESTS, "max"),
-    "trtllm_num_scheduled_requests": (REQUESTS, "scheduled"),
-    "trtllm_num_context_requests": (REQUESTS, "context"),
-    "trtllm_num_generation_requests": (BATCHER, "generation_requests"),
-    "trtllm_kv_cache_max_blocks": (BLOCKS, "max"),
-    "trtllm_kv_cache_free_blocks": (BLOCKS, "free"),
-    "trtllm_kv_cache_used_blocks": (BLOCKS, "used"),
-    "trtllm_gpu_memory_usage_bytes": (MEMORY, "gpu"),
-}
-"""Of newer releases; taken where there are no statistics, which another reader may have taken away."""
+_FIGURES: tuple[tuple[tuple[str, str], str, str, str | None], ...] = (
+    (REQUESTS, "active", "numActiveRequests", "num_requests_running"),
+    (REQUESTS, "waiting", "numQueuedRequests", "num_requests_waiting"),
+    (REQUESTS, "max", "maxNumActiveRequests", "max_num_active_requests"),
+    (REQUESTS, "scheduled", "inflightBatchingStats.numScheduledRequests", "num_scheduled_requests"),
+    (REQUESTS, "context", "inflightBatchingStats.numContextRequests", "num_context_requests"),
+    (BATCHER, "generation_requests", "inflightBatchingStats.numGenRequests", "num_generation_requests"),
+    (BATCHER, "paused_requests", "inflightBatchingStats.numPausedRequests", None),
+    (BATCHER, "total_context_tokens", "inflightBatchingStats.numCtxTokens", None),
+    (BLOCKS, "max", "kvCacheStats.maxNumBlocks", "kv_cache_max_blocks"),
+    (BLOCKS, "free", "kvCacheStats.freeNumBlocks", "kv_cache_free_blocks"),
+    (BLOCKS, "used", "kvCacheStats.usedNumBlocks", "kv_cache_used_blocks"),
+    (BLOCKS, "tokens_per", "kvCacheStats.tokensPerBlock", None),
+    (BLOCKS, "reused", "kvCacheStats.reusedBlocks", None),
+    (MEMORY, "gpu", "gpuMemUsage", "gpu_memory_usage_bytes"),
+    (MEMORY, "cpu", "cpuMemUsage", None),
+    (MEMORY, "pinned", "pinnedMemUsage", None),
+    (GENERAL, "iteration_counter", "iter", None),
+)
+"""Triton's metric and label, the keys in the statistics, and the gauge on the page of newer releases, after
+``trtllm_``. A gauge counts where there are no statistics, which another reader may have taken away."""
+_GAUGES = {f"trtllm_{gauge}": (group, value) for group, value, _, gauge in _FIGURES if gauge is not None}
 _OF_REQUESTS = {
     "trtllm_generation_tokens": ("nv_llm_output_token_len_sum", 1.0),
     "trtllm_prompt_tokens": ("nv_llm_input_token_len_sum", 1.0),
@@ -85,9 +75,9 @@ def from_statistics(text: str) -> list[Found]:
 
 
 def _of_step(step: dict[str, Any]) -> Iterator[Found]:
-    for keys, (group, value) in _STATISTICS.items():
+    for group, value, keys, _ in _FIGURES:
         found: Any = step
-        for key in keys:
+        for key in keys.split("."):
             found = found.get(key) if isinstance(found, dict) else None
         if isinstance(found, (int, float)):
             yield _engine(group, value, float(found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, cycle
 from pathlib import Path
@@ -10,19 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
-from trtllm_hpc.bench.workload.lengths import (
-    Lengths,
-    cut_to_limit,
-    histogram_lengths,
-    histogram_share_above,
-    normal_lengths,
-    normal_share_above,
-    read_bins,
-    refuse_mostly_cut,
-)
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
+from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths, read_bins
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
+from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder
 from trtllm_hpc.bench.workload.trace import check_trace, trace
 from trtllm_hpc.config.benchmark import Benchmark, Workload
@@ -38,6 +29,9 @@ BUILT_IN_PROMPTS = (
     "Summarise in two sentences what an operating system does for the programs that it runs.",
 )
 
+_BLOCK = 12
+"""Requests in which each adapter has its share, give or take one; halves, thirds and quarters exactly."""
+
 
 def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     """Return the first ``spec.count`` requests of the workload; fewer if a trace is shorter.
@@ -45,8 +39,13 @@ def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
     A longer workload of the same settings begins with the same requests. Raises ConfigError if the workload's
     file or its settings make no requests; with file and line.
     """
-    built = _KINDS[spec.workload.kind](spec)
-    return replace(built, requests=with_adapters(built.requests, spec.settings))
+    kind = spec.workload.kind
+    build = trace if kind == "trace" else _given if kind in ("prompts", "dataset") else _generated
+    built = build(spec)
+    if not spec.workload.lora:
+        return built
+    drawn = zip(built.requests, _adapters(spec.settings), strict=False)
+    return replace(built, requests=[replace(request, lora_task_id=task_id) for request, task_id in drawn])
 
 
 def check_file(workload: Workload) -> None:
@@ -65,21 +64,18 @@ def check_file(workload: Workload) -> None:
         read_bins(path)
 
 
-def _prompts(spec: WorkloadSpec) -> BuiltWorkload:
-    """The given prompts, or the built-in ones, in random order."""
-    given = spec.workload.prompts or BUILT_IN_PROMPTS
-    prompts = [SourcePrompt(number, f"prompt {number}", prompt) for number, prompt in enumerate(given, 1)]
-    builder = RequestBuilder(spec)
-    return BuiltWorkload(builder.in_random_order(prompts), builder.notes(), len(prompts))
+def _given(spec: WorkloadSpec) -> BuiltWorkload:
+    """The prompts of the file, the given or the built-in ones, in random order.
 
-
-def _dataset(spec: WorkloadSpec) -> BuiltWorkload:
-    """The prompts of the file in random order.
-
-    An answer's limit is that of the entry or, if the entry has an answer
+    In a file, an answer's limit is that of the entry or, if the entry has an answer
     instead, the words of the answer times ``tokens_per_word``.
     """
-    found = read_prompts(spec.file, spec.workload.tokens_per_word)
+    found: Sequence[SourcePrompt | None]
+    if spec.workload.kind == "dataset":
+        found = read_prompts(spec.file, spec.workload.tokens_per_word)
+    else:
+        given = spec.workload.prompts or BUILT_IN_PROMPTS
+        found = [SourcePrompt(number, f"prompt {number}", prompt) for number, prompt in enumerate(given, 1)]
     prompts = [prompt for prompt in found if prompt is not None]
     builder = RequestBuilder(spec)
     requests = builder.in_random_order(prompts)
@@ -88,29 +84,12 @@ def _dataset(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, note + builder.notes(), len(prompts))
 
 
-def _normal(spec: WorkloadSpec) -> BuiltWorkload:
-    """Lengths from normal distributions, upstream's ``token-norm-dist``."""
-    refuse_mostly_cut(spec, "input_tokens", normal_share_above)
-    return _generated(spec, normal_lengths(spec))
-
-
-def _histogram(spec: WorkloadSpec) -> BuiltWorkload:
-    """Lengths from a file of bins, upstream's ``token-from-histogram``."""
-    refuse_mostly_cut(spec, "path", histogram_share_above)
-    return _generated(spec, histogram_lengths(spec))
-
-
-def _shared_prefix(spec: WorkloadSpec) -> BuiltWorkload:
-    """Prompts that begin with one of a few prefixes, which take turns; the rest is drawn as by ``normal``."""
-    refuse_mostly_cut(spec, "input_tokens", normal_share_above, spec.workload.prefix_tokens)
-    return _generated(spec, normal_lengths(spec), spec.workload.prefix_tokens)
-
-
-def _generated(spec: WorkloadSpec, drawn: Sequence[Lengths], prefix_tokens: int = 0) -> BuiltWorkload:
-    lengths, notes = cut_to_limit(drawn, spec.limit, prefix_tokens)
-    prompts = prompt_source(spec)
-    requests = list(prompts.requests(_shapes(spec, lengths, prefix_tokens)))
-    return BuiltWorkload(requests, [*notes, *prompts.notes()])
+def _generated(spec: WorkloadSpec) -> BuiltWorkload:
+    """Prompts of drawn lengths. Those of ``shared-prefix`` begin with one of a few prefixes, in turn."""
+    prefix_tokens = spec.workload.prefix_tokens if spec.workload.kind == "shared-prefix" else 0
+    lengths, cut = draw_lengths(spec, prefix_tokens)
+    requests, notes = generated_requests(spec, _shapes(spec, lengths, prefix_tokens))
+    return BuiltWorkload(requests, [*cut, *notes])
 
 
 def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
@@ -130,34 +109,7 @@ def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) 
         yield PromptShape(codes, each.output_tokens, None, f"prefix {number}", number, prefix_tokens)
 
 
-_KINDS: dict[str, Callable[[WorkloadSpec], BuiltWorkload]] = {
-    "prompts": _prompts,
-    "dataset": _dataset,
-    "normal": _normal,
-    "histogram": _histogram,
-    "shared-prefix": _shared_prefix,
-    "trace": trace,
-}
-
-
-# LoRA adapters --------------------------------------------------------------------------
-
-_BLOCK = 12
-"""Requests in which each adapter has its share, give or take one; halves, thirds and quarters exactly."""
-
-
-def with_adapters(requests: Sequence[Request], settings: Benchmark) -> list[Request]:
-    """Return the requests, each with the number of its adapter, if the workload has any."""
-    if not settings.workload.lora:
-        return list(requests)
-    drawn = _draw(settings)
-    return [
-        request if task_id is None else replace(request, lora_task_id=task_id)
-        for request, task_id in zip(requests, drawn, strict=False)
-    ]
-
-
-def _draw(settings: Benchmark) -> Iterator[int | None]:
+def _adapters(settings: Benchmark) -> Iterator[int | None]:
     """Yield the adapter of one request after the other, ``None`` for none, without end.
 
     Within a block the points of a grid with a random start are in random order (systematic sampling): short

@@ -28,10 +28,23 @@ class Entry(NamedTuple):
     line: int
     """Where it begins, counted from 1."""
     values: dict[str, Any]
+    due_s: float = 0.0
+    """In a trace: when it is due, after the first one."""
 
     def error(self, message: str, *, hint: str | None = None) -> ConfigError:
         """Return an error at this entry."""
         return file_error(self.path, self.line, message, hint=hint)
+
+    def length(self, keys: Sequence[str]) -> int | None:
+        """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
+        for key in keys:
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
+                raise self.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
+            return value
+        return None
 
 
 def read_entries(path: Path) -> list[Entry]:
@@ -136,7 +149,7 @@ def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
     answer. Raises ConfigError if it has none of these, or wrong types; with the line.
     """
     values, line, source = entry.values, entry.line, f"line {entry.line}"
-    tokens = length_of(entry, OUTPUT_LENGTH_KEYS)
+    tokens = entry.length(OUTPUT_LENGTH_KEYS)
     for key in _IDS_KEYS:
         if values.get(key) is not None:
             return SourcePrompt(line, source, token_ids=_ids(entry, key), max_tokens=tokens)
@@ -153,18 +166,6 @@ def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
     return SourcePrompt(line, source, valid, max_tokens=tokens)
-
-
-def length_of(entry: Entry, keys: Sequence[str]) -> int | None:
-    """Return the first of the keys that the entry has, as a number of tokens; ``None`` if it has none."""
-    for key in keys:
-        value = entry.values.get(key)
-        if value is None:
-            continue
-        if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
-            raise entry.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
-        return value
-    return None
 
 
 def _prompt(entry: Entry) -> str:

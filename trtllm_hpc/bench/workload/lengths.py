@@ -14,7 +14,7 @@ Within a bin all lengths are equally likely. The file is YAML or JSON.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
@@ -23,6 +23,7 @@ import numpy as np
 
 from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
 from trtllm_hpc.bench.workload.request import WorkloadSpec, file_error, settings_error
+from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.files import read_tree
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.errors import ConfigError
@@ -43,47 +44,80 @@ class Lengths:
     output_tokens: int
 
 
-def normal_lengths(spec: WorkloadSpec) -> list[Lengths]:
-    """Draw lengths from the two normal distributions of the settings, rounded, at least 1."""
-    workload, seed = spec.workload, spec.settings.seed
-    inputs = _normal(
-        workload.input_tokens,
-        workload.input_tokens_stdev,
-        spec.count,
-        random_source(seed, Stream.INPUT_LENGTHS),
+def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengths], list[str]]:
+    """Draw the lengths of all requests, and cut prompts to the limit less the prefix.
+
+    They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1; or, for a
+    histogram, from its bins (``token-from-histogram``). A sentence says how many were cut.
+
+    Raises:
+        ConfigError: the file has no bins, the prefix leaves no room, or more than half of the prompts would
+            be cut to the engine's limit. Cutting to ``max_input_tokens`` is allowed: the user has set it.
+    """
+    sides = read_bins(spec.file) if spec.workload.kind == "histogram" else []
+    limit, room = spec.limit, (spec.limit or 0) - prefix_tokens
+    if limit is not None and room < 1:
+        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
+        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
+    if limit is not None and limit == spec.max_input_len != spec.workload.max_input_tokens:
+        share = _bins_share_above(sides[0], room) if sides else _normal_share_above(spec.workload, room)
+        _refuse_mostly_cut("path" if sides else "input_tokens", share, limit)
+    drawn = _bin_lengths(spec, sides) if sides else _normal_lengths(spec)
+    if limit is None:
+        return drawn, []
+    cut = sum(length.input_tokens > room for length in drawn)
+    kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in drawn]
+    return kept, [f"Prompts cut to the limit of {limit} tokens: {cut:,}."] if cut else []
+
+
+def _refuse_mostly_cut(key: str, share: float, limit: int) -> None:
+    if share > _MAX_CUT_SHARE:
+        message = (
+            f"{share:.0%} of the prompts would have to be cut: the engine takes at most {limit} tokens "
+            "(engine.max_input_len)"
+        )
+        hint = f"set shorter prompts, or cut them with max_input_tokens {limit}"
+        raise settings_error(key, message, code="too-long", hint=hint)
+
+
+def _normal_lengths(spec: WorkloadSpec) -> list[Lengths]:
+    workload = spec.workload
+    sides = (
+        (Stream.INPUT_LENGTHS, workload.input_tokens, workload.input_tokens_stdev),
+        (
+            Stream.OUTPUT_LENGTHS,
+            workload.output_tokens or spec.settings.max_tokens,
+            workload.output_tokens_stdev,
+        ),
     )
-    outputs = _normal(
-        workload.output_tokens or spec.settings.max_tokens,
-        workload.output_tokens_stdev,
-        spec.count,
-        random_source(seed, Stream.OUTPUT_LENGTHS),
-    )
-    return [Lengths(*pair) for pair in zip(inputs, outputs, strict=True)]
+    drawn = [
+        mean + stdev * random_source(spec.settings.seed, stream).standard_normal(spec.count)
+        for stream, mean, stdev in sides
+    ]
+    return [Lengths(int(a), int(b)) for a, b in np.maximum(np.rint(drawn), 1).T]
 
 
-def _normal(mean: float, stdev: float, count: int, source: np.random.RandomState) -> list[int]:
-    drawn = mean + stdev * source.standard_normal(count)
-    return [int(length) for length in np.maximum(np.rint(drawn), 1)]
-
-
-def normal_share_above(spec: WorkloadSpec, tokens: int) -> float:
-    """Return the expected share of prompts of :func:`normal_lengths` with more tokens than that."""
-    mean, stdev = spec.workload.input_tokens, spec.workload.input_tokens_stdev
+def _normal_share_above(workload: Workload, tokens: int) -> float:
+    """Return the expected share of prompts with more tokens than that."""
+    mean, stdev = workload.input_tokens, workload.input_tokens_stdev
     return 1 - NormalDist(mean, stdev).cdf(tokens + 0.5) if stdev else float(mean > tokens)
 
 
-def histogram_lengths(spec: WorkloadSpec) -> list[Lengths]:
-    """Draw lengths from the bins of the settings' file.
+def _bins_share_above(bins: Sequence[Bin], tokens: int) -> float:
+    """Return the expected share of prompts with more tokens than that."""
+    above = sum(
+        weight * min(max(high - tokens, 0.0) / (high - low + 1), 1.0) for low, high, *_, weight in bins
+    )
+    return above / sum(each[-1] for each in bins)
 
-    Raises ConfigError if the file has no bins; with file and line.
-    """
-    sides = read_bins(spec.file)
-    seed, count = spec.settings.seed, spec.count
-    inputs = _draw(sides[0], count, random_source(seed, Stream.INPUT_LENGTHS))
-    if len(sides) == 1:
-        return [Lengths(*row) for row in inputs]
-    outputs = _draw(sides[1], count, random_source(seed, Stream.OUTPUT_LENGTHS))
-    return [Lengths(*row, *other) for row, other in zip(inputs, outputs, strict=True)]
+
+def _bin_lengths(spec: WorkloadSpec, sides: Sequence[Sequence[Bin]]) -> list[Lengths]:
+    streams = (Stream.INPUT_LENGTHS, Stream.OUTPUT_LENGTHS)
+    drawn = [
+        _draw(bins, spec.count, random_source(spec.settings.seed, stream))
+        for bins, stream in zip(sides, streams, strict=False)
+    ]
+    return [Lengths(*(length for row in rows for length in row)) for rows in zip(*drawn, strict=True)]
 
 
 def _draw(bins: Sequence[Bin], count: int, source: np.random.RandomState) -> list[list[int]]:
@@ -98,15 +132,6 @@ def _draw(bins: Sequence[Bin], count: int, source: np.random.RandomState) -> lis
     lengths = lows + np.floor(uniform[:, 1:] * (highs - lows + 1))
     rows: list[list[int]] = np.minimum(lengths, highs).astype(np.int64).tolist()
     return rows
-
-
-def histogram_share_above(spec: WorkloadSpec, tokens: int) -> float:
-    """Return the expected share of prompts with more tokens than that."""
-    bins = read_bins(spec.file)[0]
-    above = sum(
-        weight * min(max(high - tokens, 0.0) / (high - low + 1), 1.0) for low, high, *_, weight in bins
-    )
-    return above / sum(each[-1] for each in bins)
 
 
 def read_bins(path: Path) -> list[list[Bin]]:
@@ -156,46 +181,3 @@ def _bin(path: Path, node: Node, width: int) -> Bin:
     if not 0 <= weight < float("inf"):
         raise file_error(path, node.line, f"a weight must be a number of at least 0; found {weight}")
     return tuple(values)
-
-
-def refuse_mostly_cut(
-    spec: WorkloadSpec, key: str, share_above: Callable[[WorkloadSpec, int], float], prefix_tokens: int = 0
-) -> None:
-    """Refuse a workload if most of its prompts would be cut to the engine's limit.
-
-    Cutting to ``max_input_tokens`` is allowed: the user has set it.
-
-    Args:
-        key: the setting of the workload that the length of prompts comes from.
-        share_above: returns the expected share of prompts with more than a number of tokens.
-        prefix_tokens: tokens before each drawn length.
-
-    Raises:
-        ConfigError: more than half would be cut.
-    """
-    limit = spec.max_input_len
-    if limit is None or limit == spec.workload.max_input_tokens or limit != spec.limit:
-        return
-    share = share_above(spec, limit - prefix_tokens)
-    if share > _MAX_CUT_SHARE and limit > prefix_tokens:
-        message = (
-            f"{share:.0%} of the prompts would have to be cut: the engine takes at most {limit} tokens "
-            "(engine.max_input_len)"
-        )
-        hint = f"set shorter prompts, or cut them with max_input_tokens {limit}"
-        raise settings_error(key, message, code="too-long", hint=hint)
-
-
-def cut_to_limit(
-    lengths: Sequence[Lengths], limit: int | None, prefix_tokens: int = 0
-) -> tuple[list[Lengths], list[str]]:
-    """Return lengths cut to the limit less the prefix, and a sentence if any were; raises ConfigError."""
-    if limit is None:
-        return list(lengths), []
-    room = limit - prefix_tokens
-    if room < 1:
-        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
-        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
-    cut = sum(length.input_tokens > room for length in lengths)
-    kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in lengths]
-    return kept, [f"Prompts cut to the limit of {limit} tokens: {cut:,}."] if cut else []

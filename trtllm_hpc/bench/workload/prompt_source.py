@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 
@@ -59,20 +59,21 @@ class PromptShape:
     prefix_tokens: int = 0
 
 
-def prompt_source(spec: WorkloadSpec) -> TokenIdSource | TextSource:
-    """Return a source of token ids for a model that takes ids, else of texts.
+def generated_requests(spec: WorkloadSpec, shapes: Iterable[PromptShape]) -> tuple[list[Request], list[str]]:
+    """Return a request for each shape, in their order, and notes for readers of the results.
 
-    Raises ConfigError if there is neither tokenizer nor vocabulary for it.
+    Prompts are token ids for a model that takes ids, else texts. Raises ConfigError if there is neither
+    tokenizer nor vocabulary for them.
     """
     if not spec.token_ids:
         if spec.tokenizer is None:
             message = "prompts of a given length need the model's tokenizer, and none was found"
             raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
-        return TextSource(TextWriter(spec.tokenizer))
+        return _texts(TextWriter(spec.tokenizer), shapes)
     if spec.vocabulary is not None:
-        return TokenIdSource(spec.vocabulary)
+        return _token_ids(spec.vocabulary, shapes), []
     if spec.tokenizer is not None:
-        return TokenIdSource(common_words_vocabulary(spec.tokenizer))
+        return _token_ids(common_words_vocabulary(spec.tokenizer), shapes), []
     message = "prompts of token ids need the model's vocabulary, and neither tokenizer nor config.json has it"
     raise settings_error("tokenizer", message, code="no-vocabulary", hint=TOKENIZER_HINT)
 
@@ -85,91 +86,64 @@ def common_words_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
     return Vocabulary(ids, f"{tokenizer.name}, common words")
 
 
-class TokenIdSource:
-    """Prompts of token ids from the vocabulary."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        # A list, so that all requests share its int objects: there may be tens of millions of tokens.
-        self._ids = list(vocabulary.ids)
-
-    def requests(self, shapes: Iterable[PromptShape]) -> Iterator[Request]:
-        """Yield a request for each shape, in their order."""
-        for shape in shapes:
-            indices = (shape.codes % len(self._ids)).tolist()
-            yield Request(
-                shape.max_tokens,
-                token_ids=tuple(map(self._ids.__getitem__, indices)),
-                input_tokens=len(indices),
-                input_by=BY_WORKLOAD,
-                due_s=shape.due_s,
-                source=shape.source,
-            )
-
-    def notes(self) -> list[str]:
-        """Return nothing: ids always have the exact length."""
-        return []
+def _token_ids(vocabulary: Vocabulary, shapes: Iterable[PromptShape]) -> list[Request]:
+    # A list, so that all requests share its int objects: there may be tens of millions of tokens.
+    ids = list(vocabulary.ids)
+    return [
+        Request(
+            shape.max_tokens,
+            token_ids=tuple(map(ids.__getitem__, (shape.codes % len(ids)).tolist())),
+            input_tokens=len(shape.codes),
+            input_by=BY_WORKLOAD,
+            due_s=shape.due_s,
+            source=shape.source,
+        )
+        for shape in shapes
+    ]
 
 
-class TextSource:
-    """Texts of common words, counted by the tokenizer."""
-
-    def __init__(self, writer: TextWriter) -> None:
-        self._writer = writer
-        self._prefixes = _SharedPrefixes()
-        self._inexact = 0
-
-    def requests(self, shapes: Iterable[PromptShape]) -> Iterator[Request]:
-        """Yield a request for each shape, in their order."""
-        remaining = iter(shapes)
-        while batch := list(islice(remaining, _BATCH)):
-            texts = self._writer.write([shape.codes for shape in batch])
-            for shape, (text, token_ids) in zip(batch, texts, strict=True):
-                self._inexact += len(token_ids) != len(shape.codes)
-                if shape.prefix is not None:
-                    shared = shape.prefix_tokens - self._writer.suffix_tokens
-                    self._prefixes.add(shape.prefix, token_ids[:shared])
-                yield Request(
+def _texts(writer: TextWriter, shapes: Iterable[PromptShape]) -> tuple[list[Request], list[str]]:
+    requests: list[Request] = []
+    # Of each prefix: the tokens that its requests have in common so far, and how many they should have.
+    prefixes: dict[int, tuple[Sequence[int], int]] = {}
+    inexact, remaining = 0, iter(shapes)
+    while batch := list(islice(remaining, _BATCH)):
+        texts = writer.write([shape.codes for shape in batch])
+        for shape, (text, token_ids) in zip(batch, texts, strict=True):
+            inexact += len(token_ids) != len(shape.codes)
+            if shape.prefix is not None:
+                begin = token_ids[: shape.prefix_tokens - writer.suffix_tokens]
+                common, expected = prefixes.get(shape.prefix, (begin, 0))
+                prefixes[shape.prefix] = (_common_begin(common, begin), max(expected, len(begin)))
+            requests.append(
+                Request(
                     shape.max_tokens,
                     prompt=text,
                     input_tokens=len(token_ids),
-                    input_by=self._writer.tokenizer.counted_by,
+                    input_by=writer.tokenizer.counted_by,
                     due_s=shape.due_s,
                     source=shape.source,
                 )
-
-    def notes(self) -> list[str]:
-        """Say which prefixes are not shared completely, and how many texts do not have the drawn length."""
-        notes = self._prefixes.notes()
-        if self._inexact:
-            notes.append(
-                f"Prompts that do not have the drawn length, since the tokenizer cannot produce it: "
-                f"{self._inexact:,}. The records have the real lengths."
             )
-        return notes
+    notes = [
+        f"Requests of prefix {prefix} share {len(common)} tokens instead of {expected}: "
+        "the tokenizer has tokens across words."
+        for prefix, (common, expected) in prefixes.items()
+        if len(common) < expected
+    ]
+    if inexact:
+        notes.append(
+            f"Prompts that do not have the drawn length, since the tokenizer cannot produce it: {inexact:,}. "
+            "The records have the real lengths."
+        )
+    return requests, notes
 
 
-class _SharedPrefixes:
-    """The tokens that all requests of each prefix have in common so far."""
-
-    def __init__(self) -> None:
-        self._tokens: dict[int, Sequence[int]] = {}
-        self._expected: dict[int, int] = {}
-
-    def add(self, prefix: int, tokens: Sequence[int]) -> None:
-        """Add a request of a prefix, with the tokens that should be the prefix."""
-        common = self._tokens.setdefault(prefix, tokens)
-        self._expected[prefix] = max(self._expected.get(prefix, 0), len(tokens))
-        if common != tokens:
-            pairs = takewhile(lambda pair: pair[0] == pair[1], zip(common, tokens, strict=False))
-            self._tokens[prefix] = [token for token, _ in pairs]
-
-    def notes(self) -> list[str]:
-        return [
-            f"Requests of prefix {prefix} share {len(tokens)} tokens instead of {self._expected[prefix]}: "
-            "the tokenizer has tokens across words."
-            for prefix, tokens in self._tokens.items()
-            if len(tokens) < self._expected[prefix]
-        ]
+def _common_begin(some: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+    if some == others:
+        return some
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False))
+    return [token for token, _ in pairs]
 
 
 class TextWriter:

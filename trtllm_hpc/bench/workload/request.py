@@ -27,6 +27,7 @@ BY_TOKENIZER = "tokenizer"
 """The model's tokenizer, run on the text by the client. The model may have generated other tokens."""
 BY_PREPROCESSING = "preprocessing"
 """The server's tokenizer, called over the network."""
+TEXT_SOURCES = frozenset({BY_TOKENIZER, BY_PREPROCESSING})
 BY_REQUEST = "requested"
 """Not counted: the requested number. Too high if the model stopped earlier."""
 
@@ -133,6 +134,12 @@ class WorkloadSpec:
             raise settings_error("path", message, code="no-file", hint=hint)
         return Path(self.workload.path)
 
+    def all_too_long(self) -> ConfigError:
+        """Return the error for a workload whose prompts are all longer than the limit."""
+        message = f"every prompt is longer than {self.limit} tokens"
+        hint = "use another file, or a higher limit"
+        return settings_error("max_input_tokens", message, code="too-long", hint=hint)
+
 
 def settings_error(
     key: str, message: str, *, code: str = "bad-workload", hint: str | None = None, value: Any = None
@@ -145,13 +152,6 @@ def settings_error(
 def file_error(path: Path, line: int | None, message: str, *, hint: str | None = None) -> ConfigError:
     """Return the error for a workload's file, at a line of it."""
     return ConfigError([Diagnostic("bad-workload-file", message, str(path), "", line, hint=hint)])
-
-
-def all_too_long(limit: int | None) -> ConfigError:
-    """Return the error for a workload whose prompts are all longer than the limit."""
-    message = f"every prompt is longer than {limit} tokens"
-    hint = "use another file, or a higher limit"
-    return settings_error("max_input_tokens", message, code="too-long", hint=hint)
 
 
 def write_workload(path: Path, requests: Iterable[Request]) -> None:

@@ -8,14 +8,7 @@ from itertools import islice
 from trtllm_hpc.bench.workload.dataset import SourcePrompt
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
 from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
-from trtllm_hpc.bench.workload.request import (
-    BY_WORKLOAD,
-    Request,
-    WorkloadSpec,
-    all_too_long,
-    file_error,
-    settings_error,
-)
+from trtllm_hpc.bench.workload.request import BY_WORKLOAD, Request, WorkloadSpec, file_error, settings_error
 
 
 class RequestBuilder:
@@ -59,7 +52,7 @@ class RequestBuilder:
             new = [index for index in dict.fromkeys(indices) if index not in built]
             built.update(zip(new, self.build([prompts[index] for index in new]), strict=True))
             if len(built) == len(prompts) and not any(built.values()):
-                raise all_too_long(self._spec.limit)
+                raise self._spec.all_too_long()
             requests += [request for index in indices if (request := built[index]) is not None]
         return requests
 
@@ -78,20 +71,17 @@ class RequestBuilder:
         if ids is not None and self._spec.limit is not None and len(ids) > self._spec.limit:
             self._too_long += 1
             return None
-        sends_ids = self._spec.token_ids or prompt.prompt is None
+        sends_ids, tokenizer = self._spec.token_ids or prompt.prompt is None, self._spec.tokenizer
+        counted_by = BY_WORKLOAD if sends_ids or tokenizer is None else tokenizer.counted_by
         return Request(
             prompt.max_tokens or self._spec.settings.max_tokens,
             prompt=None if sends_ids else prompt.prompt,
             token_ids=tuple(ids) if sends_ids and ids is not None else None,
             input_tokens=None if ids is None else len(ids),
-            input_by=None if ids is None else self._counted_by(sends_ids=sends_ids),
+            input_by=None if ids is None else counted_by,
             due_s=prompt.due_s,
             source=prompt.source,
         )
-
-    def _counted_by(self, *, sends_ids: bool) -> str:
-        tokenizer = self._spec.tokenizer
-        return BY_WORKLOAD if sends_ids or tokenizer is None else tokenizer.counted_by
 
     def _checked_ids(self, prompt: SourcePrompt, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The ids of a file's prompt, if the model takes ids and has these."""

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.dataset import (
-    OUTPUT_LENGTH_KEYS,
-    Entry,
-    SourcePrompt,
-    length_of,
-    prompt_of,
-    read_entries,
-)
-from trtllm_hpc.bench.workload.prompt_source import PromptShape, prompt_source
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, SourcePrompt, prompt_of, read_entries
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import Codes, Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, all_too_long
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder, too_long_note
 
 BLOCK_TOKENS = 512
@@ -28,14 +21,6 @@ BLOCK_TOKENS = 512
 _INPUT_LENGTH_KEYS = ("input_length", "input_tokens")
 _DIGITS = 9
 _CACHED_BLOCKS = 4096
-
-
-@dataclass(frozen=True)
-class TimedEntry:
-    """An entry, and when it is due in seconds after the first one."""
-
-    due_s: float
-    entry: Entry
 
 
 def trace(spec: WorkloadSpec) -> BuiltWorkload:
@@ -54,7 +39,7 @@ def trace(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, [*notes, *_too_short(spec, timed)], len(timed))
 
 
-def _too_short(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> Iterator[str]:
+def _too_short(spec: WorkloadSpec, timed: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence if the trace ends before the measurement should; a closed loop ignores its times."""
     settings, length_s = spec.settings, timed[-1].due_s
     if settings.duration_seconds is None or settings.arrival != "trace" or settings.closed_loop:
@@ -70,28 +55,28 @@ def check_trace(path: Path, tokens_per_word: float) -> None:
     Raises ConfigError if an entry makes no request; with file and line.
     """
     timed, generated = _read(path, 1.0)
-    for each in timed:
+    for entry in timed:
         if generated:
-            _input_length(each.entry)
-            _hash_ids(each.entry)
-            length_of(each.entry, OUTPUT_LENGTH_KEYS)
+            _input_length(entry)
+            _hash_ids(entry)
+            entry.length(OUTPUT_LENGTH_KEYS)
         else:
-            _prompt(each, tokens_per_word)
+            _prompt(entry, tokens_per_word)
 
 
-def _read(path: Path, speed: float) -> tuple[list[TimedEntry], bool]:
+def _read(path: Path, speed: float) -> tuple[list[Entry], bool]:
     """The entries in the order of their times, and whether prompts must be generated from their lengths."""
     entries = read_entries(path)
     times = [_time(entry) for entry in entries]
     first = min(times)
     timed = [
-        TimedEntry(round((time - first) / speed, _DIGITS), entry)
+        entry._replace(due_s=round((time - first) / speed, _DIGITS))
         for time, entry in zip(times, entries, strict=True)
     ]
-    timed.sort(key=lambda each: each.due_s)
-    generated = [_has_only_lengths(each.entry) for each in timed]
+    timed.sort(key=lambda entry: entry.due_s)
+    generated = [_has_only_lengths(entry) for entry in timed]
     if any(generated) and not all(generated):
-        other = timed[generated.index(not generated[0])].entry
+        other = timed[generated.index(not generated[0])]
         raise other.error("has another layout than the entries before it: prompts, or only lengths")
     return timed, generated[0]
 
@@ -115,7 +100,7 @@ def _has_only_lengths(entry: Entry) -> bool:
     )
 
 
-def _recorded(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> tuple[list[Request], list[str]]:
+def _recorded(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request], list[str]]:
     """Requests of entries that have prompts or token ids."""
     builder = RequestBuilder(spec)
     requests: list[Request] = []
@@ -123,42 +108,42 @@ def _recorded(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> tuple[list[Req
     while begin < len(timed) and len(requests) < spec.count:
         batch = timed[begin : begin + spec.count - len(requests)]
         begin += len(batch)
-        prompts = [_prompt(each, spec.workload.tokens_per_word) for each in batch]
+        prompts = [_prompt(entry, spec.workload.tokens_per_word) for entry in batch]
         requests += [request for request in builder.build(prompts) if request is not None]
     if not requests:
-        raise all_too_long(spec.limit)
+        raise spec.all_too_long()
     return requests, builder.notes()
 
 
-def _prompt(timed: TimedEntry, tokens_per_word: float) -> SourcePrompt:
-    prompt = prompt_of(timed.entry, tokens_per_word)
+def _prompt(entry: Entry, tokens_per_word: float) -> SourcePrompt:
+    prompt = prompt_of(entry, tokens_per_word)
     if prompt is None:
-        raise timed.entry.error("the prompt is empty")
-    return replace(prompt, due_s=timed.due_s)
+        raise entry.error("the prompt is empty")
+    return replace(prompt, due_s=entry.due_s)
 
 
-def _generate(spec: WorkloadSpec, timed: Sequence[TimedEntry]) -> tuple[list[Request], list[str]]:
+def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request], list[str]]:
     """Requests of entries that have only lengths."""
-    kept: list[tuple[TimedEntry, int]] = []
+    kept: list[tuple[Entry, int]] = []
     too_long = 0
-    for each in timed:
+    for entry in timed:
         if len(kept) == spec.count:
             break
-        length = _input_length(each.entry)
+        length = _input_length(entry)
         if spec.limit is not None and length > spec.limit:
             too_long += 1
         else:
-            kept.append((each, length))
+            kept.append((entry, length))
     if not kept:
-        raise all_too_long(spec.limit)
-    source = prompt_source(spec)
-    requests = list(source.requests(_shapes(spec, kept)))
-    notes = [too_long_note(too_long, too_long + len(kept), "requests", spec.limit)] if too_long else []
-    return requests, [*notes, *source.notes()]
+        raise spec.all_too_long()
+    requests, notes = generated_requests(spec, _shapes(spec, kept))
+    if too_long:
+        notes = [too_long_note(too_long, too_long + len(kept), "requests", spec.limit), *notes]
+    return requests, notes
 
 
 def _input_length(entry: Entry) -> int:
-    length = length_of(entry, _INPUT_LENGTH_KEYS)
+    length = entry.length(_INPUT_LENGTH_KEYS)
     if length is None:
         raise entry.error(f"{_INPUT_LENGTH_KEYS[0]} must be a whole number of at least 1")
     return length
@@ -171,17 +156,17 @@ def _hash_ids(entry: Entry) -> list[int]:
     return hashes
 
 
-def _shapes(spec: WorkloadSpec, kept: Sequence[tuple[TimedEntry, int]]) -> Iterator[PromptShape]:
+def _shapes(spec: WorkloadSpec, kept: Sequence[tuple[Entry, int]]) -> Iterator[PromptShape]:
     seed = spec.settings.seed
 
     @lru_cache(_CACHED_BLOCKS)
     def block(number: int) -> Codes:
         return draw_codes(random_source(seed, Stream.BLOCKS, number), BLOCK_TOKENS)
 
-    for each, length in kept:
-        shared = [block(number) for number in _hash_ids(each.entry)[: -(-length // BLOCK_TOKENS)]]
+    for entry, length in kept:
+        shared = [block(number) for number in _hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
         rest = max(0, length - BLOCK_TOKENS * len(shared))
-        own = draw_codes(random_source(seed, Stream.CONTENTS, each.entry.line), rest)
+        own = draw_codes(random_source(seed, Stream.CONTENTS, entry.line), rest)
         codes = np.concatenate([*shared, own])[:length]
-        tokens = length_of(each.entry, OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
-        yield PromptShape(codes, tokens, each.due_s, f"line {each.entry.line}")
+        tokens = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
+        yield PromptShape(codes, tokens, entry.due_s, f"line {entry.line}")

@@ -1,0 +1,131 @@
+"""What interrupts a measurement: a server that is away for a while, or the end of the companion.
+
+With ``serve.renew`` another job serves after the time limit; behind a door an instance that died is started
+again. What was measured in between says nothing about the server. A companion may be killed, run into its
+time limit, or lose its server between two levels: the next attempt keeps the levels that it measured whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from trtllm_hpc.bench.levels import levels_of
+from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.passes import PassOutcome
+from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, read_records
+from trtllm_hpc.bench.results import LevelResult, read_measurement
+from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import MeasurementPaths, RunPaths, read_json
+from trtllm_hpc.runtime.records import Endpoint
+
+MOST_CUTS = 3
+"""So often a pass is measured again; a load that ends the server each time would do it for ever."""
+_SETTLE_S = 5.0
+"""For the death of a server to show in the run's files, after the failures that it caused."""
+_TICK_S = 0.2
+
+Follow = Callable[[], Endpoint]
+"""Waits until the server is ready, and returns where; raises TrtllmHpcError if it does not come back."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which server answers; two are the same as long as it has not been away."""
+
+    job_id: str | None
+    """``None``: none is published."""
+    ready_at: float
+    restarts: tuple[int, ...]
+    """Of each instance behind the door."""
+
+    @classmethod
+    def of(cls, paths: RunPaths) -> Place:
+        """Return what the run's files say now."""
+        endpoint = Endpoint.read(paths.endpoint)
+        try:
+            restarts = tuple(int(one["restarts"]) for one in read_json(paths.instances) or [])
+        except (OSError, ValueError, TypeError, KeyError):
+            restarts = ()
+        if endpoint is None:
+            return cls(None, 0.0, restarts)
+        return cls(endpoint.job_id, endpoint.ready_at, restarts)
+
+    def was_left(self, now: Place) -> bool:
+        """Return whether every instance has been away since."""
+        if (self.job_id, self.ready_at) != (now.job_id, now.ready_at):
+            return True
+        pairs = list(zip(self.restarts, now.restarts, strict=False))
+        return bool(pairs) and all(before < after for before, after in pairs)
+
+
+def was_cut(paths: RunPaths, begun_at: Place, outcome: PassOutcome) -> bool:
+    """Return whether a pass failed because the server was away; waits a moment if it ended early."""
+    ended_early = outcome.gone or outcome.failures is not None
+    if outcome.interrupted or not (ended_early or any(not record.ok for record in outcome.records)):
+        return False
+    deadline = time.monotonic() + (_SETTLE_S if ended_early else 0.0)
+    while not begun_at.was_left(Place.of(paths)):
+        if time.monotonic() > deadline:
+            return outcome.gone  # it may not know yet itself, as after the loss of its node
+        time.sleep(_TICK_S)
+    return True
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """The first levels of a measurement, with their records and samples; by default none."""
+
+    started_at: float | None = None
+    """Seconds since the epoch."""
+    levels: list[LevelResult] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
+    samples: list[ServerSample] = field(default_factory=list)
+
+    @property
+    def requests(self) -> int:
+        """How many requests of the workload they have sent."""
+        return 1 + max((record.index for record in self.records), default=-1)
+
+    @property
+    def note(self) -> str | None:
+        """A sentence for the reader of the figures."""
+        count = len(self.levels)
+        if not count:
+            return None
+        what = "The first level was" if count == 1 else f"The first {count} levels were"
+        return f"{what} measured by an earlier attempt, which did not come to its end."
+
+    def clock(self) -> Clock:
+        """Return a clock that goes on counting from the earlier attempt's start."""
+        if self.started_at is None:
+            return Clock()
+        return Clock(time.monotonic() - (time.time() - self.started_at), self.started_at)
+
+
+def read_earlier(files: MeasurementPaths, settings: Benchmark) -> Earlier:
+    """Return the levels that were measured whole with the same settings; none where nothing is missing.
+
+    A search decides by each level what comes next, and begins again.
+    """
+    try:
+        measured, records = read_measurement(files.summary), read_records(files.requests)
+    except (RunNotFound, OSError, ValueError, TypeError):
+        return Earlier()
+    if settings.find_max or measured.settings != settings.model_dump(mode="json"):
+        return Earlier()
+
+    def is_whole(level: LevelResult) -> bool:
+        return len(level.passes) == settings.repeats and all(it.verdict.valid for it in level.passes)
+
+    levels = list(takewhile(is_whole, measured.levels))
+    kept = [it for it in records if it.level < len(levels) and it.phase != UNFINISHED]
+    if not kept or len(levels) >= len(levels_of(settings)):
+        return Earlier()
+    end_s = max(record.ended_s for record in kept)
+    samples = [sample for sample in read_samples(files.samples) if sample.time_s <= end_s]
+    return Earlier(measured.started_at, levels, kept, samples)
