@@ -88,7 +88,7 @@ class Backend:
     engine_keys: tuple[str, ...] | None = None
     """Keys of ``engine`` that have an effect; ``None``: every key."""
     repository_keys: tuple[str, ...] | None = None
-    """Keys of ``repository`` that have an effect; ``None``: what the release's templates have."""
+    """Keys of ``repository`` that have an effect; ``None``: every key."""
     kv_cache_keys: tuple[str, ...] | None = None
     """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
     memory: MemoryModel | None = MemoryModel()
@@ -302,13 +302,16 @@ def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diag
 def section_has_an_effect(
     job: JobFile, section: str, keys: Collection[str], what: str, hint: str
 ) -> Diagnostics:
-    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``."""
+    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``.
+
+    ``repository.models`` is left to the rule about the mode of serving.
+    """
     values = getattr(job, section)
     given = values.model_fields_set  # raises where the section itself is a wrong value
     for key, model_field in type(values).model_fields.items():
         value = getattr(values, key) if key in given else None
         default = model_field.get_default(call_default_factory=True)
-        if value is not None and value != default and key not in keys:
+        if value is not None and value != default and key not in (*keys, "models"):
             message = f"{key} has no effect on {what}"
             yield in_job("conflict", f"{section}.{key}", message, hint, value)
 

@@ -36,7 +36,6 @@ PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
 _ENGINE_KEYS = (
     *("backend", "tensor_parallel", "pipeline_parallel", "max_input_len", "max_seq_len", "max_batch_size"),
 )
-_REPOSITORY_KEYS = ("models",)
 
 
 class Command(Backend):
@@ -44,7 +43,7 @@ class Command(Backend):
 
     name = "command"
     engine_keys = _ENGINE_KEYS
-    repository_keys = _REPOSITORY_KEYS
+    repository_keys = ()
     kv_cache_keys = ()
     memory = None
     uses_mpi = False
@@ -167,5 +166,5 @@ def command_keys(facts: JobFacts) -> Diagnostics:
     why = "serve.command has the server's own options"
     yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why)
     what, hint = "the backend command", "remove it, and write the server's own option into serve.command"
-    yield from section_has_an_effect(facts.job, "repository", _REPOSITORY_KEYS, what, hint)
+    yield from section_has_an_effect(facts.job, "repository", (), what, hint)
     yield from section_has_an_effect(facts.job, "kv_cache", (), what, hint)

@@ -22,17 +22,13 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
 ENGINE_KEYS = (
-    *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+    *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
     *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
     *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
     *("enable_chunked_prefill", "capacity_scheduler_policy"),
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
-REPOSITORY_KEYS = (
-    "decoupled",
-    # Other rules have better sentences about these.
-    *("models", "parameters", "instances"),
-)
+REPOSITORY_KEYS = ("decoupled",)
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
@@ -53,7 +49,8 @@ KV_CACHE_KEYS = (
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
     """Keys for the build of an engine have no effect on the LLM API."""
     engine = facts.job.engine
-    yield from keys_have_an_effect(engine, ENGINE_KEYS, "the LLM API builds no engine that this could change")
+    why = "the LLM API builds no engine that this could change"
+    yield from keys_have_an_effect(engine, (*ENGINE_KEYS, "directory"), why)
     if engine.directory is not None:
         message = "the LLM API loads the model itself, not an engine"
         hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
@@ -64,7 +61,8 @@ def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
     """Keys for upstream's model repository have no effect on the LLM API."""
     job = facts.job
     hint = "remove it; further arguments of LLM() go into engine.llm_api"
-    yield from section_has_an_effect(job, "repository", REPOSITORY_KEYS, "the LLM API", hint)
+    judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
+    yield from section_has_an_effect(job, "repository", judged, "the LLM API", hint)
     yield from section_has_an_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
     if job.repository.instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
