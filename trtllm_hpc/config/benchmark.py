@@ -32,7 +32,7 @@ class Workload(Section):
     """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
     from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``: prompts
     with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps."""
-    prompts: list[AnyText] = Field(default_factory=list)
+    prompts: list[AnyText] = Field(default=[])
     """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
     """dataset, histogram, trace: the file to read."""
@@ -56,7 +56,7 @@ class Workload(Section):
     """Longer prompts are left out (upstream's ``--max-input-len``); ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
     """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
-    lora: list[LoraShare] = Field(default_factory=list)
+    lora: list[LoraShare] = Field(default=[])
     """LoRA adapters of the requests, each with its share; the rest of the requests have none."""
 
     @property
@@ -103,7 +103,7 @@ class Benchmark(Section):
     # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
     """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
-    models: list[OneLine] = Field(default_factory=list)
+    models: list[OneLine] = Field(default=[])
     """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; not over ``http``."""
     protocol: Protocol | None = None
     """``grpc`` and ``http`` for Triton, ``openai`` for ``/v1/completions``, ``openai-chat`` for
@@ -117,12 +117,12 @@ class Benchmark(Section):
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0
     """Open loop: requests are sent at this rate, even if earlier ones are not answered yet."""
-    rates_per_second: list[Rate] = Field(default_factory=list)
+    rates_per_second: list[Rate] = Field(default=[])
     """A sweep: these rates instead of ``rate_per_second``, one after the other."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """A closed loop instead of a rate: the number of requests in flight; each answer makes room for the next
     request."""
-    concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
+    concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default=[])
     """A sweep of closed loops: these numbers of requests in flight, one after the other."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     """Gaps between requests: equal (``constant``), random, or those of a trace."""

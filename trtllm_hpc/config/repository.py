@@ -45,7 +45,7 @@ class Repository(Section):
     Fewer instances than the engine's batch leave places in it empty, but each is a process with tens of MiB.
     With the reference backend it is the number of processes that serve any number of requests; ``None``: 2.
     """
-    models: list[ModelCopy] = Field(default_factory=list)
+    models: list[ModelCopy] = Field(default=[])
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
     tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
     """The tokenizer's class; only for releases before 0.9."""
@@ -80,8 +80,6 @@ class Repository(Section):
     logits_datatype: TensorType = "TYPE_FP32"
     encoder_input_features_data_type: TensorType = "TYPE_FP16"
     prompt_embedding_table_data_type: TensorType = "TYPE_FP16"
-    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(
-        default_factory=dict
-    )
+    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(default={})
     """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against
     the release's. ``null`` takes the parameter out."""
