@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
@@ -192,9 +193,10 @@ def server(context: Context) -> Diagnostic | None:
 
 def _openai_server(context: Context) -> Diagnostic:
     """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    missing = [name for name in context.plan.needed_programs if shutil.which(name) is None]
+    programs = context.plan.backend.needed_programs(context.plan.server.spec)
+    missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
-        return ok(f"{' and '.join(context.plan.needed_programs)} are there")
+        return ok(f"{' and '.join(programs)} are there")
     message = f"there is no {' and no '.join(missing)} on this machine, and the profile has no container"
     hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
     return unknown(message, hint) if context.on_slurm else fail(message, hint)
@@ -327,7 +329,10 @@ def upstream_files(context: Context) -> Diagnostic | None:
 
 def vocabulary(context: Context) -> Diagnostic | None:
     """The job makes it of the checkpoint; the server would download it, which few nodes can."""
-    config = context.model_config if context.has_job and context.plan.loaded_model is not None else None
+    if not context.has_job:
+        return None
+    loaded = context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder))
+    config = None if loaded is None else context.model_config
     if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
         return None
     staged, name = context.cluster.environment.get(VOCABULARY_VARIABLE), "tokenizer.json"

@@ -261,7 +261,7 @@ def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     if not context.has_job or context.plan.backend.release_use == "none":
         return None
-    path = context.plan.tokenizer
+    path = context.plan.backend.tokenizer(context.job)
     if path is None:
         return fail(
             "no tokenizer is named, and an engine has none",
