@@ -15,8 +15,7 @@ from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Model
-from trtllm_hpc.config.kv_cache import KvCache
-from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.errors import ConfigError, SubmissionError
 from trtllm_hpc.validation.load import load
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.config.renamed import RENAMED
-from trtllm_hpc.config.schemas import schemas
+from trtllm_hpc.config.schemas import RENAMED, schemas
 
 
 @click.command("schema")

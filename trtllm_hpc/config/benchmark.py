@@ -1,4 +1,5 @@
-"""``companion.benchmark`` of a job file: the requests, their rate, and when the figures are valid.
+"""``companion.benchmark`` of a job file: the requests and their LoRA adapters, their rate, and when the
+figures are valid.
 
 ``trtllm-hpc bench`` takes the same settings as options, and starts from those of the run's job file.
 """
@@ -9,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
@@ -23,6 +23,29 @@ Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 SEARCH_WINDOW_S = 5.0
 """Shortest window of a search, in seconds. A search raises its rate, so a fixed number of requests that fills
 the window at the first rate would be over at once at the last."""
+
+
+class LoraAdapter(Section):
+    """A LoRA adapter as ``hf_lora_convert.py`` writes it: a folder, or an adapter that the build converts."""
+
+    directory: AbsolutePath | None = None
+    """Folder with ``model.lora_weights.npy`` and ``model.lora_config.npy``."""
+    adapter: OneLine | None = None
+    """Instead of ``directory``: the folder name of an entry of ``engine.lora.adapters``, which the build
+    converts."""
+    task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
+    """Number by which the server knows the adapter, its own. ``None``: 1, or the place in a list."""
+
+    def number(self, place: int) -> int:
+        """Return the task id; ``place`` if there is none."""
+        return place if self.task_id is None else self.task_id
+
+
+class LoraShare(LoraAdapter):
+    """An adapter of a benchmark's requests."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the requests. ``None``: an equal part of what is left, as the requests without adapter get."""
 
 
 class Workload(Section):

@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
-from trtllm_hpc.config.kv_cache import KvCache
-from trtllm_hpc.config.lora import LoraAdapter
-from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,

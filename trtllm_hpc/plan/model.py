@@ -16,7 +16,7 @@ from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngi
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
-from trtllm_hpc.paths import RunPaths, preflight_step
+from trtllm_hpc.paths import preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below
 from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep

@@ -15,19 +15,17 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.validate import UnknownValueError
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.validation import cluster_rules, job_rules, lora_rules, serve_rules
-
-_OF_JOB = (*job_rules.RULES, *lora_rules.RULES)
+from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
 
 
 def rules_of(job: JobFile) -> tuple[Rule, ...]:
     """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
-    return (*_OF_JOB, *cluster_rules.RULES, *serve_rules.RULES, *_backend_rules(job))
+    return (*job_rules.RULES, *cluster_rules.RULES, *serve_rules.RULES, *_backend_rules(job))
 
 
 def problems(facts: JobFacts) -> list[Diagnostic]:
     """Return everything that is wrong with a job file and a profile, each and together."""
-    wrong = [problem for rule in _OF_JOB for problem in _judge(rule, facts.job)]
+    wrong = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
     wrong += cluster_problems(facts.cluster)
     of_both = (*serve_rules.RULES, *_backend_rules(facts.job))
     return wrong + [problem for rule in of_both for problem in _judge(rule, facts)]
