@@ -15,8 +15,8 @@ from tools.json_page import resolved, type_text
 from tools.type_schemas import schema_of
 from trtllm_hpc.backends import BACKENDS
 from trtllm_hpc.backends.base import Backend
-from trtllm_hpc.backends.checkpoint import KEYS as QUANTIZED_BY_MODEL_OPTIMIZER
 from trtllm_hpc.backends.llm_api import model_yaml
+from trtllm_hpc.backends.llm_api_rules import QUANTIZATION_KEYS
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobFile, Model
@@ -136,7 +136,7 @@ def _takers(place: str) -> tuple[tuple[str, str], ...]:
         for (name, frontend, _), backend in BACKENDS.items()
         if (keys := getattr(backend, attribute)) is None or key in keys
     )
-    is_of_engine = key == "quantization" and inner[0] not in ("", *QUANTIZED_BY_MODEL_OPTIMIZER)
+    is_of_engine = key == "quantization" and inner[0] not in ("", *QUANTIZATION_KEYS)
     return tuple(way for way in taking if not (is_of_engine and way[0] == "pytorch"))
 
 

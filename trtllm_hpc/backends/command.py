@@ -56,7 +56,7 @@ class Command(Backend):
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one process for each node of an instance, with all the GPUs that the instance has there."""
         ranks = super().topology(job, cluster)
-        return replace(ranks, layout=_of_processes(ranks.layout))
+        return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
 
     def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
         """Return the job file's own command."""
@@ -77,11 +77,6 @@ class Command(Backend):
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the model's folder."""
         return job.model.path
-
-
-def _of_processes(layout: Layout) -> Layout:
-    """Return the layout of one process for each node, from the layout of one rank for each GPU."""
-    return replace(layout, world_size=layout.nodes, ranks_per_node=1)
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:

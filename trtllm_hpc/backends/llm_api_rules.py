@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends import checkpoint
 from trtllm_hpc.backends.base import keys_have_an_effect, leaves, section_has_an_effect
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
@@ -44,6 +43,15 @@ KV_CACHE_KEYS = (
     *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
     *("max_attention_window", "sink_token_length"),
 )
+
+QUANTIZATION_OPTIONS = {
+    "kv_cache": "--kv-cache",
+    "calibration_dataset": "--calibration-dataset",
+    "calibration_size": "--calibration-size",
+    "batch_size": "--batch-size",
+}
+QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
+"""Keys of ``engine.quantization`` that the build step knows."""
 
 
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
@@ -92,10 +100,10 @@ def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
     wanted = job.engine.quantization
     for key, value in leaves(field, wanted):
         name = key.removeprefix(f"{field}.")
-        if name != field and name not in checkpoint.KEYS:
+        if name != field and name not in QUANTIZATION_KEYS:
             message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
             yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
-        elif wanted.method is None and name in checkpoint.KEYS:
+        elif wanted.method is None and name in QUANTIZATION_KEYS:
             hint = f"set {field}.method, e.g. to fp8"
             if name == "kv_cache":
                 hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"

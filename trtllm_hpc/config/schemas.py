@@ -1,4 +1,4 @@
-"""The shipped JSON Schemas: of the two files, and of what ``--json`` prints; and the keys that were renamed."""
+"""The shipped JSON Schemas, of the two files and of what ``--json`` prints, and the keys with new names."""
 
 from __future__ import annotations
 

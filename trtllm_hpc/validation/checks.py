@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
 """All checks, in the order of the table."""
 
 
+_OF_JOB = (*job.CHECKS, *engine.CHECKS)
 _TITLES = {check.id: check.title for check in CHECKS}
 
 
@@ -39,6 +40,8 @@ def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER,
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
     """Run one check; a path that the user may not read is a failure that names its key."""
+    if check in _OF_JOB and not context.has_job:
+        return None
     try:
         return check.function(context)
     except OSError as error:

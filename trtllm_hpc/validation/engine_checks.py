@@ -1,4 +1,4 @@
-"""Checks of a finished engine: the job file's, or the cache's."""
+"""Checks of a finished engine, the job file's or the cache's; they run only where there is a job file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _each(
     """Judge every engine in the folder (an encoder-decoder model has two); a failure counts first."""
 
     def judged(context: Context) -> Diagnostic | None:
-        if not context.has_job or context.engine_folder is None or not applies(context):
+        if context.engine_folder is None or not applies(context):
             return None
         engines = context.engines_read
         if engines is None:
@@ -40,7 +40,7 @@ def _each(
 
 def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
-    named = context.engine_folder if context.has_job else None
+    named = context.engine_folder
     if named is None:
         return None
     folder = context.path_here(named)

@@ -1,4 +1,4 @@
-"""Checks of the job file's layout, model, memory and companion."""
+"""Checks of the job file's layout, model, memory and companion; they run only where there is a job file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ _LEAST_BYTES = 1024
 
 def world(context: Context) -> Diagnostic | None:
     """The step has a task for each rank of the engine."""
-    if not context.has_job:
-        return None
     if context.plan.instances.groups:
         return ok("; ".join(seats(context.plan.instances)))
     layout, engine = context.plan.layout, context.job.engine
@@ -42,7 +40,7 @@ def world(context: Context) -> Diagnostic | None:
 
 def spawn(context: Context) -> Diagnostic | None:
     """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
-    if not context.has_job or not context.plan.spawns_workers:
+    if not context.plan.spawns_workers:
         return None
     if context.cluster.container.runtime == "none" and shutil.which("mpirun") is None:
         return warn(
@@ -58,7 +56,7 @@ def spawn(context: Context) -> Diagnostic | None:
 
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
-    if not context.has_job or context.job.engine.world_size == 1:
+    if context.job.engine.world_size == 1:
         return None
     config, engine = context.model_config, context.job.engine
     if config is None:
@@ -93,9 +91,7 @@ def _tensor_hint(count: int) -> str:
 
 
 def _benchmark(context: Context) -> Benchmark | None:
-    if not context.has_job or not context.job.companion.enabled:
-        return None
-    return context.job.companion.benchmark
+    return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
 def slo(context: Context) -> Diagnostic | None:
@@ -146,8 +142,8 @@ def workload_file(context: Context) -> Diagnostic | None:
 
 def lora_adapters(context: Context) -> Diagnostic | None:
     """The adapters can be read; the companion reads them on its node, which may see other folders."""
-    named = context.job.named_adapters if context.has_job else []
-    folders = dict.fromkeys(Path(one.directory) for _, one in named if one.directory is not None)
+    named = (adapter.directory for _, adapter in context.job.named_adapters)
+    folders = dict.fromkeys(Path(folder) for folder in named if folder is not None)
     if not folders:
         return None
     from trtllm_hpc.client.lora import read_adapter
@@ -181,7 +177,7 @@ def _misread(error: ConfigError) -> Diagnostic:
 
 def prompt(context: Context) -> Diagnostic | None:
     """The prompt is not too long, counting at least a token for each word."""
-    if not context.has_job or not context.job.companion.enabled:
+    if not context.job.companion.enabled:
         return None
     words = len(context.job.companion.request.prompt.split())
     engines = context.engines_read
@@ -201,7 +197,7 @@ def steps(context: Context) -> Diagnostic | None:
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    chunked = context.plan.backend.chunking_key() if context.has_job else ""
+    chunked = context.plan.backend.chunking_key()
     if not chunked:
         return None
     engine = context.job.engine
@@ -220,7 +216,7 @@ def steps(context: Context) -> Diagnostic | None:
 
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
-    if not context.has_job or context.job.model.path is None or context.job.engine.directory is not None:
+    if context.job.model.path is None or context.job.engine.directory is not None:
         return None
     folder = context.model_folder
     if folder is None:
@@ -259,7 +255,7 @@ def _weights(folder: Path) -> list[str]:
 
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
-    if not context.has_job or context.plan.backend.release_use == "none":
+    if context.plan.backend.release_use == "none":
         return None
     path = context.plan.backend.tokenizer(context.job)
     if path is None:
@@ -289,7 +285,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
 
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
-    if not context.has_job or not (context.job.model.path or context.job.model.synthetic):
+    if not (context.job.model.path or context.job.model.synthetic):
         return None
     if context.plan.backend.memory is None:
         return unknown(f"nothing is known of the memory that {context.plan.server.spec.leader[0]} takes")
