@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from string import Formatter
 
-from trtllm_hpc.backends.base import (
-    Backend,
-    Rule,
-    ServerPlan,
-    keys_have_an_effect,
-    section_has_an_effect,
-)
+from trtllm_hpc.backends.base import Backend, Rule, ServerPlan, keys_have_an_effect, section_has_an_effect
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
 from trtllm_hpc.config.job import JobFile

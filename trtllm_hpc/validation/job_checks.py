@@ -23,13 +23,14 @@ _LEAST_BYTES = 1024
 
 
 def world(context: Context) -> Diagnostic | None:
-    """The step has a task for each rank of the engine."""
+    """The step has a task for each rank, or one on each node for a server that starts its ranks itself."""
     if context.plan.instances.groups:
         return ok("; ".join(seats(context.plan.instances)))
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
     if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
-        return fail(f"{engine.world_size} ranks, but {layout.world_size} tasks on {where}", "set serve.nodes")
+        tasks = f"{layout.world_size} task{'s' * (layout.world_size > 1)}"
+        return ok(f"{tasks} on {where}: the server itself starts its {engine.world_size} ranks")
     parts = (engine.tensor_parallel, engine.pipeline_parallel, engine.context_parallel)
     sizes = " x ".join(
         f"{name} {size}" for name, size in zip(("tp", "pp", "cp"), parts, strict=True) if size > 1
