@@ -9,7 +9,7 @@ import pytest
 from trtllm_hpc.backends import BACKENDS, facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.validation.rules import problems
+from trtllm_hpc.validation.load import problems
 
 PROFILE = ClusterProfile(name="here", gpus_per_node=8)
 VALUES: dict[str, Any] = {

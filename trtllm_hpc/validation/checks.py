@@ -17,7 +17,7 @@ from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
 from trtllm_hpc.validation import slurm_checks as slurm
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
-from trtllm_hpc.validation.rules import rules_of
+from trtllm_hpc.validation.load import rules_of
 
 CHECKS: tuple[Check, ...] = (*slurm.CHECKS, *file_system.CHECKS, *job.CHECKS, *engine.CHECKS)
 """All checks, in the order of the table."""
