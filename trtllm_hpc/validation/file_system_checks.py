@@ -132,14 +132,12 @@ def container_image(context: Context) -> Diagnostic | None:
         return None
     path = Path(image.removeprefix("file://"))
     if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
-        return warn(
-            f"{image} is pulled from a registry by every node when the job starts",
-            "import it once into a file on shared storage (enroot import, apptainer pull), and name that",
-        )
+        message = f"{image} is pulled from a registry by every node when the job starts"
+        hint = "import it once into a file on shared storage (enroot import, apptainer pull), and name that"
+        return warn(message, hint)
     if not path.is_absolute():
-        return fail(
-            f"the image {image} has no absolute path, and jobs start elsewhere", "write its whole path"
-        )
+        message = f"the image {image} has no absolute path, and jobs start elsewhere"
+        return fail(message, "write its whole path")
     if not path.exists():
         return fail(
             f"there is no image {path} on this machine",
@@ -258,16 +256,13 @@ def mounts(context: Context) -> Diagnostic | None:
     bad = " ".join(misread(context.cluster))
     for key, path in named_folders(context.job):
         if not is_below(path, targets):
-            return fail(
-                f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it",
-                "mount a folder above it in container.mounts of the profile, or rename it",
-            )
+            message = f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it"
+            return fail(message, "mount a folder above it in container.mounts of the profile, or rename it")
         link, target = next(_leading_out(path, context.path_here(path), targets), ("", ""))
         if link:
-            return fail(
-                f"{link} is a link to {target}, which is not mounted",
-                "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)",
-            )
+            message = f"{link} is a link to {target}, which is not mounted"
+            hint = "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)"
+            return fail(message, hint)
     return ok("what the job file names is mounted into the container")
 
 
@@ -297,10 +292,8 @@ def mount_sources(context: Context) -> Diagnostic | None:
     for mount in context.cluster.container.mounts:
         source = Path(mount.partition(":")[0])
         if not os.path.lexists(source):
-            return warn(
-                f"{source} does not exist on this machine; a container does not start without it",
-                "fix container.mounts in the profile, unless the nodes see it",
-            )
+            message = f"{source} does not exist on this machine; a container does not start without it"
+            return warn(message, "fix container.mounts in the profile, unless the nodes see it")
     return ok("the sources of the profile's mounts are there")
 
 

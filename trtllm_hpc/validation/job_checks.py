@@ -74,9 +74,8 @@ def divides(context: Context) -> Diagnostic | None:
     if heads % tensor:
         return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
     if stack.kv_heads % tensor and tensor % stack.kv_heads:
-        return fail(
-            f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks", _tensor_hint(stack.kv_heads)
-        )
+        message = f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks"
+        return fail(message, _tensor_hint(stack.kv_heads))
     if stack.layers % pipeline:
         message = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
         return warn(f"{message}: older releases refuse that", f"set it to a divisor of {stack.layers}")
@@ -128,10 +127,8 @@ def workload_file(context: Context) -> Diagnostic | None:
     if benchmark is None or file is None:
         return None
     if not Path(file).is_file():
-        return warn(
-            f"the workload {file} is not on this machine",
-            "check that the companion's node can read that path",
-        )
+        message = f"the workload {file} is not on this machine"
+        return warn(message, "check that the companion's node can read that path")
     from trtllm_hpc.bench.workload.build import check_file
 
     try:
@@ -151,10 +148,8 @@ def lora_adapters(context: Context) -> Diagnostic | None:
 
     absent = [folder for folder in folders if not folder.is_dir()]
     if absent:
-        return warn(
-            f"the LoRA adapter {absent[0]} is not on this machine",
-            "check that the companion's node can read that folder",
-        )
+        message = f"the LoRA adapter {absent[0]} is not on this machine"
+        return warn(message, "check that the companion's node can read that folder")
     try:
         highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
     except RequestFailed as error:
@@ -171,9 +166,8 @@ def _misread(error: ConfigError) -> Diagnostic:
     first, *others = error.diagnostics
     where = first.file if first.line is None else f"{first.file}:{first.line}"
     more = f" (and {len(others)} more)" if others else ""
-    return fail(
-        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "correct the file"
-    )
+    message = f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}"
+    return fail(message, first.hint or "correct the file")
 
 
 def prompt(context: Context) -> Diagnostic | None:
@@ -223,18 +217,16 @@ def model_files(context: Context) -> Diagnostic | None:
     if folder is None:
         return unknown(f"{context.job.model.path} cannot be read on this machine")
     if context.model_config is None:
-        return fail(
-            f"there is no config.json in {folder} that can be read", "set model.path to the model's folder"
-        )
+        message = f"there is no config.json in {folder} that can be read"
+        return fail(message, "set model.path to the model's folder")
     names = _weights(folder)
     if not names:
         return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
     for name in names:
         file = folder / name
         if not file.is_file():
-            return fail(
-                f"{name} is missing in {folder}, but its index names it", "finish the model's download"
-            )
+            message = f"{name} is missing in {folder}, but its index names it"
+            return fail(message, "finish the model's download")
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
@@ -260,10 +252,8 @@ def tokenizer(context: Context) -> Diagnostic | None:
         return None
     path = context.plan.backend.tokenizer(context.job)
     if path is None:
-        return fail(
-            "no tokenizer is named, and an engine has none",
-            "set model.tokenizer to a folder with the model's tokenizer",
-        )
+        message = "no tokenizer is named, and an engine has none"
+        return fail(message, "set model.tokenizer to a folder with the model's tokenizer")
     folder = context.path_here(path)
     if not folder.is_dir():
         return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")

@@ -25,9 +25,8 @@ def one_model(job: JobFile) -> Diagnostics:
     """A model is a folder or synthetic, not both; a finished engine needs neither."""
     model = job.model
     if model.path is not None and model.synthetic is not None:
-        yield in_job(
-            "conflict", "model", "names both a path and a synthetic model", "set one of the two to null"
-        )
+        message = "names both a path and a synthetic model"
+        yield in_job("conflict", "model", message, "set one of the two to null")
     if model.path is None and model.synthetic is None and job.engine.directory is None:
         hint = "set model.path to a folder, or model.synthetic to tiny-llama"
         yield in_job("missing", "model", "names no model", hint)
@@ -40,9 +39,8 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
     if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
-        yield in_job(
-            "conflict", "engine.max_input_len", message, f"set engine.max_seq_len above {prompt}", prompt
-        )
+        hint = f"set engine.max_seq_len above {prompt}"
+        yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
 
 
 def steps_hold_a_batch(job: JobFile) -> Diagnostics:
