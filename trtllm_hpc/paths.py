@@ -380,10 +380,7 @@ def user_cache() -> Path:
     Raises:
         RuntimeError: the user has no home.
     """
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # Relative values are to be ignored (XDG Base Directory Specification).
-    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
-    return base / "trtllm-hpc"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def user_data() -> Path:
@@ -392,8 +389,13 @@ def user_data() -> Path:
     Raises:
         RuntimeError: the user has no home.
     """
-    chosen = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".local" / "share"
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, below_home: str) -> Path:
+    chosen = os.environ.get(variable, "")
+    # Relative values are to be ignored (XDG Base Directory Specification).
+    base = Path(chosen) if chosen.startswith("/") else Path.home() / below_home
     return base / "trtllm-hpc"
 
 
