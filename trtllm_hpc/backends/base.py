@@ -81,8 +81,6 @@ class Backend:
     The attributes and methods here are those of a server with OpenAI's protocol that loads a checkpoint.
     """
 
-    name: str
-    """``engine.backend``, and after a colon the mode of serving if it has a class of its own."""
     release_use: ReleaseUse = "none"
     """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
     engine_keys: tuple[str, ...] | None = None
@@ -102,8 +100,6 @@ class Backend:
     """Whether one server starts the workers of all ranks by MPI."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-    has_engine = False
-    """Whether the server loads an engine, and not a checkpoint."""
     returns_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
     takes_no_adapters: str | None = "OpenAI's protocol"

@@ -35,7 +35,6 @@ _ENGINE_KEYS = (
 class Command(Backend):
     """A server that the job file starts by ``serve.command``."""
 
-    name = "command"
     engine_keys = _ENGINE_KEYS
     repository_keys = ()
     kv_cache_keys = ()

@@ -40,8 +40,6 @@ _OF_COPIES = ("engine", "instances")
 class Disaggregated(TrtllmServe):
     """Servers of both phases, on any number of nodes, behind upstream's front."""
 
-    name = "pytorch:disaggregated"
-
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of ``trtllm-serve``, and of the two phases."""
         return (*super().rules(), *RULES)

@@ -41,7 +41,6 @@ class EngineBackend(Backend):
     """What loads an engine, whatever answers."""
 
     release_use = "exact"
-    has_engine = True
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -95,7 +94,6 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    name = "tensorrtllm:openai"
     repository_keys = llm_api_rules.REPOSITORY_KEYS
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
 
@@ -126,9 +124,6 @@ class TritonEngine(EngineBackend, TritonBackend):
 
     engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
     repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines and of upstream's model repository."""

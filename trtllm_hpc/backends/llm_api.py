@@ -86,7 +86,6 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    name = "pytorch:triton"
     text_model = "tensorrt_llm"
     worker_models = ()
     returns_no_logits = "the LLM API's model returns no logits"

@@ -103,9 +103,7 @@ def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
 class Reference(TritonBackend):
     """The backend of this package."""
 
-    name = "reference"
     needs_gpus = False
-    has_engine = True
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS

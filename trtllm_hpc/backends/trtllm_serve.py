@@ -32,8 +32,6 @@ the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost bes
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
 
-    name = "pytorch"
-
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the LLM API, and of its server."""
         return (rules.server_is_there, *super().rules(), rules.values_are_taken)
