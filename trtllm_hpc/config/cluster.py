@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -23,29 +21,23 @@ REAL_GPU = "real"
 """GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One kind of GPU."""
-
-    name: str
-    memory_gib: float
-    """As nvidia-smi shows it."""
-    compute_capability: str
-    source: str
-
-
 @cache
-def gpus() -> Mapping[str, Gpu]:
-    """Every kind of GPU in ``gpus.toml``, by name."""
+def gpus() -> Mapping[str, Mapping[str, Any]]:
+    """Every kind of GPU in ``gpus.toml``, by name: the keys of a profile that follow from it.
+
+    The memory is what nvidia-smi shows.
+    """
     # Imported here: few profiles name a kind of GPU.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
-    return MappingProxyType(
-        {
-            name: Gpu(name, round(it["memory_mib"] / 1024, 2), it["compute_capability"], it["source"])
-            for name, it in toml.loads(text)["gpu"].items()
+    kinds = toml.loads(text)["gpu"].items()
+    return {
+        name: {
+            "gpu_memory_gib": round(kind["memory_mib"] / 1024, 2),
+            "compute_capability": kind["compute_capability"],
         }
-    )
+        for name, kind in kinds
+    }
 
 
 class Container(Section):
@@ -209,12 +201,7 @@ class ClusterProfile(Section):
         if isinstance(slurm_conf, str) and _is_in_sandbox(slurm_conf):
             plain = {"node_local_folders": ["/dev/shm"], **plain}
         name = plain.get("gpu")
-        if not isinstance(name, str):
-            return plain
-        gpu = gpus().get(name)
-        if gpu is None:
-            return plain
-        known = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
+        known = gpus().get(name, {}) if isinstance(name, str) else {}
         return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}
 
 
