@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.paths import STAGES, RunPaths, read_json, write_aside, write_json, write_text
+from trtllm_hpc.paths import STAGES, RunPaths, _Named, read_json, write_aside, write_json, write_text
 
 
 def test_every_name_lies_in_the_run_folder_and_is_its_own(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
-    files = [file for name, file in vars(paths).items() if name != "folder"]
+    names = [name for name, value in vars(RunPaths).items() if isinstance(value, _Named)]
+    files = [getattr(paths, name) for name in names]
     files += [file for stage in STAGES for file in (paths.sbatch(stage), paths.batch_log(stage))]
     files += [paths.stage_events("build"), paths.rank_log("serve", 0), paths.rank_record("serve", 0)]
     assert len(set(files)) == len(files)

@@ -15,8 +15,8 @@ from tools.json_page import resolved, type_text
 from tools.type_schemas import schema_of
 from trtllm_hpc.backends import BACKENDS
 from trtllm_hpc.backends.base import Backend
-from trtllm_hpc.backends.checkpoint import KEYS as QUANTIZED_BY_MODEL_OPTIMIZER
 from trtllm_hpc.backends.llm_api import model_yaml
+from trtllm_hpc.backends.llm_api_rules import QUANTIZATION_KEYS
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobFile, Model
@@ -28,7 +28,8 @@ from trtllm_hpc.paths import RunPaths
 
 PAGE = Path(__file__).parents[1] / "docs" / "job-file.md"
 _ROOT = schema_of(JobFile, "validation", "job file")
-_ALL = tuple(dict.fromkeys(name for name, *_ in BACKENDS))
+_WAYS = {(name, frontend) for name, frontend, _ in BACKENDS}
+_ALL = tuple(dict.fromkeys(name for name, _, _ in BACKENDS))
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
 _HUGE = 100_000
 """Limits from here on only catch slips of the pen."""
@@ -71,13 +72,14 @@ def _section_in(field: Node) -> str | None:
 def _row(path: str, key: str, field: Node, section: str | None, is_required: bool) -> dict[str, str]:
     """Return the cells of a key; ``section`` is the path under which its section is described."""
     place = _joined(path, key)
-    takers = _takers(place)
+    ways = _takers(place)
+    takers = tuple(dict.fromkeys(name for name, _ in ways))
     return {
         "key": f"`{key}`",
         "type": _type(field) if section is None else _link(field, place, section),
         "default": "required" if is_required else _default(place, field, takers or _ALL),
         "meaning": field.get("description") or resolved(field, _ROOT).get("description", ""),
-        "backends": "all" if takers == _ALL else ", ".join(takers),
+        "backends": _named(ways),
         "becomes": _becomes(place, field) if takers else "",
     }
 
@@ -120,20 +122,31 @@ def _unquoted(text: str) -> str:
     return re.sub(r'`"([a-zA-Z][\w.-]*)"`', r"`\1`", text)
 
 
-def _takers(place: str) -> tuple[str, ...]:
-    """Return the backends that a key has an effect on; none in a section that is the same for all."""
+def _takers(place: str) -> tuple[tuple[str, str], ...]:
+    """Return the backends that a key has an effect on, each with the frontend.
+
+    Empty for a key in a section that is the same for all.
+    """
     section, key, *inner = [*place.split("."), ""]
     attribute = f"{section}_keys"
     if not hasattr(Backend, attribute) or not key:
         return ()
-    taking = {
-        name
-        for (name, *_), backend in BACKENDS.items()
+    taking = dict.fromkeys(
+        (name, frontend)
+        for (name, frontend, _), backend in BACKENDS.items()
         if (keys := getattr(backend, attribute)) is None or key in keys
-    }
-    if key == "quantization" and inner[0] not in ("", *QUANTIZED_BY_MODEL_OPTIMIZER):
-        taking -= {"pytorch"}
-    return tuple(name for name in _ALL if name in taking)
+    )
+    is_of_engine = key == "quantization" and inner[0] not in ("", *QUANTIZATION_KEYS)
+    return tuple(way for way in taking if not (is_of_engine and way[0] == "pytorch"))
+
+
+def _named(ways: Collection[tuple[str, str]]) -> str:
+    """Return the names of backends, with the frontend where the others are missing."""
+    if set(ways) == _WAYS:
+        return "all"
+    others = {name for name, _ in _WAYS - set(ways)}
+    names = (f"{name} ({frontend})" if name in others else name for name, frontend in ways)
+    return ", ".join(dict.fromkeys(names))
 
 
 def _becomes(place: str, field: Node) -> str:
@@ -198,8 +211,8 @@ Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set
 key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as
 the key's meaning says. Upper limits of 100,000 and more are in the schema alone.
 
-Where a section has a column *backends*, these values of `engine.backend` know the key. *Becomes* is what
-carries it:
+Where a section has a column *backends*, these values of `engine.backend` know the key, in brackets with the
+only `serve.frontend` that does. *Becomes* is what carries it:
 
 - *LLM API*: an argument of `tensorrt_llm.LLM`, and `trtllm-serve`'s option for it, if there is one;
   `triton_config` is read by upstream's model for Triton. All other arguments go into `engine.llm_api`.

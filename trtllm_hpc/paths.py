@@ -54,77 +54,101 @@ class MeasurementPaths:
         return [file for file in vars(self).values() if file.exists()]
 
 
+class _Named:
+    """What has one name in every run folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, paths: RunPaths, owner: type[RunPaths]) -> Path:
+        return paths.folder / self.name
+
+
 class RunPaths:
     """Names of everything in one run folder, which is made absolute and need not exist."""
 
+    # What was requested and resolved
+    spec = _Named("spec.yaml")
+    """The job file with every default written out; itself a valid job file."""
+    cluster = _Named("cluster.yaml")
+    """The cluster profile with every default written out."""
+    plan = _Named("plan.json")
+    """The plan: stages, rank layout and every command line."""
+
+    # What is run
+    scripts = _Named("scripts")
+    """Folder of the rendered scripts."""
+    runtime = _Named("runtime.pyz")
+    """The zipapp with the code that runs inside the job."""
+    repository = _Named("repository")
+    """Triton's model repository."""
+    repository_recipe = _Named("repository.json")
+    """How the model repository is made from upstream's templates."""
+    front = _Named("front.json")
+    """What the front of a disaggregated run is told, but for addresses."""
+    front_started = _Named("front.yaml")
+    """The file that the front was started with."""
+    servers_key = _Named("servers.key")
+    """The key that servers and front of a disaggregated run share (mode 0600)."""
+    engine = _Named("engine")
+    """Link to the engine in the cache, once it is built or found."""
+    build_recipe = _Named("build.json")
+    """The steps of the build as data, for the engine cache."""
+    node_checks = _Named("node_checks.json")
+    """What ``doctor --on-nodes`` is to look at."""
+    node_findings = _Named("node_findings")
+    """Folder of what its job has found."""
+    node_checks_over = _Named("node_checks.over")
+    """Exists once that job has looked at everything."""
+
+    # What the jobs write
+    logs = _Named("logs")
+    """Folder of the logs."""
+    events = _Named("events")
+    """Folder of the event files, one for each stage that writes events."""
+    ranks = _Named("ranks")
+    """Folder of the rank records."""
+    endpoint = _Named("endpoint.json")
+    """Host and ports of the leader; exists only once it is ready."""
+    stop_request = _Named("stop.json")
+    """Exists once the server was asked to stop, and names who asked."""
+    heartbeat = _Named("companion.alive")
+    """Touched every few seconds while the companion lives."""
+    jobs = _Named("jobs.json")
+    """The submission record: job ids by stage, and whether it is complete."""
+    ended = _Named("ended.json")
+    """How the run ended, for lists of runs: no need to ask Slurm again."""
+    submitit = _Named("submitit")
+    """Folder for submitit's own files (local profile)."""
+    attempts = _Named("attempts")
+    """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
+    key = _Named("key")
+    """The key of the run's server (mode 0600)."""
+    certificate = _Named("certificate.crt")
+    """The certificate that the door shows."""
+    certificate_key = _Named("certificate.pem")
+    """The same with its private key (mode 0600), as HAProxy reads it."""
+    instances = _Named("instances.json")
+    """What the supervisor knows of each instance, once it has begun."""
+    notify = _Named("notify")
+    """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
+    renewal = _Named("renewal.json")
+    """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
+    bad_nodes = _Named("bad_nodes.json")
+    """The nodes because of which servers of the run have ended; exists only once there was one."""
+
+    # What was measured
+    results = _Named("results")
+    """Folder of answers and measurements."""
+    answer = _Named("results/request.json")
+    """The companion's first request, and the model's answer over each protocol."""
+    benchmark_progress = _Named("results/progress.json")
+    """How far the companion's benchmark is."""
+    report = _Named("report.html")
+    """The report, one HTML file."""
+
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder).absolute()
-
-        # What was requested and resolved
-        self.spec = self.folder / "spec.yaml"
-        """The job file with every default written out; itself a valid job file."""
-        self.cluster = self.folder / "cluster.yaml"
-        """The cluster profile with every default written out."""
-        self.plan = self.folder / "plan.json"
-        """The plan: stages, rank layout and every command line."""
-
-        # What is run
-        self.scripts = self.folder / "scripts"
-        """Folder of the rendered scripts."""
-        self.runtime = self.folder / "runtime.pyz"
-        """The zipapp with the code that runs inside the job."""
-        self.repository = self.folder / "repository"
-        """Triton's model repository."""
-        self.repository_recipe = self.folder / "repository.json"
-        """How the model repository is made from upstream's templates."""
-        self.front = self.folder / "front.json"
-        """What the front of a disaggregated run is told, but for addresses."""
-        self.front_started = self.folder / "front.yaml"
-        """The file that the front was started with."""
-        self.servers_key = self.folder / "servers.key"
-        """The key that servers and front of a disaggregated run share (mode 0600)."""
-        self.engine = self.folder / "engine"
-        """Link to the engine in the cache, once it is built or found."""
-        self.build_recipe = self.folder / "build.json"
-        """The steps of the build as data, for the engine cache."""
-        self.node_checks = self.folder / "node_checks.json"
-        """What ``doctor --on-nodes`` is to look at."""
-        self.node_findings = self.folder / "node_findings"
-        """Folder of what its job has found."""
-        self.node_checks_over = self.folder / "node_checks.over"
-        """Exists once that job has looked at everything."""
-
-        # What the jobs write
-        self.logs = self.folder / "logs"
-        """Folder of the logs."""
-        self.events = self.folder / "events"
-        """Folder of the event files, one for each stage that writes events."""
-        self.ranks = self.folder / "ranks"
-        """Folder of the rank records."""
-        self.endpoint = self.folder / "endpoint.json"
-        """Host and ports of the leader; exists only once it is ready."""
-        self.stop_request = self.folder / "stop.json"
-        """Exists once the server was asked to stop, and names who asked."""
-        self.heartbeat = self.folder / "companion.alive"
-        """Touched every few seconds while the companion lives."""
-        self.jobs = self.folder / "jobs.json"
-        """The submission record: job ids by stage, and whether it is complete."""
-        self.ended = self.folder / "ended.json"
-        """How the run ended, for lists of runs: no need to ask Slurm again."""
-        self.submitit = self.folder / "submitit"
-        """Folder for submitit's own files (local profile)."""
-        self.attempts = self.folder / "attempts"
-        """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
-
-        # What was measured
-        self.results = self.folder / "results"
-        """Folder of answers and measurements."""
-        self.answer = self.results / "request.json"
-        """The companion's first request, and the model's answer over each protocol."""
-        self.benchmark_progress = self.results / "progress.json"
-        """How far the companion's benchmark is."""
-        self.report = self.folder / "report.html"
-        """The report, one HTML file."""
 
     def __repr__(self) -> str:
         return f"RunPaths({str(self.folder)!r})"
@@ -173,41 +197,6 @@ class RunPaths:
         and appending to one file from two hosts loses lines on NFS.
         """
         return self.events / f"{stage}.jsonl"
-
-    @property
-    def key(self) -> Path:
-        """The key of the run's server (mode 0600)."""
-        return self.folder / "key"
-
-    @property
-    def certificate(self) -> Path:
-        """The certificate that the door shows."""
-        return self.folder / "certificate.crt"
-
-    @property
-    def certificate_key(self) -> Path:
-        """The same with its private key (mode 0600), as HAProxy reads it."""
-        return self.folder / "certificate.pem"
-
-    @property
-    def instances(self) -> Path:
-        """What the supervisor knows of each instance, once it has begun."""
-        return self.folder / "instances.json"
-
-    @property
-    def notify(self) -> Path:
-        """The URL of a webhook (mode 0600), which may hold a secret; exists only with ``submit --notify``."""
-        return self.folder / "notify"
-
-    @property
-    def renewal(self) -> Path:
-        """The job that serves and the one that waits for its end; exists only with ``serve.renew``."""
-        return self.folder / "renewal.json"
-
-    @property
-    def bad_nodes(self) -> Path:
-        """The nodes because of which servers of the run have ended; exists only once there was one."""
-        return self.folder / "bad_nodes.json"
 
     def door(self, node: int) -> Path:
         """Return the configuration of HAProxy on the node of that number within the job."""
@@ -391,10 +380,7 @@ def user_cache() -> Path:
     Raises:
         RuntimeError: the user has no home.
     """
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    # Relative values are to be ignored (XDG Base Directory Specification).
-    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".cache"
-    return base / "trtllm-hpc"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def user_data() -> Path:
@@ -403,8 +389,13 @@ def user_data() -> Path:
     Raises:
         RuntimeError: the user has no home.
     """
-    chosen = os.environ.get("XDG_DATA_HOME", "")
-    base = Path(chosen) if chosen.startswith("/") else Path.home() / ".local" / "share"
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, below_home: str) -> Path:
+    chosen = os.environ.get(variable, "")
+    # Relative values are to be ignored (XDG Base Directory Specification).
+    base = Path(chosen) if chosen.startswith("/") else Path.home() / below_home
     return base / "trtllm-hpc"
 
 

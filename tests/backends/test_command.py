@@ -10,7 +10,7 @@ from tests.render.cases import plan_of
 from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.validation.rules import problems
+from trtllm_hpc.validation.load import problems
 
 SERVES = ["vllm", "serve", "{model}", "--host", "{address}", "--port", "{port}"]
 EIGHT_GPUS: dict[str, Any] = {"name": "here", "gpus_per_node": 8}

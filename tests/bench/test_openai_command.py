@@ -18,8 +18,7 @@ from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.cli import command as trtllm_hpc
-from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.config.lora import LoraShare
+from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from ruamel.yaml import YAML
 
 from tests.config.values import clusters, hostile, job_files
-from trtllm_hpc.config.benchmark import Benchmark, Workload
+from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
@@ -18,7 +18,6 @@ from trtllm_hpc.config.job import (
     Phase,
     Serve,
 )
-from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.repository import ModelCopy, Repository
 from trtllm_hpc.config.tree import Source, parse
 from trtllm_hpc.config.validate import all_keys, validate

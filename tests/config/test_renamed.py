@@ -9,7 +9,7 @@ from tests.config.files import Folder
 from tests.config.files import files as files
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.renamed import RENAMED
+from trtllm_hpc.config.schemas import RENAMED
 from trtllm_hpc.config.validate import all_keys
 
 VALUES = {"repository.tokenizer": "/t", "engine.kv_cache": "paged"}

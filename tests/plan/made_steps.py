@@ -17,7 +17,7 @@ from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep
 from trtllm_hpc.tensorrt_llm.releases.release import find_release
-from trtllm_hpc.validation.rules import problems
+from trtllm_hpc.validation.load import problems
 
 Site = ClusterProfile | None
 Config = Mapping[str, Any] | None

@@ -72,12 +72,12 @@ def test_what_is_not_wanted_has_no_stage() -> None:
     assert plan.stage("build") is None
     assert [stage.name for stage in make(companion="overlap").stages] == ["build", "serve"]
     alone = make(job={"companion": {"enabled": False}})
-    assert [stage.name for stage in alone.stages] == ["build", "serve"] and not alone.stops_server
+    assert [stage.name for stage in alone.stages] == ["build", "serve"] and not alone.job.stops_server
 
 
 def test_who_stops_the_server() -> None:
-    assert make().stops_server
-    assert not make(job={"serve": {"keep_running": True}}).stops_server
+    assert make().job.stops_server
+    assert not make(job={"serve": {"keep_running": True}}).job.stops_server
 
 
 def test_ranks_use_the_containers_python_and_the_rest_the_nodes() -> None:

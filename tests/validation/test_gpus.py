@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import resources
 
 import pytest
 from pydantic import ValidationError
@@ -15,10 +16,11 @@ from trtllm_hpc.validation.cluster_rules import gpu_is_known
 def test_every_gpu_has_memory_capability_and_a_source() -> None:
     assert len(gpus()) > 10
     for name, gpu in gpus().items():
-        assert re.fullmatch(r"[a-z0-9-]+", name) and 14 < gpu.memory_gib < 300 and gpu.source
-        assert re.fullmatch(r"\d+\.\d", gpu.compute_capability)
-    h200 = gpus()["h200"]
-    assert (h200.memory_gib, h200.compute_capability) == (140.4, "9.0")
+        assert re.fullmatch(r"[a-z0-9-]+", name) and 14 < gpu["gpu_memory_gib"] < 300
+        assert re.fullmatch(r"\d+\.\d", gpu["compute_capability"])
+    assert gpus()["h200"] == {"gpu_memory_gib": 140.4, "compute_capability": "9.0"}
+    table = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
+    assert len(re.findall(r'source = "[a-z]', table)) == len(gpus())
 
 
 def test_a_profile_that_names_its_gpu_knows_the_rest() -> None:

@@ -26,6 +26,22 @@ def test_ranks_and_nodes_are_told(checked: Checked) -> None:
 
 
 @pytest.mark.parametrize(
+    ("profile", "parts"),
+    [
+        ({}, {"engine": {"backend": "command"}, "serve": {"command": ["serve", "--port={port}"]}}),
+        ({"scheduler": "local"}, {"engine": {"backend": "pytorch", "tensorrt_llm_version": "1.0.0"}}),
+    ],
+)
+def test_a_server_that_starts_its_ranks_itself_has_fewer_tasks(
+    checked: Checked, profile: dict[str, Any], parts: dict[str, Any]
+) -> None:
+    engine = {"tensorrt_llm_version": None, **parts["engine"], "tensor_parallel": 2}
+    found = checked(cluster=profile, **{**parts, "engine": engine})["world-size"]
+    assert found.state == "ok"
+    assert found.message == "1 task on 1 node of 1: the server itself starts its 2 ranks"
+
+
+@pytest.mark.parametrize(
     ("config", "engine", "found", "words"),
     [
         ({}, {"tensor_parallel": 8}, "ok", "32 heads and 32 layers divide by the ranks"),

@@ -14,7 +14,7 @@ from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Serve
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
-from trtllm_hpc.validation.rules import cluster_problems, problems
+from trtllm_hpc.validation.load import cluster_problems, problems
 
 LOCAL = CLUSTER + "scheduler: local\n"
 

@@ -81,14 +81,12 @@ class Backend:
     The attributes and methods here are those of a server with OpenAI's protocol that loads a checkpoint.
     """
 
-    name: str
-    """``engine.backend``, and after a colon the mode of serving if it has a class of its own."""
     release_use: ReleaseUse = "none"
     """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
     engine_keys: tuple[str, ...] | None = None
     """Keys of ``engine`` that have an effect; ``None``: every key."""
     repository_keys: tuple[str, ...] | None = None
-    """Keys of ``repository`` that have an effect; ``None``: what the release's templates have."""
+    """Keys of ``repository`` that have an effect; ``None``: every key."""
     kv_cache_keys: tuple[str, ...] | None = None
     """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
     memory: MemoryModel | None = MemoryModel()
@@ -102,8 +100,6 @@ class Backend:
     """Whether one server starts the workers of all ranks by MPI."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-    has_engine = False
-    """Whether the server loads an engine, and not a checkpoint."""
     returns_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
     takes_no_adapters: str | None = "OpenAI's protocol"
@@ -302,13 +298,16 @@ def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diag
 def section_has_an_effect(
     job: JobFile, section: str, keys: Collection[str], what: str, hint: str
 ) -> Diagnostics:
-    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``."""
+    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``.
+
+    ``repository.models`` is left to the rule about the mode of serving.
+    """
     values = getattr(job, section)
     given = values.model_fields_set  # raises where the section itself is a wrong value
     for key, model_field in type(values).model_fields.items():
         value = getattr(values, key) if key in given else None
         default = model_field.get_default(call_default_factory=True)
-        if value is not None and value != default and key not in keys:
+        if value is not None and value != default and key not in (*keys, "models"):
             message = f"{key} has no effect on {what}"
             yield in_job("conflict", f"{section}.{key}", message, hint, value)
 

@@ -9,13 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from string import Formatter
 
-from trtllm_hpc.backends.base import (
-    Backend,
-    Rule,
-    ServerPlan,
-    keys_have_an_effect,
-    section_has_an_effect,
-)
+from trtllm_hpc.backends.base import Backend, Rule, ServerPlan, keys_have_an_effect, section_has_an_effect
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
 from trtllm_hpc.config.job import JobFile
@@ -36,15 +30,13 @@ PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
 _ENGINE_KEYS = (
     *("backend", "tensor_parallel", "pipeline_parallel", "max_input_len", "max_seq_len", "max_batch_size"),
 )
-_REPOSITORY_KEYS = ("models",)
 
 
 class Command(Backend):
     """A server that the job file starts by ``serve.command``."""
 
-    name = "command"
     engine_keys = _ENGINE_KEYS
-    repository_keys = _REPOSITORY_KEYS
+    repository_keys = ()
     kv_cache_keys = ()
     memory = None
     uses_mpi = False
@@ -57,7 +49,7 @@ class Command(Backend):
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one process for each node of an instance, with all the GPUs that the instance has there."""
         ranks = super().topology(job, cluster)
-        return replace(ranks, layout=_of_processes(ranks.layout))
+        return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
 
     def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
         """Return the job file's own command."""
@@ -78,11 +70,6 @@ class Command(Backend):
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the model's folder."""
         return job.model.path
-
-
-def _of_processes(layout: Layout) -> Layout:
-    """Return the layout of one process for each node, from the layout of one rank for each GPU."""
-    return replace(layout, world_size=layout.nodes, ranks_per_node=1)
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:
@@ -167,5 +154,5 @@ def command_keys(facts: JobFacts) -> Diagnostics:
     why = "serve.command has the server's own options"
     yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why)
     what, hint = "the backend command", "remove it, and write the server's own option into serve.command"
-    yield from section_has_an_effect(facts.job, "repository", _REPOSITORY_KEYS, what, hint)
+    yield from section_has_an_effect(facts.job, "repository", (), what, hint)
     yield from section_has_an_effect(facts.job, "kv_cache", (), what, hint)

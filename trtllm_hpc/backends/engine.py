@@ -17,7 +17,9 @@ from trtllm_hpc.backends.llm_api import arguments, given
 from trtllm_hpc.backends.trtllm_serve import server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics
+from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.repository import Repository
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -39,7 +41,6 @@ class EngineBackend(Backend):
     """What loads an engine, whatever answers."""
 
     release_use = "exact"
-    has_engine = True
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -95,7 +96,8 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    name = "tensorrtllm:openai"
+    repository_keys = llm_api_rules.REPOSITORY_KEYS
+    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines, and those of the LLM API that do not depend on what is loaded."""
@@ -122,8 +124,8 @@ class TrtllmServeEngine(EngineBackend):
 class TritonEngine(EngineBackend, TritonBackend):
     """An engine behind Triton's C++ or Python backend, in leader mode: a server a rank, rank 0 answers."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
+    repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines and of upstream's model repository."""
@@ -142,6 +144,7 @@ class TritonEngine(EngineBackend, TritonBackend):
 class Orchestrator(TritonEngine):
     """One server spawns the workers of several copies of the engine."""
 
+    repository_keys = None
     spawns_workers = True
     worker_models = ()
 

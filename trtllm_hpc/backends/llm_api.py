@@ -9,16 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules as rules
 from trtllm_hpc.backends.base import Backend, Build, Rule, TritonBackend
-from trtllm_hpc.backends.checkpoint import loaded_model, quantize_step
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.runtime.model_repository.recipe import ModelEdits, ModelRecipe, RepositoryRecipe
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
@@ -26,6 +27,8 @@ from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
 LAUNCHER = "trtllm-llmapi-launch"
 """Joins the ranks of the LLM API; in the container from 0.19 on (``tensorrt_llm/llmapi``)."""
 _TEMPLATE = "llmapi/tensorrt_llm"
+_QUANTIZER = 1
+"""To be counted up when ``runtime/quantize.py`` writes something else than before."""
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """What YAML 1.1, which upstream reads with, takes for something else than text."""
 
@@ -83,7 +86,6 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    name = "pytorch:triton"
     text_model = "tensorrt_llm"
     worker_models = ()
     returns_no_logits = "the LLM API's model returns no logits"
@@ -105,6 +107,40 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
     def has_gateway(self, job: JobFile) -> bool:
         """Return no: upstream's model takes other requests than ``ensemble``."""
         return False
+
+
+def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
+    """Return the folder of the checkpoint; ``None`` if the job file names none.
+
+    ``trtllm-serve`` calls the model by the last part of this name.
+    """
+    if job.model.path is None or job.engine.quantization.method is None:
+        return job.model.path
+    return f"{paths.engine}/{_quantized(job)}"
+
+
+def quantize_step(facts: JobFacts, python: str) -> BuildStep:
+    """Return the step that quantizes the model's checkpoint."""
+    wanted, release = facts.job.engine.quantization, facts.release
+    values = {option: getattr(wanted, key) for key, option in rules.QUANTIZATION_OPTIONS.items()}
+    command: tuple[Argument, ...] = (
+        *(python, Placeholder("run", "/runtime.pyz"), "quantize"),
+        *("--model", Placeholder("model"), "--output", Placeholder("output", f"/{_quantized(facts.job)}")),
+        *("--method", str(wanted.method)),
+        *(word for option, value in values.items() if value is not None for word in (option, str(value))),
+    )
+    dataset = wanted.calibration_dataset
+    return BuildStep(
+        "quantize",
+        (command,),
+        inputs=("model", *(() if dataset is None else (dataset,))),
+        identity={"tensorrt_llm": None if release is None else release.version, "writer": _QUANTIZER},
+    )
+
+
+def _quantized(job: JobFile) -> str:
+    """Return the name of the quantized checkpoint's folder."""
+    return f"{PurePosixPath(job.model.path or job.name).name}-{job.engine.quantization.method}"
 
 
 def model_yaml(job: JobFile, paths: RunPaths) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends import checkpoint
 from trtllm_hpc.backends.base import keys_have_an_effect, leaves, section_has_an_effect
-from trtllm_hpc.backends.limits import block_tokens, is_chunked, num_tokens
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -16,23 +14,20 @@ from trtllm_hpc.backends.shared_rules import (
     release_is_known,
 )
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
 
 ENGINE_KEYS = (
-    *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
+    *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
     *("tensorrt_llm_version", "pipeline_parallel", "context_parallel", "moe_tensor_parallel"),
     *("moe_expert_parallel", "max_input_len", "max_seq_len", "max_beam_width", "llm_api", "quantization"),
     *("enable_chunked_prefill", "capacity_scheduler_policy"),
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
-REPOSITORY_KEYS = (
-    "decoupled",
-    # Other rules have better sentences about these.
-    *("models", "parameters", "instances"),
-)
+REPOSITORY_KEYS = ("decoupled",)
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
@@ -49,11 +44,21 @@ KV_CACHE_KEYS = (
     *("max_attention_window", "sink_token_length"),
 )
 
+QUANTIZATION_OPTIONS = {
+    "kv_cache": "--kv-cache",
+    "calibration_dataset": "--calibration-dataset",
+    "calibration_size": "--calibration-size",
+    "batch_size": "--batch-size",
+}
+QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
+"""Keys of ``engine.quantization`` that the build step knows."""
+
 
 def llm_api_keys(facts: JobFacts) -> Diagnostics:
     """Keys for the build of an engine have no effect on the LLM API."""
     engine = facts.job.engine
-    yield from keys_have_an_effect(engine, ENGINE_KEYS, "the LLM API builds no engine that this could change")
+    why = "the LLM API builds no engine that this could change"
+    yield from keys_have_an_effect(engine, (*ENGINE_KEYS, "directory"), why)
     if engine.directory is not None:
         message = "the LLM API loads the model itself, not an engine"
         hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
@@ -64,7 +69,8 @@ def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
     """Keys for upstream's model repository have no effect on the LLM API."""
     job = facts.job
     hint = "remove it; further arguments of LLM() go into engine.llm_api"
-    yield from section_has_an_effect(job, "repository", REPOSITORY_KEYS, "the LLM API", hint)
+    judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
+    yield from section_has_an_effect(job, "repository", judged, "the LLM API", hint)
     yield from section_has_an_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
     if job.repository.instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
@@ -94,10 +100,10 @@ def checkpoint_can_be_quantized(facts: JobFacts) -> Diagnostics:
     wanted = job.engine.quantization
     for key, value in leaves(field, wanted):
         name = key.removeprefix(f"{field}.")
-        if name != field and name not in checkpoint.KEYS:
+        if name != field and name not in QUANTIZATION_KEYS:
             message = "is set, but Model Optimizer, which quantizes for the LLM API, has no such choice here"
             yield in_job("conflict", key, message, "remove it, or take engine.backend: tensorrtllm", value)
-        elif wanted.method is None and name in checkpoint.KEYS:
+        elif wanted.method is None and name in QUANTIZATION_KEYS:
             hint = f"set {field}.method, e.g. to fp8"
             if name == "kv_cache":
                 hint += ", or only engine.llm_api.kv_cache_config.dtype: fp8"
@@ -177,6 +183,33 @@ def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
     phases = job.serve.disaggregated
     for name, phase in () if phases is None else phases.roles:
         yield f"serve.disaggregated.{name}", phase.llm_api
+
+
+def longest_prompt(job: JobFile) -> int | None:
+    """Return the most tokens that a context server takes; ``None`` if only the model limits them."""
+    phases = job.serve.disaggregated
+    context = job if phases is None else job.with_phase(phases.context)
+    limits = [context.engine.llm_api.get("max_seq_len", context.engine.max_seq_len)]
+    limits += [] if is_chunked(context) else [num_tokens(context.engine)]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def is_chunked(job: JobFile) -> bool:
+    """Return whether prompts longer than ``max_num_tokens`` are computed in chunks."""
+    return bool(job.engine.llm_api.get("enable_chunked_prefill", job.engine.enable_chunked_prefill))
+
+
+def num_tokens(engine: Engine) -> int:
+    """Return the most tokens of a step; upstream's default is 8,192."""
+    tokens = engine.llm_api.get("max_num_tokens", engine.max_num_tokens)
+    return tokens if isinstance(tokens, int) else 8192
+
+
+def block_tokens(job: JobFile) -> int:
+    """Return the size of a block of the KV cache; upstream's default is 32."""
+    cache = job.engine.llm_api.get("kv_cache_config")
+    block = cache.get("tokens_per_block") if isinstance(cache, dict) else None
+    return block if isinstance(block, int) and block > 0 else 32
 
 
 RULES = (

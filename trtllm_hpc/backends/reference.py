@@ -77,7 +77,7 @@ _KEYS = (
 """Of ``engine``; a rule of its own accepts two of them at 1 only."""
 _REPOSITORY_KEYS = (
     *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
-    *("accumulate_tokens", "max_queue_size", "models"),
+    *("accumulate_tokens", "max_queue_size"),
 )
 _KV_CACHE_KEYS = ("max_tokens", "free_gpu_memory_fraction")
 
@@ -103,9 +103,7 @@ def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
 class Reference(TritonBackend):
     """The backend of this package."""
 
-    name = "reference"
     needs_gpus = False
-    has_engine = True
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS

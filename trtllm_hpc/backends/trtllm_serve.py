@@ -6,14 +6,7 @@ from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules as rules
 from trtllm_hpc.backends.base import Rule, ServerPlan
-from trtllm_hpc.backends.llm_api import (
-    LAUNCHER,
-    PyTorchBackend,
-    given,
-    merged,
-    pytorch_arguments,
-    yaml_text,
-)
+from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
@@ -38,8 +31,6 @@ the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost bes
 
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
-
-    name = "pytorch"
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the LLM API, and of its server."""

@@ -11,8 +11,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, job_names
 from trtllm_hpc.cli.options import force_option, json_option, print_json, refuse_existing, save
-from trtllm_hpc.config.renamed import RENAMED
-from trtllm_hpc.config.schemas import schemas
+from trtllm_hpc.config.schemas import RENAMED, schemas
 from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:

@@ -1,4 +1,5 @@
-"""``companion.benchmark`` of a job file: the requests, their rate, and when the figures are valid.
+"""``companion.benchmark`` of a job file: the requests and their LoRA adapters, their rate, and when the
+figures are valid.
 
 ``trtllm-hpc bench`` takes the same settings as options, and starts from those of the run's job file.
 """
@@ -9,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.lora import LoraShare
 from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
@@ -25,6 +25,29 @@ SEARCH_WINDOW_S = 5.0
 the window at the first rate would be over at once at the last."""
 
 
+class LoraAdapter(Section):
+    """A LoRA adapter as ``hf_lora_convert.py`` writes it: a folder, or an adapter that the build converts."""
+
+    directory: AbsolutePath | None = None
+    """Folder with ``model.lora_weights.npy`` and ``model.lora_config.npy``."""
+    adapter: OneLine | None = None
+    """Instead of ``directory``: the folder name of an entry of ``engine.lora.adapters``, which the build
+    converts."""
+    task_id: Annotated[int, Field(ge=0, le=2**64 - 1)] | None = None
+    """Number by which the server knows the adapter, its own. ``None``: 1, or the place in a list."""
+
+    def number(self, place: int) -> int:
+        """Return the task id; ``place`` if there is none."""
+        return place if self.task_id is None else self.task_id
+
+
+class LoraShare(LoraAdapter):
+    """An adapter of a benchmark's requests."""
+
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Share of the requests. ``None``: an equal part of what is left, as the requests without adapter get."""
+
+
 class Workload(Section):
     """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
 
@@ -32,7 +55,7 @@ class Workload(Section):
     """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
     from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``: prompts
     with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps."""
-    prompts: list[AnyText] = Field(default_factory=list)
+    prompts: list[AnyText] = Field(default=[])
     """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
     """dataset, histogram, trace: the file to read."""
@@ -56,7 +79,7 @@ class Workload(Section):
     """Longer prompts are left out (upstream's ``--max-input-len``); ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
     """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
-    lora: list[LoraShare] = Field(default_factory=list)
+    lora: list[LoraShare] = Field(default=[])
     """LoRA adapters of the requests, each with its share; the rest of the requests have none."""
 
     @property
@@ -103,7 +126,7 @@ class Benchmark(Section):
     # The target --------------------------------------------------------------------------------
     model: OneLine | None = None
     """``ensemble``, ``tensorrt_llm_bls``, ``tensorrt_llm``...; ``None``: the run's text model."""
-    models: list[OneLine] = Field(default_factory=list)
+    models: list[OneLine] = Field(default=[])
     """Several models of one kind that take turns, such as copies of ``tensorrt_llm``; not over ``http``."""
     protocol: Protocol | None = None
     """``grpc`` and ``http`` for Triton, ``openai`` for ``/v1/completions``, ``openai-chat`` for
@@ -117,12 +140,12 @@ class Benchmark(Section):
     # The load ----------------------------------------------------------------------------------
     rate_per_second: Rate = 4.0
     """Open loop: requests are sent at this rate, even if earlier ones are not answered yet."""
-    rates_per_second: list[Rate] = Field(default_factory=list)
+    rates_per_second: list[Rate] = Field(default=[])
     """A sweep: these rates instead of ``rate_per_second``, one after the other."""
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """A closed loop instead of a rate: the number of requests in flight; each answer makes room for the next
     request."""
-    concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default_factory=list)
+    concurrencies: list[Annotated[int, Field(ge=1, le=100_000)]] = Field(default=[])
     """A sweep of closed loops: these numbers of requests in flight, one after the other."""
     arrival: Literal["constant", "poisson", "gamma", "trace"] = "poisson"
     """Gaps between requests: equal (``constant``), random, or those of a trace."""

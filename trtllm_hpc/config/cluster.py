@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import PurePosixPath
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -23,29 +21,23 @@ REAL_GPU = "real"
 """GRES type of a sandbox's GPUs if they are the machine's own; GPUs that are only claimed have none."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One kind of GPU."""
-
-    name: str
-    memory_gib: float
-    """As nvidia-smi shows it."""
-    compute_capability: str
-    source: str
-
-
 @cache
-def gpus() -> Mapping[str, Gpu]:
-    """Every kind of GPU in ``gpus.toml``, by name."""
+def gpus() -> Mapping[str, Mapping[str, Any]]:
+    """Every kind of GPU in ``gpus.toml``, by name: the keys of a profile that follow from it.
+
+    The memory is what nvidia-smi shows.
+    """
     # Imported here: few profiles name a kind of GPU.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     text = (resources.files("trtllm_hpc.config") / "gpus.toml").read_text("utf-8")
-    return MappingProxyType(
-        {
-            name: Gpu(name, round(it["memory_mib"] / 1024, 2), it["compute_capability"], it["source"])
-            for name, it in toml.loads(text)["gpu"].items()
+    kinds = toml.loads(text)["gpu"].items()
+    return {
+        name: {
+            "gpu_memory_gib": round(kind["memory_mib"] / 1024, 2),
+            "compute_capability": kind["compute_capability"],
         }
-    )
+        for name, kind in kinds
+    }
 
 
 class Container(Section):
@@ -59,7 +51,7 @@ class Container(Section):
     scope: Literal["step", "job", "global"] = "job"
     """How long pyxis keeps the imported image on a node: for a ``step``; for all steps of a ``job``; or for
     all your jobs, where pyxis itself is configured with ``container_scope=global``, its default."""
-    mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default_factory=list)
+    mounts: list[Annotated[OneLine, Field(pattern=r"^[^,]*$")]] = Field(default=[])
     """``source:target[:flags]``. The run folder, the engine cache and every folder that the job file names
     are always mounted."""
     python: OneLine = "python3"
@@ -77,7 +69,7 @@ class Container(Section):
     """Where the image's programs keep what they compile and download for later jobs, each user's in a folder
     ``.trtllm-hpc-UID``; all nodes must see it. ``None``, or a folder that each node has for itself: the runs'
     folder. Apptainer also keeps there what it pulls from a registry, instead of in the home folder."""
-    options: list[OneLine] = Field(default_factory=list)
+    options: list[OneLine] = Field(default=[])
     """Further options for ``srun`` (pyxis) or ``apptainer exec``, one word each."""
 
 
@@ -86,7 +78,7 @@ class Triton(Section):
 
     server: OneLine = "tritonserver"
     """A path, a name on ``PATH``, or ``pytriton`` for the server in the nvidia-pytriton wheel."""
-    options: list[OneLine] = Field(default_factory=list)
+    options: list[OneLine] = Field(default=[])
     """Further options for every rank's ``tritonserver``, one word each."""
 
 
@@ -162,13 +154,13 @@ class ClusterProfile(Section):
     haproxy: OneLine = "haproxy"
     """HAProxy (2.4 or later) on the nodes, outside any container: a path, or a name on ``PATH``. Not needed
     with ``serve.door: none`` in job files."""
-    environment: dict[VariableName, AnyText] = Field(default_factory=dict)
+    environment: dict[VariableName, AnyText] = Field(default={})
     """Variables set in every script. No secrets: scripts are files."""
-    setup: list[OneLine] = Field(default_factory=list)
+    setup: list[OneLine] = Field(default=[])
     """Lines of bash at the start of every script, e.g. ``module load ...``."""
-    sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default_factory=list)
+    sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
     """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``."""
-    srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default_factory=list)
+    srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
     """Further options for the preflight's and the server's ``srun``."""
     companion: Literal["job", "overlap"] = "job"
     """``job``: a Slurm job of its own. ``overlap``: a step inside the server's allocation."""
@@ -187,7 +179,7 @@ class ClusterProfile(Section):
     )
     """Folders that every machine has for itself: the nodes cannot see runs and engines there. Empty for a
     cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
-    job_defaults: dict[str, Any] = Field(default_factory=dict)
+    job_defaults: dict[str, Any] = Field(default={})
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
 
     @property
@@ -209,12 +201,7 @@ class ClusterProfile(Section):
         if isinstance(slurm_conf, str) and _is_in_sandbox(slurm_conf):
             plain = {"node_local_folders": ["/dev/shm"], **plain}
         name = plain.get("gpu")
-        if not isinstance(name, str):
-            return plain
-        gpu = gpus().get(name)
-        if gpu is None:
-            return plain
-        known = {"gpu_memory_gib": gpu.memory_gib, "compute_capability": gpu.compute_capability}
+        known = gpus().get(name, {}) if isinstance(name, str) else {}
         return {**known, **{key: it for key, it in plain.items() if it is not None or key not in known}}
 
 

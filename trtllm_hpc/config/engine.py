@@ -82,7 +82,7 @@ class Quantization(Section):
     """Smoothing of ``int8_sq`` by ``convert_checkpoint.py``, e.g. 0.5."""
     per_token: bool = False
     per_channel: bool = False
-    auto_formats: list[OneLine] = Field(default_factory=list)
+    auto_formats: list[OneLine] = Field(default=[])
     """Formats that ``auto`` chooses from, e.g. ``[fp8, int4_awq]``."""
     auto_bits: Annotated[float, Field(gt=0, le=16)] | None = None
     """Average bits per weight that ``auto`` aims at."""
@@ -94,13 +94,13 @@ class Quantization(Section):
 class Lora(Section):
     """LoRA adapters."""
 
-    target_modules: list[OneLine] = Field(default_factory=list)
+    target_modules: list[OneLine] = Field(default=[])
     """TensorRT-LLM's names, e.g. ``attn_q``."""
-    adapters: list[AbsolutePath] = Field(default_factory=list)
+    adapters: list[AbsolutePath] = Field(default=[])
     """Hugging Face adapters to convert for clients (``hf_lora_convert.py``)."""
     storage_type: Literal["float16", "bfloat16", "float32"] = "float16"
     """Type of the converted adapters (``hf_lora_convert.py --storage-type``)."""
-    directories: list[AbsolutePath] = Field(default_factory=list)
+    directories: list[AbsolutePath] = Field(default=[])
     """Adapters whose modules and tokens the build itself reads (``--lora_dir``)."""
     checkpoint_source: Literal["hf", "nemo"] | None = None
 
@@ -124,15 +124,15 @@ class Speculative(Section):
 class RawOptions(Section):
     """Extra arguments for upstream's programs, passed on unchanged; checked against the release's options."""
 
-    build_py: list[OneLine] = Field(default_factory=list)
+    build_py: list[OneLine] = Field(default=[])
     """Arguments of ``build.py``."""
-    convert: list[OneLine] = Field(default_factory=list)
+    convert: list[OneLine] = Field(default=[])
     """Arguments of ``convert_checkpoint.py``."""
-    quantize: list[OneLine] = Field(default_factory=list)
+    quantize: list[OneLine] = Field(default=[])
     """Arguments of ``quantize.py``."""
-    build: list[OneLine] = Field(default_factory=list)
+    build: list[OneLine] = Field(default=[])
     """Arguments of ``trtllm-build``."""
-    lora: list[OneLine] = Field(default_factory=list)
+    lora: list[OneLine] = Field(default=[])
     """Arguments of ``hf_lora_convert.py``."""
 
 
@@ -212,7 +212,7 @@ class Engine(Section):
     strongly_typed: bool | None = None
     embedding_sharing: bool | None = None
     parallel_embedding: bool | None = None
-    plugins: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")], Plugin] = Field(default_factory=dict)
+    plugins: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")], Plugin] = Field(default={})
     """TensorRT plugins by their names without ``_plugin``: ``{gpt_attention: float16, gemm: auto}``."""
     hidden_act: OneLine | None = None
     """Activation function, which GPT's ``build.py`` needs."""
@@ -223,7 +223,7 @@ class Engine(Section):
     workers: Count | None = None
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)
-    llm_api: dict[OneLine, Any] = Field(default_factory=dict)
+    llm_api: dict[OneLine, Any] = Field(default={})
     """Further configuration of the LLM API, as upstream's YAML has it: ``{kv_cache_config: {dtype: fp8}}``.
     Where another key means the same argument, this one counts; checked where the release's keys are known."""
 

@@ -6,11 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
-from trtllm_hpc.config.kv_cache import KvCache
-from trtllm_hpc.config.lora import LoraAdapter
-from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -72,7 +70,7 @@ class Phase(Section):
 
     engine: AbsolutePath | None = None
     """With Triton, a finished engine; ``None`` is the one of this job."""
-    instances: list[CopyGpus] = Field(default_factory=list)
+    instances: list[CopyGpus] = Field(default=[])
     """With Triton, the GPUs of each copy, as the node numbers them: ``[[0, 1], [2, 3]]`` is two copies of
     two ranks."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -90,7 +88,7 @@ class Phase(Section):
     """With ``trtllm-serve``, instead of ``engine.moe_expert_parallel``."""
     max_seq_len: TokenCount | None = None
     """With ``trtllm-serve``, instead of ``engine.max_seq_len``."""
-    llm_api: dict[OneLine, Any] = Field(default_factory=dict)
+    llm_api: dict[OneLine, Any] = Field(default={})
     """With ``trtllm-serve``, added to ``engine.llm_api``; where both have a key, this one counts."""
 
     @property
@@ -166,7 +164,7 @@ class Serve(Section):
     frontend: Literal["openai", "triton"] | None = None
     """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
     ``engine.backend: pytorch``, else ``triton``."""
-    command: list[AnyText] = Field(default_factory=list)
+    command: list[AnyText] = Field(default=[])
     """With ``engine.backend: command``, program and arguments of a server with OpenAI's protocol. Words in
     braces are placeholders: ``{model}``, ``{name}``, ``{address}``, ``{port}``, ``{tensor_parallel}``,
     ``{pipeline_parallel}``, ``{max_seq_len}``, ``{max_batch_size}``, ``{nodes}``, ``{node_rank}``,
@@ -179,7 +177,7 @@ class Serve(Section):
     image: OneLine | None = None
     """Container image of this job, where the profile has a container runtime; ``None``: the profile's."""
     environment: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\z")], AnyText] = Field(
-        default_factory=dict
+        default={}
     )
     """Variables of every rank's server."""
     openai: Literal["gateway", "none"] = "gateway"

@@ -1,4 +1,4 @@
-"""The job file's ``repository`` section: settings in Triton's model repository."""
+"""The job file's sections ``repository`` and ``kv_cache``, the latter in the words of ``KvCacheConfig``."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
 
 DecodingMode = Literal[
     "top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"
 ]
 TensorType = Literal["TYPE_FP32", "TYPE_FP16", "TYPE_BF16"]
 GpuIds = list[Annotated[int, Field(ge=0, le=63)]]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+class KvCache(Section):
+    """Size and use of the KV cache; ``null`` leaves a key to the backend's default."""
+
+    max_tokens: TokenCount | None = None
+    """Size in tokens; ``None``: as much as the memory, or a full batch, allows."""
+    free_gpu_memory_fraction: Fraction | None = None
+    """The KV cache's share of the GPU memory that is free after loading.
+
+    ``None`` is the release's default: 0.9, before 0.8 it was 0.85.
+    """
+    enable_block_reuse: bool | None = None
+    """Reuse the KV cache of a common prompt prefix; an engine needs ``engine.paged_context_fmha``."""
+    host_cache_size: Annotated[int, Field(ge=0)] | None = None
+    """Bytes of host memory to which blocks are moved."""
+    max_attention_window: list[TokenCount] | None = None
+    """Attention window in tokens: one number for all layers, or one for each."""
+    sink_token_length: Annotated[int, Field(ge=0)] | None = None
+    """Tokens at the beginning that every window keeps."""
+    cross_kv_cache_fraction: Fraction | None = None
+    """Share of the KV cache for the encoder's output."""
 
 
 class ModelCopy(Section):
@@ -45,7 +68,7 @@ class Repository(Section):
     Fewer instances than the engine's batch leave places in it empty, but each is a process with tens of MiB.
     With the reference backend it is the number of processes that serve any number of requests; ``None``: 2.
     """
-    models: list[ModelCopy] = Field(default_factory=list)
+    models: list[ModelCopy] = Field(default=[])
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""
     tokenizer_type: Literal["auto", "t5", "llama", "sp"] | None = None
     """The tokenizer's class; only for releases before 0.9."""
@@ -80,8 +103,6 @@ class Repository(Section):
     logits_datatype: TensorType = "TYPE_FP32"
     encoder_input_features_data_type: TensorType = "TYPE_FP16"
     prompt_embedding_table_data_type: TensorType = "TYPE_FP16"
-    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(
-        default_factory=dict
-    )
+    parameters: dict[OneLine, dict[OneLine, bool | int | float | AnyText | None]] = Field(default={})
     """Further placeholders, by model: ``{tensorrt_llm: {lora_cache_max_adapter_size: 64}}``; checked against
     the release's. ``null`` takes the parameter out."""

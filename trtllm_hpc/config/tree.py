@@ -237,7 +237,7 @@ class _Reader:
     def _node(self, event: events.Event, path: Path, line: int | None = None) -> Node:
         here: int = event.start_mark.line + 1
         line = here if line is None else line
-        self._check_event(event, path, here)
+        self._count(path, here)
         if isinstance(event, events.MappingStartEvent):
             return Node(self._mapping(path), self.source, line)
         if isinstance(event, events.SequenceStartEvent):
@@ -249,7 +249,7 @@ class _Reader:
             typed = event.value
         return Node(value, self.source, line, typed)
 
-    def _check_event(self, event: events.Event, path: Path, line: int) -> None:
+    def _count(self, path: Path, line: int) -> None:
         self._values += 1
         if self._values > MAX_VALUES:
             raise _Unusable("too-large", f"contains more than {MAX_VALUES} values", line)
@@ -262,7 +262,7 @@ class _Reader:
             if isinstance(event, events.MappingEndEvent):
                 break
             line = event.start_mark.line + 1
-            self._check_event(event, path, line)
+            self._count(path, line)
             key = self._key(event, line)
             child = self._node(next(self._stream), (*path, key), line)
             if key in found:

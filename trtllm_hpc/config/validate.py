@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from pydantic import BaseModel, ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
-from trtllm_hpc.config.renamed import RENAMED
+from trtllm_hpc.config.schemas import RENAMED
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.types import PATTERNS, Section
 from trtllm_hpc.errors import Diagnostic

@@ -16,7 +16,7 @@ from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngi
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
-from trtllm_hpc.paths import RunPaths, preflight_step
+from trtllm_hpc.paths import preflight_step
 from trtllm_hpc.plan.mounts import all_mounts, is_below
 from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
@@ -249,36 +249,6 @@ class Plan:
         """Whether the repository is made by the serve stage's first step."""
         return isinstance(self.repository, RepositoryRecipe) and self.templates is None
 
-    @property
-    def tokenizer(self) -> str | None:
-        """Folder of the tokenizer; ``None`` where the engine brings its own, or none is named."""
-        return self.backend.tokenizer(self.job)
-
-    @property
-    def loaded_model(self) -> str | None:
-        """Folder of the checkpoint that the server loads itself; ``None``: it loads an engine."""
-        return self.backend.loaded_model(self.job, RunPaths(self.run_folder))
-
-    @property
-    def server_name(self) -> str:
-        """The program that each rank starts, for comments."""
-        return self.server.spec.launcher or self.backend.program
-
-    @property
-    def needed_programs(self) -> tuple[str, ...]:
-        """Programs that every node must have for the server to start."""
-        return self.backend.needed_programs(self.server.spec)
-
-    @property
-    def needs_paged_context(self) -> str | None:
-        """The key that needs an engine with attention over a paged cache for prompts too."""
-        return self.backend.paged_context_key(self.job)
-
-    @property
-    def stops_server(self) -> bool:
-        """Whether the companion stops the server when it is done."""
-        return self.job.stops_server
-
     def as_json(self) -> dict[str, Any]:
         """The plan as plain JSON types (job and profile have files of their own)."""
         record = {name: value for name, value in self.__dict__.items() if name not in _NOT_RECORDED}
@@ -295,7 +265,7 @@ class Plan:
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler
         record["slurm_conf"] = self.cluster.slurm_conf
-        record["stops_server"] = self.stops_server
+        record["stops_server"] = self.job.stops_server
         return record
 
 

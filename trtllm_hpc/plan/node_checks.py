@@ -9,7 +9,7 @@ from pathlib import PurePath
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.stages import node_check_stage
+from trtllm_hpc.plan.resolve import node_check_stage
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand

@@ -54,11 +54,7 @@ def render_build(plan: Plan) -> Build | None:
 def _about(plan: Plan) -> dict[str, str]:
     """The engine's description in tables of engines."""
     engine, model = plan.job.engine, plan.job.model
-    layout = {
-        "tp": engine.tensor_parallel,
-        "pp": engine.pipeline_parallel,
-        "cp": engine.context_parallel,
-    }
+    layout = {"tp": engine.tensor_parallel, "pp": engine.pipeline_parallel, "cp": engine.context_parallel}
     parts = [f"{name} {count}" for name, count in layout.items() if count > 1 or name == "tp"]
     return {
         "model": model.path.rstrip("/").rpartition("/")[2] if model.path else f"synthetic {model.synthetic}",

@@ -25,7 +25,7 @@ from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.node_checks import node_check_plan, wanted_of
-from trtllm_hpc.plan.stages import NODE_CHECK_MINUTES
+from trtllm_hpc.plan.resolve import NODE_CHECK_MINUTES
 from trtllm_hpc.render.run_folder import runtime_zipapp
 from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.cancel import cancel_run

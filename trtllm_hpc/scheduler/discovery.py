@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.slurm import run_command
 
 TIMEOUT_S = 15.0
 """Bound on each command; with a controller that is down, Slurm's commands wait for minutes."""
@@ -150,6 +149,8 @@ def _plugins_loaded(file: Path) -> Iterator[list[str]]:
 
 def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:
     """Return both outputs of a command: ``srun --mpi=list`` writes to either, by version."""
+    from trtllm_hpc.scheduler.slurm import run_command  # not at import, which `render` would wait for
+
     done = run_command(command, slurm_conf, timeout_s=TIMEOUT_S)
     output = done.stdout + done.stderr
     if done.returncode != 0:

@@ -83,12 +83,8 @@ def _models(settings: Benchmark) -> Diagnostics:
 
 def _levels(settings: Benchmark) -> Diagnostics:
     if settings.concurrency is not None and settings.concurrencies:
-        yield in_job(
-            "conflict",
-            "concurrencies",
-            "concurrency has no effect beside concurrencies",
-            "set one of the two",
-        )
+        message = "concurrency has no effect beside concurrencies"
+        yield in_job("conflict", "concurrencies", message, "set one of the two")
     for field in ("rates_per_second", "ramp_to_per_second"):
         if settings.closed_loop and getattr(settings, field):
             message = "a rate is for an open loop, a concurrency for a closed loop"

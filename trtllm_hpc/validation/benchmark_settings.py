@@ -14,8 +14,12 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.benchmark_rules import settings_problems
-from trtllm_hpc.validation.job_rules import answers_fit, prompts_fit
-from trtllm_hpc.validation.lora_rules import adapters_fit, adapters_keep_their_numbers
+from trtllm_hpc.validation.job_rules import (
+    adapters_fit,
+    adapters_keep_their_numbers,
+    answers_fit,
+    prompts_fit,
+)
 
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
 """The field that takes several values of a setting."""

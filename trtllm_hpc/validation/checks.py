@@ -17,17 +17,13 @@ from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
 from trtllm_hpc.validation import slurm_checks as slurm
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
-from trtllm_hpc.validation.rules import rules_of
+from trtllm_hpc.validation.load import rules_of
 
-CHECKS: tuple[Check, ...] = (
-    *slurm.CHECKS,
-    *file_system.CHECKS,
-    *job.CHECKS,
-    *engine.CHECKS,
-)
+CHECKS: tuple[Check, ...] = (*slurm.CHECKS, *file_system.CHECKS, *job.CHECKS, *engine.CHECKS)
 """All checks, in the order of the table."""
 
 
+_OF_JOB = (*job.CHECKS, *engine.CHECKS)
 _TITLES = {check.id: check.title for check in CHECKS}
 
 
@@ -39,6 +35,8 @@ def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER,
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
     """Run one check; a path that the user may not read is a failure that names its key."""
+    if check in _OF_JOB and not context.has_job:
+        return None
     try:
         return check.function(context)
     except OSError as error:

@@ -274,9 +274,8 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
     for name, value in cluster.environment.items():
         field = f"environment.{name}"
         if VARIABLES.fullmatch(name):
-            yield in_cluster(
-                "managed", field, "is set by Slurm or by the toolkit for each rank", "remove it", value
-            )
+            message = "is set by Slurm or by the toolkit for each rank"
+            yield in_cluster("managed", field, message, "remove it", value)
         elif SECRETS.fullmatch(name):
             message = "looks like a secret, and the scripts of a run are readable files"
             hint = "read it in a line of setup from a file that only you can read"

@@ -1,4 +1,4 @@
-"""Checks of a finished engine: the job file's, or the cache's."""
+"""Checks of a finished engine, the job file's or the cache's; they run only where there is a job file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _each(
     """Judge every engine in the folder (an encoder-decoder model has two); a failure counts first."""
 
     def judged(context: Context) -> Diagnostic | None:
-        if not context.has_job or context.engine_folder is None or not applies(context):
+        if context.engine_folder is None or not applies(context):
             return None
         engines = context.engines_read
         if engines is None:
@@ -40,7 +40,7 @@ def _each(
 
 def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
-    named = context.engine_folder if context.has_job else None
+    named = context.engine_folder
     if named is None:
         return None
     folder = context.path_here(named)
@@ -110,6 +110,10 @@ def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
     return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
 
 
+def _paged_context_key(context: Context) -> str | None:
+    return context.plan.backend.paged_context_key(context.job)
+
+
 _WORLD = _each(lambda context, engine: engine_world(engine, context.job.engine.world_size))
 _FILES = _each(lambda context, engine: engine_files(engine))
 _VERSION = _each(lambda context, engine: engine_version(engine, context.plan.release))
@@ -118,8 +122,8 @@ _GPUS = _each(gpus_per_node, lambda context: context.job.serve.mode == "leader")
 _LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
 _LORA = _each(lora, lambda context: bool(context.job.named_adapters))
 _PAGED = _each(
-    lambda context, engine: paged_context(engine, context.plan.needs_paged_context or ""),
-    lambda context: context.plan.needs_paged_context is not None,
+    lambda context, engine: paged_context(engine, _paged_context_key(context) or ""),
+    lambda context: _paged_context_key(context) is not None,
 )
 CHECKS = (
     Check("engine-folder", "the engine's folder is there", is_there),

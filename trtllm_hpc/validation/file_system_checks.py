@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
@@ -131,14 +132,12 @@ def container_image(context: Context) -> Diagnostic | None:
         return None
     path = Path(image.removeprefix("file://"))
     if not path.is_absolute() and not image.endswith((".sqsh", ".sif")):
-        return warn(
-            f"{image} is pulled from a registry by every node when the job starts",
-            "import it once into a file on shared storage (enroot import, apptainer pull), and name that",
-        )
+        message = f"{image} is pulled from a registry by every node when the job starts"
+        hint = "import it once into a file on shared storage (enroot import, apptainer pull), and name that"
+        return warn(message, hint)
     if not path.is_absolute():
-        return fail(
-            f"the image {image} has no absolute path, and jobs start elsewhere", "write its whole path"
-        )
+        message = f"the image {image} has no absolute path, and jobs start elsewhere"
+        return fail(message, "write its whole path")
     if not path.exists():
         return fail(
             f"there is no image {path} on this machine",
@@ -192,9 +191,10 @@ def server(context: Context) -> Diagnostic | None:
 
 def _openai_server(context: Context) -> Diagnostic:
     """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    missing = [name for name in context.plan.needed_programs if shutil.which(name) is None]
+    programs = context.plan.backend.needed_programs(context.plan.server.spec)
+    missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
-        return ok(f"{' and '.join(context.plan.needed_programs)} are there")
+        return ok(f"{' and '.join(programs)} are there")
     message = f"there is no {' and no '.join(missing)} on this machine, and the profile has no container"
     hint = "set container.runtime and container.image in the profile, to one of NVIDIA's images"
     return unknown(message, hint) if context.on_slurm else fail(message, hint)
@@ -256,16 +256,13 @@ def mounts(context: Context) -> Diagnostic | None:
     bad = " ".join(misread(context.cluster))
     for key, path in named_folders(context.job):
         if not is_below(path, targets):
-            return fail(
-                f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it",
-                "mount a folder above it in container.mounts of the profile, or rename it",
-            )
+            message = f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it"
+            return fail(message, "mount a folder above it in container.mounts of the profile, or rename it")
         link, target = next(_leading_out(path, context.path_here(path), targets), ("", ""))
         if link:
-            return fail(
-                f"{link} is a link to {target}, which is not mounted",
-                "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)",
-            )
+            message = f"{link} is a link to {target}, which is not mounted"
+            hint = "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)"
+            return fail(message, hint)
     return ok("what the job file names is mounted into the container")
 
 
@@ -295,10 +292,8 @@ def mount_sources(context: Context) -> Diagnostic | None:
     for mount in context.cluster.container.mounts:
         source = Path(mount.partition(":")[0])
         if not os.path.lexists(source):
-            return warn(
-                f"{source} does not exist on this machine; a container does not start without it",
-                "fix container.mounts in the profile, unless the nodes see it",
-            )
+            message = f"{source} does not exist on this machine; a container does not start without it"
+            return warn(message, "fix container.mounts in the profile, unless the nodes see it")
     return ok("the sources of the profile's mounts are there")
 
 
@@ -327,7 +322,10 @@ def upstream_files(context: Context) -> Diagnostic | None:
 
 def vocabulary(context: Context) -> Diagnostic | None:
     """The job makes it of the checkpoint; the server would download it, which few nodes can."""
-    config = context.model_config if context.has_job and context.plan.loaded_model is not None else None
+    if not context.has_job:
+        return None
+    loaded = context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder))
+    config = None if loaded is None else context.model_config
     if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
         return None
     staged, name = context.cluster.environment.get(VOCABULARY_VARIABLE), "tokenizer.json"

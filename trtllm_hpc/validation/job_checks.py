@@ -1,4 +1,4 @@
-"""Checks of the job file's layout, model, memory and companion."""
+"""Checks of the job file's layout, model, memory and companion; they run only where there is a job file."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ _LEAST_BYTES = 1024
 
 
 def world(context: Context) -> Diagnostic | None:
-    """The step has a task for each rank of the engine."""
-    if not context.has_job:
-        return None
+    """The step has a task for each rank, or one on each node for a server that starts its ranks itself."""
     if context.plan.instances.groups:
         return ok("; ".join(seats(context.plan.instances)))
     layout, engine = context.plan.layout, context.job.engine
     where = f"{layout.nodes} node{'s' * (layout.nodes > 1)} of {layout.ranks_per_node}"
     if context.job.serve.mode == "leader" and layout.world_size != engine.world_size:
-        return fail(f"{engine.world_size} ranks, but {layout.world_size} tasks on {where}", "set serve.nodes")
+        tasks = f"{layout.world_size} task{'s' * (layout.world_size > 1)}"
+        return ok(f"{tasks} on {where}: the server itself starts its {engine.world_size} ranks")
     parts = (engine.tensor_parallel, engine.pipeline_parallel, engine.context_parallel)
     sizes = " x ".join(
         f"{name} {size}" for name, size in zip(("tp", "pp", "cp"), parts, strict=True) if size > 1
@@ -42,7 +41,7 @@ def world(context: Context) -> Diagnostic | None:
 
 def spawn(context: Context) -> Diagnostic | None:
     """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
-    if not context.has_job or not context.plan.spawns_workers:
+    if not context.plan.spawns_workers:
         return None
     if context.cluster.container.runtime == "none" and shutil.which("mpirun") is None:
         return warn(
@@ -58,7 +57,7 @@ def spawn(context: Context) -> Diagnostic | None:
 
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
-    if not context.has_job or context.job.engine.world_size == 1:
+    if context.job.engine.world_size == 1:
         return None
     config, engine = context.model_config, context.job.engine
     if config is None:
@@ -75,9 +74,8 @@ def divides(context: Context) -> Diagnostic | None:
     if heads % tensor:
         return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
     if stack.kv_heads % tensor and tensor % stack.kv_heads:
-        return fail(
-            f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks", _tensor_hint(stack.kv_heads)
-        )
+        message = f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks"
+        return fail(message, _tensor_hint(stack.kv_heads))
     if stack.layers % pipeline:
         message = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
         return warn(f"{message}: older releases refuse that", f"set it to a divisor of {stack.layers}")
@@ -93,9 +91,7 @@ def _tensor_hint(count: int) -> str:
 
 
 def _benchmark(context: Context) -> Benchmark | None:
-    if not context.has_job or not context.job.companion.enabled:
-        return None
-    return context.job.companion.benchmark
+    return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
 def slo(context: Context) -> Diagnostic | None:
@@ -131,10 +127,8 @@ def workload_file(context: Context) -> Diagnostic | None:
     if benchmark is None or file is None:
         return None
     if not Path(file).is_file():
-        return warn(
-            f"the workload {file} is not on this machine",
-            "check that the companion's node can read that path",
-        )
+        message = f"the workload {file} is not on this machine"
+        return warn(message, "check that the companion's node can read that path")
     from trtllm_hpc.bench.workload.build import check_file
 
     try:
@@ -146,18 +140,16 @@ def workload_file(context: Context) -> Diagnostic | None:
 
 def lora_adapters(context: Context) -> Diagnostic | None:
     """The adapters can be read; the companion reads them on its node, which may see other folders."""
-    named = context.job.named_adapters if context.has_job else []
-    folders = dict.fromkeys(Path(one.directory) for _, one in named if one.directory is not None)
+    named = (adapter.directory for _, adapter in context.job.named_adapters)
+    folders = dict.fromkeys(Path(folder) for folder in named if folder is not None)
     if not folders:
         return None
     from trtllm_hpc.client.lora import read_adapter
 
     absent = [folder for folder in folders if not folder.is_dir()]
     if absent:
-        return warn(
-            f"the LoRA adapter {absent[0]} is not on this machine",
-            "check that the companion's node can read that folder",
-        )
+        message = f"the LoRA adapter {absent[0]} is not on this machine"
+        return warn(message, "check that the companion's node can read that folder")
     try:
         highest = max(read_adapter(folder, task_id=0).rank for folder in folders)
     except RequestFailed as error:
@@ -174,14 +166,13 @@ def _misread(error: ConfigError) -> Diagnostic:
     first, *others = error.diagnostics
     where = first.file if first.line is None else f"{first.file}:{first.line}"
     more = f" (and {len(others)} more)" if others else ""
-    return fail(
-        f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}", first.hint or "correct the file"
-    )
+    message = f"{where}: {' '.join(first.message.split()).rstrip('.')}{more}"
+    return fail(message, first.hint or "correct the file")
 
 
 def prompt(context: Context) -> Diagnostic | None:
     """The prompt is not too long, counting at least a token for each word."""
-    if not context.has_job or not context.job.companion.enabled:
+    if not context.job.companion.enabled:
         return None
     words = len(context.job.companion.request.prompt.split())
     engines = context.engines_read
@@ -201,7 +192,7 @@ def steps(context: Context) -> Diagnostic | None:
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    chunked = context.plan.backend.chunking_key() if context.has_job else ""
+    chunked = context.plan.backend.chunking_key()
     if not chunked:
         return None
     engine = context.job.engine
@@ -220,24 +211,22 @@ def steps(context: Context) -> Diagnostic | None:
 
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
-    if not context.has_job or context.job.model.path is None or context.job.engine.directory is not None:
+    if context.job.model.path is None or context.job.engine.directory is not None:
         return None
     folder = context.model_folder
     if folder is None:
         return unknown(f"{context.job.model.path} cannot be read on this machine")
     if context.model_config is None:
-        return fail(
-            f"there is no config.json in {folder} that can be read", "set model.path to the model's folder"
-        )
+        message = f"there is no config.json in {folder} that can be read"
+        return fail(message, "set model.path to the model's folder")
     names = _weights(folder)
     if not names:
         return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
     for name in names:
         file = folder / name
         if not file.is_file():
-            return fail(
-                f"{name} is missing in {folder}, but its index names it", "finish the model's download"
-            )
+            message = f"{name} is missing in {folder}, but its index names it"
+            return fail(message, "finish the model's download")
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
@@ -259,14 +248,12 @@ def _weights(folder: Path) -> list[str]:
 
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
-    if not context.has_job or context.plan.backend.release_use == "none":
+    if context.plan.backend.release_use == "none":
         return None
-    path = context.plan.tokenizer
+    path = context.plan.backend.tokenizer(context.job)
     if path is None:
-        return fail(
-            "no tokenizer is named, and an engine has none",
-            "set model.tokenizer to a folder with the model's tokenizer",
-        )
+        message = "no tokenizer is named, and an engine has none"
+        return fail(message, "set model.tokenizer to a folder with the model's tokenizer")
     folder = context.path_here(path)
     if not folder.is_dir():
         return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
@@ -289,7 +276,7 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
 
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
-    if not context.has_job or not (context.job.model.path or context.job.model.synthetic):
+    if not (context.job.model.path or context.job.model.synthetic):
         return None
     if context.plan.backend.memory is None:
         return unknown(f"nothing is known of the memory that {context.plan.server.spec.leader[0]} takes")

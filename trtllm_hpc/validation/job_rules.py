@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
@@ -24,9 +25,8 @@ def one_model(job: JobFile) -> Diagnostics:
     """A model is a folder or synthetic, not both; a finished engine needs neither."""
     model = job.model
     if model.path is not None and model.synthetic is not None:
-        yield in_job(
-            "conflict", "model", "names both a path and a synthetic model", "set one of the two to null"
-        )
+        message = "names both a path and a synthetic model"
+        yield in_job("conflict", "model", message, "set one of the two to null")
     if model.path is None and model.synthetic is None and job.engine.directory is None:
         hint = "set model.path to a folder, or model.synthetic to tiny-llama"
         yield in_job("missing", "model", "names no model", hint)
@@ -39,9 +39,8 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
     prompt, both = job.engine.max_input_len, job.engine.max_seq_len
     if prompt is not None and both is not None and prompt >= both:
         message = f"a prompt of {prompt} tokens leaves no room for an answer: engine.max_seq_len is {both}"
-        yield in_job(
-            "conflict", "engine.max_input_len", message, f"set engine.max_seq_len above {prompt}", prompt
-        )
+        hint = f"set engine.max_seq_len above {prompt}"
+        yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
 
 
 def steps_hold_a_batch(job: JobFile) -> Diagnostics:
@@ -175,6 +174,51 @@ def prompt_fits_a_word(job: JobFile) -> Diagnostics:
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
 
 
+def adapters_fit(job: JobFile) -> Diagnostics:
+    """The companion names LoRA adapters that there are, and only if the engine takes any."""
+    for field, adapter in job.named_adapters:
+        if (adapter.directory is None) == (adapter.adapter is None):
+            message = "an adapter is a folder, or one that the build converts, and this is neither or both"
+            yield in_job("conflict", field, message, "set either directory or adapter")
+        what = backend_of(job).takes_no_adapters
+        if what is not None:
+            message = f"{what} takes no weights of LoRA adapters"
+            yield in_job("conflict", field, message, "remove it, or take engine.backend: tensorrtllm")
+        elif job.engine.directory is None and not job.engine.max_lora_rank:
+            message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
+            yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")
+        elif adapter.adapter is not None:
+            yield from _converted(job, field, adapter.adapter)
+
+
+def adapters_keep_their_numbers(job: JobFile) -> Diagnostics:
+    """The companion's request and benchmark give no two adapters the same number."""
+    asked, benchmark = job.companion.request.lora, job.companion.benchmark
+    if asked is None or benchmark is None or not job.companion.enabled:
+        return
+    task_id, workload = asked.number(1), benchmark.workload
+    for number, other in zip(workload.lora_task_ids, workload.lora, strict=True):
+        if number == task_id and (other.directory, other.adapter) != (asked.directory, asked.adapter):
+            message = f"task id {number} is another adapter in companion.request.lora, which the server keeps"
+            yield in_job("conflict", "companion.benchmark.workload.lora", message, "give one another task_id")
+
+
+def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
+    """An adapter that is named is one that the build converts, for the inputs of the server."""
+    engine = job.engine
+    names = [PurePosixPath(folder).name for folder in engine.lora.adapters]
+    if engine.directory is not None or name not in names:
+        message = f"the build converts no adapter {name!r}: it converts {', '.join(names) or 'none'}"
+        if engine.directory is not None:
+            message = f"nothing converts the adapter {name!r}: with engine.directory there is no build"
+        hint = "add its folder to engine.lora.adapters, or set directory to a converted one"
+        yield in_job("missing", field, message, hint, name)
+    elif engine.lora.storage_type != "float16":
+        stored = engine.lora.storage_type
+        message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
+        yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
+
+
 RULES = (
     name_is_free,
     one_model,
@@ -189,4 +233,6 @@ RULES = (
     benchmark_settings,
     benchmark_ends,
     prompt_fits_a_word,
+    adapters_fit,
+    adapters_keep_their_numbers,
 )

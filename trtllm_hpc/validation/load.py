@@ -1,4 +1,8 @@
-"""Load both files with every layer, and report everything that is wrong with them at once."""
+"""Load both files with every layer, judge them by all rules, and report everything that is wrong at once.
+
+The rules are those of the rooms of validation, and those of the job's backend. A rule is a generator of
+diagnostics. It reads valid values only; the first sentence of its docstring is its row in ``doctor``.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of, facts_of
+from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
@@ -19,7 +24,7 @@ from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
 from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
-from trtllm_hpc.validation.rules import cluster_problems, problems
+from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
 
 
 def load(
@@ -150,6 +155,38 @@ class _Trees:
             copy = shlex.join(["cp", str(self.job_file), f"{shipped}.yaml"])
             hint = f"add --set KEY=VALUE for each key to change to: {command}; or edit a copy: {copy}"
         return ConfigError(self.diagnostics, hint=hint)
+
+
+def rules_of(job: JobFile) -> tuple[Rule, ...]:
+    """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
+    return (*job_rules.RULES, *cluster_rules.RULES, *serve_rules.RULES, *_backend_rules(job))
+
+
+def problems(facts: JobFacts) -> list[Diagnostic]:
+    """Return everything that is wrong with a job file and a profile, each and together."""
+    wrong = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
+    wrong += cluster_problems(facts.cluster)
+    of_both = (*serve_rules.RULES, *_backend_rules(facts.job))
+    return wrong + [problem for rule in of_both for problem in _judge(rule, facts)]
+
+
+def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
+    """Return everything that is wrong with a profile, whatever the job."""
+    return [problem for rule in cluster_rules.RULES for problem in _judge(rule, cluster)]
+
+
+def _backend_rules(job: JobFile) -> tuple[Rule, ...]:
+    with suppress(UnknownValueError):  # the backend's name is wrong, which has been reported
+        return backend_of(job).rules()
+    return ()
+
+
+def _judge(rule: Rule, subject: JobFile | ClusterProfile | JobFacts) -> list[Diagnostic]:
+    """Return what a rule reports, up to where it reads a field that is wrong itself."""
+    reported: list[Diagnostic] = []
+    with suppress(UnknownValueError):
+        reported.extend(rule(subject))  # keeps what comes before a field that raises
+    return reported
 
 
 def _to_be_typed(setting: str, wrong: Sequence[Diagnostic]) -> str:

@@ -104,9 +104,8 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.renew", message, "set serve.keep_running to true", serve.renew)
     if facts.cluster.scheduler == "local":
         message = f"{facts.cluster.name!r} has no time limits"
-        yield in_job(
-            "conflict", "serve.renew", message, "remove it, or choose a profile for Slurm", serve.renew
-        )
+        hint = "remove it, or choose a profile for Slurm"
+        yield in_job("conflict", "serve.renew", message, hint, serve.renew)
     elif facts.job.companion.enabled and facts.cluster.companion == "overlap":
         message = "the companion would run again in the allocation of each job"
         hint = "set companion.enabled to false, or companion to job in the profile"

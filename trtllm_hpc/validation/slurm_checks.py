@@ -29,10 +29,9 @@ def commands(context: Context) -> Diagnostic | None:
         return None
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
-        return fail(
-            f"no {', '.join(missing)} on this machine",
-            "log in to a node of the cluster, or choose a local profile with --cluster local",
-        )
+        message = f"no {', '.join(missing)} on this machine"
+        hint = "log in to a node of the cluster, or choose a local profile with --cluster local"
+        return fail(message, hint)
     return ok("Slurm's commands are on this machine")
 
 
@@ -42,10 +41,9 @@ def configuration(context: Context) -> Diagnostic | None:
     if not context.on_slurm or file is None:
         return None
     if not os.access(file, os.R_OK):
-        return fail(
-            f"the profile names {file}, which cannot be read on this machine",
-            "trtllm-hpc sandbox up, if this is the sandbox; else fix slurm_conf in the profile",
-        )
+        message = f"the profile names {file}, which cannot be read on this machine"
+        hint = "trtllm-hpc sandbox up, if this is the sandbox; else fix slurm_conf in the profile"
+        return fail(message, hint)
     return ok(f"{file} can be read")
 
 
@@ -233,10 +231,9 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
         return None
     scope = query_pyxis_scope(context.cluster.slurm_conf)
     if scope is None:
-        return unknown(
-            f"no plugstack.conf here says whether pyxis keeps containers for a {container.scope} scope",
-            "grep container_scope /etc/slurm/plugstack.conf.d/* on a node; none found means global",
-        )
+        message = f"no plugstack.conf here says whether pyxis keeps containers for a {container.scope} scope"
+        hint = "grep container_scope /etc/slurm/plugstack.conf.d/* on a node; none found means global"
+        return unknown(message, hint)
     if scope == container.scope:
         return ok(f"pyxis keeps containers with the scope {scope}, as the profile says")
     if scope == "global":
