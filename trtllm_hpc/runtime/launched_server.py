@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +26,22 @@ from pathlib import Path
 
 from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.launcher_port import LauncherPort, note_port
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
 _AFTER_SERVER_S = 5.0
 """How long the launcher may take to end its workers after the server has ended."""
+# Files in the rank's scratch folder, through which the two processes communicate.
+_COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
+
+_ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
+_LOCK = "\0trtllm-hpc-launcher"
+"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with a process."""
+_PORT_FILE = "launcher_port.json"
+_TURN_S = 30.0
+"""How long to wait for other launchers. After that two may take one port, which fails with a clear cause."""
+_CHOICE_S = 10.0
+"""How long a launcher may take to choose."""
+_PAUSE_S = 0.05
 
 
 class LaunchedServer:
@@ -103,10 +116,6 @@ class LaunchedServer:
         return now - self._ended_at > _AFTER_SERVER_S
 
 
-# Files in the rank's scratch folder, through which the two processes communicate.
-_COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
-
-
 def _read_number(file: Path) -> int | None:
     number = read_json(file)
     return number if isinstance(number, int) else None
@@ -127,3 +136,57 @@ def run_launched(scratch: Path) -> int:
     code = server.wait()
     write_json(scratch / _EXIT, code)
     return code if code >= 0 else 128 - code
+
+
+# The launcher's port ----------------------------------------------------------------------
+
+
+class LauncherPort:
+    """The port through which ``trtllm-llmapi-launch`` joins its ranks, held against other launchers.
+
+    Waits for its turn when made; the launcher is started after that, and ``hold`` called.
+
+    The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
+    process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of its own
+    instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same port. So
+    launchers start one after the other, and each port is held as long as this process lives: by a socket that
+    is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option, finds the port
+    taken; ZeroMQ, with which the process binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
+
+    Args:
+        scratch: the rank's own folder.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._file = scratch / _PORT_FILE
+        self._held = socket.socket()
+        self._turn = socket.socket(socket.AF_UNIX)
+        deadline = time.monotonic() + _TURN_S
+        while time.monotonic() < deadline:
+            try:
+                self._turn.bind(_LOCK)
+                return
+            except OSError:
+                time.sleep(_PAUSE_S)
+
+    def hold(self) -> None:
+        """Hold the port that the launcher has chosen, if it takes one, and let the next launcher begin."""
+        deadline = time.monotonic() + _CHOICE_S
+        while (port := read_json(self._file)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        if port:
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):  # it listens already
+                self._held.bind(("", port))
+        self._turn.close()
+
+    def release(self) -> None:
+        """Let go of the port."""
+        self._turn.close()
+        self._held.close()
+
+
+def note_port(scratch: Path) -> None:
+    """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
+    found = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
+    write_json(scratch / _PORT_FILE, 0 if found is None else int(found[1]))

@@ -17,7 +17,8 @@ from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import ServerFaults
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.records import JsonRecord
-from trtllm_hpc.runtime.server_spec import RankOptions, ServerDriver
+from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.servers import ServerDriver
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import add_event
 
 TIMEOUT_S = 60.0
@@ -54,15 +55,7 @@ def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
 def _obstacle() -> str | None:
     """Return why nothing could be spawned; ``None`` if it could."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PARENT],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-        )
+        done = captured([sys.executable, "-c", _PARENT], TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"nothing had happened after {TIMEOUT_S:.0f} s"
     if done.returncode == 0:

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import os
 import random
+import resource
 import shutil
 import socket
 import struct
@@ -80,6 +81,11 @@ def step_tasks() -> int | None:
     return int(told) if told.isdigit() else None
 
 
+def task_number() -> int:
+    """Return the number of this task in its step."""
+    return int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+
+
 def free_ports(count: int) -> list[int]:
     """Return different ports that can be bound on this node now.
 
@@ -126,6 +132,12 @@ def shm_free_gib() -> float:
     """Return the free space in /dev/shm, in GiB."""
     statistics = os.statvfs(SHM)
     return statistics.f_bavail * statistics.f_frsize / 2**30
+
+
+def locked_memory_kib() -> int | None:
+    """Return the soft limit on locked memory; ``None`` is unlimited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft // 1024
 
 
 def free_space(folder: Path) -> tuple[float, int | None]:

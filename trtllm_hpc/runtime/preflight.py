@@ -7,7 +7,6 @@ initialises MPI: a process that has done so must not start a server.
 from __future__ import annotations
 
 import os
-import resource
 import select
 import shutil
 import signal
@@ -15,18 +14,18 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
-    disk_space,
     engine_files,
     engine_gpus_per_node,
     engine_version,
     engine_world,
+    full_file_system,
     installed_versions,
     locked_memory,
     model_there,
@@ -38,7 +37,7 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib, step_tasks
+from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -107,7 +106,7 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     process, and one that waits for a peer does so in C code, where Python runs no signal
     handler. The parent is left to report that in one sentence.
     """
-    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    task = task_number()
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -146,19 +145,15 @@ def _wait(child: int, read_end: int, limit_s: float) -> int | None:
 
 def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     started_at = time.time()
-    full = _full_file_system(paths)
+    full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
-        return _refuse(paths, expected, task, full)
+        return _refuse(paths, expected, task, _sentence(full))
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
-    found = replace(
-        _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models),
-        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
-        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
-    )
+    found = _look(ranks, task, expected, library, gpu_models)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
@@ -172,16 +167,6 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
-
-
-def _full_file_system(paths: RunPaths) -> str | None:
-    """Return what is wrong with this node's file systems: on a full one MPI would fail without saying so."""
-    host = socket.gethostname()
-    for what, folder in (("the run folder", paths.folder), ("/tmp", SCRATCH), ("/dev/shm", SHM)):
-        found = disk_space(host, what, folder)
-        if found.state == FAIL:
-            return _sentence(found)
-    return None
 
 
 # The ranks together -----------------------------------------------------------------------
@@ -221,17 +206,18 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(rank: int, world_size: int, task: int, library: str, gpu_models: list[str]) -> Found:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+def _look(ranks: Any, task: int, expected: Expected, library: str, gpu_models: list[str]) -> Found:
     return Found(
-        rank=rank,
-        world_size=world_size,
+        rank=ranks.Get_rank(),
+        world_size=ranks.Get_size(),
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
         shm_free_gib=round(shm_free_gib(), 3),
-        memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
+        memlock_kib=locked_memory_kib(),
         mpi_library=library,
+        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
+        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         step_tasks=step_tasks(),
         gpu_models=gpu_models,
     )

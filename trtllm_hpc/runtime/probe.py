@@ -12,8 +12,12 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trtllm_hpc.runtime.server_http import Asked, Question, Refused, ServerHttp
+from trtllm_hpc.runtime.server_http import Asked, Question, Refused
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.servers import ServerHttp
 
 INTERVAL_S = 5.0
 """Between two looks. A model that answered a request in between is not asked."""

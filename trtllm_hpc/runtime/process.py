@@ -69,6 +69,26 @@ def start_bound(
     )
 
 
+def captured(
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    *,
+    session: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input to its end; raises OSError or subprocess.TimeoutExpired."""
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        start_new_session=session,
+    )
+
+
 def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
     """Return what a program prints; ``None`` if it is missing, fails or does not end in time.
 
@@ -76,14 +96,7 @@ def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = F
         with_errors: append what it prints to its error stream.
     """
     try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
+        answer = captured(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode != 0:

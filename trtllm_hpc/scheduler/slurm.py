@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, accounted, by_id, together, whole_job
 from trtllm_hpc.scheduler.job_origin import Origin, RunJob
 from trtllm_hpc.scheduler.reasons import names_no_nodes
@@ -284,16 +285,7 @@ def run_command(
         if value is not None:
             environment[name] = value
     try:
-        return subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            start_new_session=new_session,
-        )
+        return captured(command, timeout_s, environment, session=new_session)
     except FileNotFoundError:
         raise SubmissionError(
             f"There is no {command[0]} on this machine.",

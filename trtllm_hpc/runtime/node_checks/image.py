@@ -21,7 +21,7 @@ from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
-from trtllm_hpc.runtime.process import output_of
+from trtllm_hpc.runtime.process import captured, output_of
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
     VOCABULARY_VARIABLE,
@@ -182,15 +182,7 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
     if shutil.which(program[0]) is None:
         return ("not on PATH",)
     try:
-        answer = subprocess.run(
-            [*program, "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_HELP_S,
-            stdin=subprocess.DEVNULL,
-            env=alone(),
-        )
+        answer = captured([*program, "--help"], _HELP_S, alone())
     except subprocess.TimeoutExpired:
         return (f"--help did not end within {_HELP_S} s",)
     except OSError as error:

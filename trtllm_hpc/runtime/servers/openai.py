@@ -33,7 +33,7 @@ class OpenAIDriver:
         self._place = _place(options)
 
     def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server."""
+        """Return how to start the server; raises StartFailed if this node does not have the program."""
         spec, environment = self._options.spec, dict[str, str]()
         address, _, port = self._place.rpartition(":")
         program, *words = self._options.words(

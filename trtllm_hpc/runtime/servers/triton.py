@@ -47,7 +47,7 @@ class TritonDriver:
             self._ports = http, grpc, metrics
 
     def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server; makes the links and the folder that it needs."""
+        """Return how to start the server; makes what the server needs. Raises StartFailed."""
         # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
         # without spaces or quotes.
         (scratch / "repository").symlink_to(self._paths.repository)
@@ -200,7 +200,7 @@ class TritonHttp:
         return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
 
     def metrics(self) -> str:
-        """Return the page of metrics."""
+        """Return the page of metrics; raises as ``call`` does."""
         connection: http.client.HTTPConnection
         if self.sockets is not None:
             connection = _UnixConnection(self.sockets / "metrics", QUICK_S)
