@@ -1,9 +1,9 @@
 """The door: HAProxy between everybody and the servers.
 
-A server listens on Unix sockets in a folder that no other user may enter. HAProxy listens on the network,
-asks for the run's key, and passes on what has it. The door on the job's first node stands in front of all
-instances; other nodes on which an instance's leader runs have a door of their own, with the same key, to
-which the first one passes requests on. The configurations are rendered with the other scripts.
+Servers listen on Unix sockets in a folder that no other user may enter. HAProxy listens on the network, asks
+for the run's key, and passes requests on: on the job's first node to all instances, through a door with the
+same key on each other node that has an instance's leader. The configurations are rendered with the other
+scripts.
 """
 
 from __future__ import annotations

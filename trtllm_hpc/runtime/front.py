@@ -20,12 +20,7 @@ _GRACE_S = 10.0
 def with_addresses(
     config: Mapping[str, Any], roles: Mapping[str, Sequence[int]], places: Mapping[int, str], port: int
 ) -> dict[str, Any]:
-    """Return the front's file with its own address and those of the servers.
-
-    Args:
-        roles: the numbers of the servers of each phase.
-        places: ``address:port`` of each server.
-    """
+    """Return the front's file with its own address and ``places``, each server's ``address:port``."""
     groups = {f"{role}_servers": numbers for role, numbers in roles.items()}
     servers = {
         name: {**config[name], "urls": [places[it] for it in numbers]} for name, numbers in groups.items()
@@ -36,18 +31,12 @@ def with_addresses(
 class Front:
     """Starts it once all servers are ready, and watches it.
 
-    Args:
-        roles: the servers of each phase.
-        port: at which it listens, on this node.
-        hang_seconds: how long it may leave a question unanswered, as the probe counts; ``None``: for ever.
+    ``roles`` are the servers of each phase. The front listens at ``port`` of this node, and may leave a
+    question unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
     """
 
     def __init__(
-        self,
-        paths: RunPaths,
-        roles: Mapping[str, Sequence[int]],
-        port: int,
-        hang_seconds: float | None,
+        self, paths: RunPaths, roles: Mapping[str, Sequence[int]], port: int, hang_seconds: float | None
     ) -> None:
         self._paths, self._roles, self._port = paths, roles, port
         self._hang_seconds = hang_seconds
@@ -56,11 +45,7 @@ class Front:
         self._probe: Probe | None = None
 
     def start(self, places: Mapping[int, str], models: Sequence[str]) -> None:
-        """Start it, unless it runs.
-
-        Args:
-            places: ``address:port`` of each server.
-        """
+        """Start it, unless it runs; ``places`` are each server's ``address:port``."""
         if self._process is not None:
             return
         config = read_json(self._paths.front)

@@ -1,13 +1,10 @@
 """Start a server through a launcher: ``trtllm-llmapi-launch``, or Open MPI's ``mpirun``.
 
-TensorRT-LLM's launcher joins the ranks of the LLM API. It splits the server's command line
-at every space, removes ``SLURM_*`` and MPI's variables from the server's environment, passes
-no signal on, and does not end when the server fails
-(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it is given this module to
-start, under names without spaces, which starts the server and records its process id and exit.
-
-The same for Open MPI's ``mpirun``, through which an orchestrator's server can spawn its workers: it kills all
-that it has started when one of them fails.
+TensorRT-LLM's launcher splits the server's command line at every space, removes ``SLURM_*`` and MPI's
+variables, passes no signal on, and does not end when the server fails
+(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it starts this module, under names without
+spaces, which starts the server and records its process id and exit. ``mpirun``, for an orchestrator's server
+that spawns workers, kills all others when one fails.
 """
 
 from __future__ import annotations
@@ -148,10 +145,10 @@ class LauncherPort:
 
     The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
     process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of its own
-    instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same port. So
-    launchers start one after the other, and each port is held as long as this process lives: by a socket that
-    is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option, finds the port
-    taken; ZeroMQ, with which the process binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
+    instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same port.
+    So launchers start one after the other, and each port is held as long as this process lives: by a socket
+    that is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option, finds the
+    port taken; ZeroMQ, with which the process binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
 
     Args:
         scratch: the rank's own folder.

@@ -36,10 +36,7 @@ class ReadyRecord(JsonRecord):
 
 
 class Leader:
-    """Waits until the server is ready, and watches it. ``tick`` is called a few times a second.
-
-    The record of its readiness is for the run's supervisor, which publishes the endpoint.
-    """
+    """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
 
     def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
         self._ready_record = paths.ready_record(options.step)

@@ -29,11 +29,8 @@ spawned.Disconnect()
 def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
     """Spawn one process that does nothing, and report whether that works; returns 0, or START.
 
-    In a process of its own: an MPI that cannot may end its process, or wait for ever.
-
-    Args:
-        launcher: what started this process: ``srun`` or ``mpirun``.
-        is_last: whether nothing else is tried after this.
+    In a process of its own: an MPI that cannot may end its process, or wait for ever. ``launcher`` (``srun``
+    or ``mpirun``) started this process; with ``is_last`` no other is tried.
     """
     reason = _obstacle()
     add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, obstacle=reason)

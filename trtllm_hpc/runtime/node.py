@@ -87,10 +87,9 @@ def task_number() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that can be bound on this node now.
+    """Return different ports that can be bound on this node now; raises SystemExit if there are too few.
 
-    They are drawn at random, so that two jobs that start on one node in the same second hardly ever draw the
-    same ones. Raises SystemExit if there are not enough.
+    Drawn at random, so that two jobs that start in the same second hardly ever draw the same.
     """
     draw = random.Random(os.urandom(16))
     found: list[int] = []
@@ -112,10 +111,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def query_gpus(*fields: str) -> list[str]:
-    """Return fields of each GPU that this process may use, a line with commas each, from ``nvidia-smi``.
-
-    Nothing is returned without a GPU, without ``nvidia-smi``, or if it does not answer in time.
-    """
+    """Return a line of fields for each GPU of this process; none if ``nvidia-smi`` does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -157,8 +153,7 @@ def mount_of(folder: Path) -> Path:
 def make_private(prefix: str) -> None:
     """Let no other user read this node's shared memory that begins with ``prefix``.
 
-    Triton's Python backend passes prompts through it, and makes it readable for
-    everybody whatever the umask (Boost.Interprocess sets the mode itself).
+    Triton's Python backend passes prompts through it, and lets everybody read it (Boost.Interprocess).
     """
     for region in SHM.glob(f"{glob.escape(prefix)}*"):
         # One with such a name may be somebody else's, who wants to be in the way.

@@ -1,7 +1,6 @@
 """The preflight: is the world of ranks what the plan says?
 
-It runs as a step of its own with one task for each rank, and is the only code that
-initialises MPI: a process that has done so must not start a server.
+A step of its own with a task for each rank: a process that has initialised MPI must not start a server.
 """
 
 from __future__ import annotations
@@ -365,10 +364,9 @@ def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> in
 
 
 def _wait_for_first_task(task: int) -> None:
-    """Give task 0 the time to report first: one sentence is enough, and Slurm then ends the other tasks.
+    """Give task 0 the time to report first: Slurm then ends the other tasks.
 
-    If it does not, this task alone may know the reason: task 0 waits in MPI for ranks that have
-    gone, or is late.
+    If it does not, this task alone may know the reason: task 0 waits in MPI for lost ranks, or is late.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
     time.sleep(min(_AFTER_FIRST_TASK_S + task - 1, _LONGEST_WAIT_S))

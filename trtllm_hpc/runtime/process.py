@@ -90,11 +90,7 @@ def captured(
 
 
 def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
-    """Return what a program prints; ``None`` if it is missing, fails or does not end in time.
-
-    Args:
-        with_errors: append what it prints to its error stream.
-    """
+    """Return what a program prints, with its error stream if wanted; ``None`` if it fails or is too slow."""
     try:
         answer = captured(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired):

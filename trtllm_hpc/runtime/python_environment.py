@@ -1,9 +1,9 @@
 """The folder that Triton's Python backend makes in /tmp, and that a killed server leaves there.
 
-It is for models' packed environments, and most stay empty. The backend makes it whatever ``TMPDIR`` says
-(``pb_env.cc``, ``EnvironmentManager``; 2.51), under a name that does not tell whose it is. Two servers that
-share ``/tmp`` may start in the same second, and one whose folder is gone aborts when it ends. But a server
-keeps the path of its own folder, and its supervisor may look for that in its memory (proc(5)).
+The backend makes it for models' packed environments, whatever ``TMPDIR`` says (``pb_env.cc``,
+``EnvironmentManager``; 2.51), under a name that does not show whose it is. A server whose folder is gone
+aborts when it ends, and two may share ``/tmp``. So the supervisor looks for its path in the server's memory
+(proc(5)).
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ _LARGEST_REGION = 32 << 20
 
 
 class PythonEnvironment:
-    """Finds the folder of one rank's server, in a thread from ``begin`` to ``end``.
-
-    Args:
-        scratch: this rank's own folder; a link in it will lead to what is found.
-    """
+    """Finds the folder of a rank's server in a thread, and links it in the rank's folder, ``scratch``."""
 
     def __init__(self, scratch: Path) -> None:
         self._link = scratch / _LINK
@@ -76,10 +72,7 @@ class PythonEnvironment:
 
 
 def environment_of(scratch: Path) -> Path | None:
-    """Return the folder that was found for a rank's server; ``None`` if there was none.
-
-    The server must have ended. A link in a folder of somebody else's is not believed.
-    """
+    """Return the folder of a rank's server, which has ended; another user's link does not count."""
     with suppress(OSError):
         folder = (scratch / _LINK).readlink()
         if (

@@ -1,8 +1,7 @@
 """Quantizing a Hugging Face checkpoint for the LLM API on PyTorch, by NVIDIA's Model Optimizer in the image.
 
-The way of its ``examples/llm_ptq/hf_ptq.py`` (0.27 to 0.37), which is not in the image: scales are measured
-on texts, and the checkpoint is written in Hugging Face's layout with ``hf_quant_config.json``, by which
-TensorRT-LLM knows its types.
+As ``examples/llm_ptq/hf_ptq.py`` does (0.27 to 0.37), which is not in the image: scales are measured on
+texts, and the checkpoint gets ``hf_quant_config.json``, by which TensorRT-LLM knows its types.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One rank of the server: start it, watch it, and leave nothing behind.
 
-The supervisor is the task that srun starts. It ends when the server ends, with the server's
-exit code. What ends the server is decided in :mod:`ending`; rank 0 has a leader's duties, too.
+srun starts the supervisor, which ends with the server's exit code. :mod:`ending` decides what ends the
+server.
 """
 
 from __future__ import annotations
@@ -22,25 +22,12 @@ from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.ending import (
-    AFTER_LEADER_S,
-    Decision,
-    End,
-    Observed,
-    conclude,
-    decide,
-)
+from trtllm_hpc.runtime.ending import AFTER_LEADER_S, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.model_processes import ModelProcesses
-from trtllm_hpc.runtime.node import (
-    SCRATCH,
-    interface_towards,
-    make_private,
-    remove_leftovers,
-    step_tasks,
-)
+from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -192,11 +179,7 @@ class RankSupervisor:
             time.sleep(_TICK_S)
 
     def _observe(self, *, has_ended: bool = False) -> Observed:
-        """Observe everything on which the rules depend.
-
-        Args:
-            has_ended: whether this rank's server has ended.
-        """
+        """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decision is None and not has_ended
         seen = Observed(

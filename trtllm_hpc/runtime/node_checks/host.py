@@ -108,7 +108,6 @@ def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     if not models:
         # In a sandbox whose GPUs are only claimed there is no nvidia-smi either.
         return unknown(
-            f"nvidia-smi on {facts['host']} shows no GPU",
-            "srun nvidia-smi, on the profile's partition",
+            f"nvidia-smi on {facts['host']} shows no GPU", "srun nvidia-smi, on the profile's partition"
         )
     return ok(f"{facts['host']} has {models[0].split(',')[0]}, driver {models[0].split(',')[1].strip()}")

@@ -11,13 +11,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, fail, ok, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
-from trtllm_hpc.runtime.node import (
-    free_ports,
-    interface_address,
-    interface_towards,
-    own_address,
-    step_tasks,
-)
+from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
 from trtllm_hpc.runtime.node_checks.image import _import_hint
 from trtllm_hpc.runtime.node_checks.records import Wanted
