@@ -135,9 +135,6 @@ def run_launched(scratch: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-# The launcher's port ----------------------------------------------------------------------
-
-
 class LauncherPort:
     """The port through which ``trtllm-llmapi-launch`` joins its ranks, held against other launchers.
 

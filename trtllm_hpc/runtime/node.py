@@ -29,9 +29,6 @@ SCRATCH = Path("/tmp")
 """Where a rank makes its scratch folder; short and without spaces on every node."""
 
 
-# Network ----------------------------------------------------------------------------------
-
-
 def interface_address(interface: str) -> str | None:
     """Return the IPv4 address of an interface, or ``None`` if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -107,9 +104,6 @@ def free_ports(count: int) -> list[int]:
     )
 
 
-# GPUs -------------------------------------------------------------------------------------
-
-
 def query_gpus(*fields: str) -> list[str]:
     """Return a line of fields for each GPU of this process; none if ``nvidia-smi`` does not answer."""
     program = shutil.which("nvidia-smi")
@@ -119,9 +113,6 @@ def query_gpus(*fields: str) -> list[str]:
     only = [f"--id={visible}"] if visible else []
     command = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader", *only]
     return [line.strip() for line in (output_of(command, _NVIDIA_SMI_TIMEOUT_S) or "").splitlines()]
-
-
-# Shared memory and scratch folders --------------------------------------------------------
 
 
 def shm_free_gib() -> float:

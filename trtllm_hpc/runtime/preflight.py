@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Expected:
     """The key in the job file that needs an engine with paged context attention."""
     model: Path | None = None
     """Folder of the model, if the server loads it itself."""
-    programs: tuple[str, ...] = ()
+    programs: Sequence[str] = ()
     """What must be there for the server to start."""
     component: int = 0
     """Of a heterogeneous job, whose nodes this preflight looks at."""

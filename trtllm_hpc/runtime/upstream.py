@@ -110,9 +110,6 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]
 
 
-# What the image takes ---------------------------------------------------------------------
-
-
 def server_options() -> dict[str, list[dict[str, Any]]]:
     """Return each sub-command's options of ``trtllm-serve``, as in ``releases/data``; raises ImportError."""
     group = importlib.import_module(_SERVE).main

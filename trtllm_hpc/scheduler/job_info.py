@@ -66,8 +66,7 @@ def by_id(components: Iterable[JobInfo]) -> dict[str, list[JobInfo]]:
 def accounted(job: RunJob, rows: Iterable[JobInfo], queued: JobInfo | None) -> JobInfo | None:
     """Return how a job has ended by sacct's rows; ``None``: sacct does not know yet.
 
-    Args:
-        queued: the same job in squeue. For seconds the database has its times, but not whose it is.
+    For seconds the database has a job's times, but not whose it is; ``queued`` is the same job in squeue.
     """
     submitted_at = None if queued is None else queued.times.submitted_at
     newest: dict[str, JobInfo] = {}
@@ -80,10 +79,7 @@ def accounted(job: RunJob, rows: Iterable[JobInfo], queued: JobInfo | None) -> J
 
 
 def together(components: Sequence[JobInfo]) -> JobInfo | None:
-    """Merge the components: the state of a living one, else of the one that failed; the nodes of all.
-
-    ``None`` if there is no component.
-    """
+    """Merge components, if any: the state of a living one, else of the one that failed; the nodes of all."""
 
     def order(one: JobInfo) -> tuple[bool, bool, bool, bool]:
         name = one.state.name

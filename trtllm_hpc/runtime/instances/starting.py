@@ -30,11 +30,7 @@ _SETTLE_S = 1.0
 
 
 class Doors:
-    """The door on this node, which knows the doors of the other nodes, and what stands behind it.
-
-    Args:
-        is_signalled: whether this process got a signal to end.
-    """
+    """The door on this node, which knows the doors of the other nodes, and what stands behind it."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
@@ -104,11 +100,7 @@ class Doors:
         return self._own
 
     def watch(self, *, may_restart: bool) -> bool:
-        """Open the door again, if there is one and it has ended; returns whether the job is being ended.
-
-        Raises:
-            StartFailed: a door has ended and is not opened again.
-        """
+        """Open an ended door again, or raise StartFailed; returns whether Slurm ends the job."""
         if self._own is None:
             return False
         ended = [door for door in self._others if door.poll() is not None]

@@ -62,9 +62,6 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
     return [replace(it, code=name) for name, it in found.items() if it is not None], facts
 
 
-# Files and programs -----------------------------------------------------------------------
-
-
 _VERSIONS = {
     "Open MPI": ("ompi_info", "--version"),
     "PMIx": ("pmix_info", "--version"),
@@ -191,9 +188,6 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
         said = (answer.stderr or answer.stdout).strip().splitlines()
         return (f"--help ended with exit code {answer.returncode}{': ' + said[-1] if said else ''}",)
     return answer.stdout
-
-
-# Upstream's own Python --------------------------------------------------------------------
 
 
 def read_image(wanted: Wanted) -> None:

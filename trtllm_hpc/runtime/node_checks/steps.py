@@ -130,9 +130,6 @@ def _rate(began: float) -> float:
     return round(_ROUNDS * _BYTES / 1e9 / max(time.monotonic() - began, 1e-9), 2)
 
 
-# What it means ----------------------------------------------------------------------------
-
-
 def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
     where = _PURPOSE[part]
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):

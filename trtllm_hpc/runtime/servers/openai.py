@@ -95,13 +95,10 @@ class OpenAIHttp:
     asked for a chat, any other model for a completion.
 
     Args:
-        place: ``address:port``.
-        models: the server's models, if it need not be asked for them.
-        unlisted: the model of a server that lists none.
-        chat: how the model chats.
-        health: path that answers with status 200.
-        generate: path that makes a token; ``None``: the server has no such path.
-        processes: returns the ids of the server's processes, to see where they listen instead.
+        place: ``address:port``. models: the server's models, if it need not be asked for them; ``unlisted``:
+        of a server that lists none. health: path that answers with status 200. generate: path that makes a
+        token; ``None``: the server has no such path. processes: returns the ids of the server's processes, to
+        see where they listen instead.
     """
 
     def __init__(

@@ -92,13 +92,9 @@ class TritonDriver:
 
 
 def find_server(server: str, scratch: Path) -> StartCommand:
-    """Return the server that the profile names, without arguments.
+    """Return the server that the profile names, without arguments; raises StartFailed if the node has none.
 
-    Args:
-        scratch: this rank's own folder, for files that the server needs.
-
-    Raises:
-        StartFailed: this node does not have it.
+    Files that the server needs go to ``scratch``, this rank's own folder.
     """
     if server == WHEEL:
         return _from_wheel(scratch)
@@ -134,11 +130,10 @@ def _from_wheel(scratch: Path) -> StartCommand:
 
 
 def _libpython(folder: Path, version: str) -> Path:
-    """A folder with this Python's shared library, which the stub needs, and nothing else.
+    """Make a folder with this Python's shared library, which the stub needs, and nothing else.
 
-    Python's own folder may hold all of the system's libraries, and on
-    ``LD_LIBRARY_PATH`` these would go before those in wheels: the system's
-    cuDNN before the one that PyTorch was built for.
+    Python's own folder may hold all of the system's libraries, and on ``LD_LIBRARY_PATH`` the system's cuDNN
+    would go before the cuDNN in wheels, for which PyTorch was built.
     """
     folder.mkdir(exist_ok=True)
     for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
