@@ -210,7 +210,6 @@ def _without_end(records: list[RankRecord]) -> dict[str, str]:
 
 
 def _last_match(pattern: re.Pattern[bytes], file: Path) -> re.Match[bytes] | None:
-    """Return the last match near the end of a log."""
     try:
         with file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - _TAIL_BYTES))

@@ -64,7 +64,6 @@ def fingerprint(certificate: Path) -> str:
 
 
 def _name(certificate: Path) -> str:
-    """Return a name that a certificate is for."""
     try:
         said = _openssl("x509", "-in", str(certificate), "-noout", "-subject", "-ext", "subjectAltName")
     except (OSError, subprocess.CalledProcessError) as error:

@@ -11,7 +11,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,9 +52,8 @@ class Gateway:
         """End the gateway, which lets its answers end."""
         if self._process is not None:
             self._process.terminate()
-            deadline = time.monotonic() + _GRACE_S
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(deadline - time.monotonic())
+                self._process.wait(_GRACE_S)
         self._socket.close()
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.runtime.process import output_of
-from trtllm_hpc.runtime.python_environment import environment_of
+from trtllm_hpc.runtime.python_backend import environment_of
 
 _SIOCGIFADDR = 0x8915
 """ioctl that returns an interface's IPv4 address (netdevice(7))."""

@@ -223,7 +223,6 @@ def _look(ranks: Any, task: int, expected: Expected, library: str, gpu_models: l
 
 
 def _visible_gpus() -> list[str]:
-    """Return numbers or ids of the GPUs that this task sees."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     return [gpu for gpu in gpus.split(",") if gpu]
 

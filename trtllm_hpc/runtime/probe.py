@@ -145,5 +145,4 @@ class Probe:
 
 
 def _is_busy(message: str) -> bool:
-    """Return whether a full queue refused the question."""
     return "queue" in message.lower() or "maximum" in message.lower()

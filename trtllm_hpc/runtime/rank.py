@@ -26,7 +26,6 @@ from trtllm_hpc.runtime.ending import AFTER_LEADER_S, Decision, End, Observed, c
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.model_processes import ModelProcesses
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -36,7 +35,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
     step_daemon,
 )
-from trtllm_hpc.runtime.python_environment import PythonEnvironment
+from trtllm_hpc.runtime.python_backend import ModelProcesses, PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import driver_of
@@ -84,7 +83,8 @@ class RankSupervisor:
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
         try:
-            scratch = self._make_scratch()
+            # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
+            scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
             environment = PythonEnvironment(scratch)
             child = self._start(scratch)
         except StartFailed as error:
@@ -110,10 +110,6 @@ class RankSupervisor:
         return end.exit_code
 
     # Starting -----------------------------------------------------------------------
-
-    def _make_scratch(self) -> Path:
-        """Make this rank's own folder; not in ``rank.sh``: from now on no signal leaves it behind."""
-        return Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
 
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
@@ -226,8 +222,7 @@ class RankSupervisor:
         while True:
             seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
             killed = self._was_killed
-            end = conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over)
-            if end is not None:
+            if end := conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over):
                 return end
             time.sleep(_TICK_S)
 

@@ -112,7 +112,7 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         return self._script.stage
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job unless it has ended; ``check``: no other error is on its way, so raise if that fails."""
+        """Cancel the job unless it has ended; without ``check`` another error is on its way, so raise none."""
         try:
             Slurm(self._conf).cancel([self.run_job])
         except SubmissionError:

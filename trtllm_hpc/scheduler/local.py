@@ -143,7 +143,6 @@ def is_same_process(pid: int, started: int | None) -> bool:
 
 
 def _on_termination(action: Callable[[], None]) -> None:
-    """Call ``action`` when the controller or the user terminates this process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # Ctrl-C at the terminal of ``submit`` is ignored from the start (see detached).
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -198,5 +197,4 @@ def _end_group(group: int) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return whether a group has a process that is not a zombie."""
     return any(int(it) == group and state != "Z" for state, _, it in all_processes().values())

@@ -155,7 +155,6 @@ def _word_of(reason: str) -> str:
 
 
 def _limit(word: str) -> str | None:
-    """Return the sentence of a limit such as ``QOSMaxGRESPerUser``."""
     match = _LIMIT.match(word)
     if match is None:
         return None

@@ -151,7 +151,6 @@ class Slurm:
     # The commands ---------------------------------------------------------------------
 
     def _queued(self, jobs: Sequence[RunJob], rows: Mapping[str, list[JobInfo]]) -> dict[RunJob, JobInfo]:
-        """Return which of squeue's rows are these jobs."""
         found = {}
         shown = cache(self._scontrol)
         for job in jobs:
@@ -335,7 +334,6 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionError:
-    """Return the error for a command that failed, with Slurm's own message."""
     message = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
     if any(sign in message for sign in _NO_CONFIGURATION):
         last = re.sub(r"^\w+: (error|fatal): ", "", message.splitlines()[-1])

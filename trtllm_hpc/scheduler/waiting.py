@@ -42,7 +42,6 @@ class Waiting:
     """The limits that may hold it, e.g. ``MaxJobs=2``; only if its reason is a limit."""
 
     def __str__(self) -> str:
-        """Return what is known in words; empty if nothing is."""
         parts = []
         if self.place is not None:
             parts.append(f"place {self.place:,} of {self.pending:,} by priority")

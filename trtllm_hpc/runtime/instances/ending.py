@@ -93,7 +93,6 @@ def early_end(
 
 
 def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
-    """Return whether an instance is started again when it ends."""
     return instance.lost is None and instance.has_served and instance.restarts < options.restarts
 
 

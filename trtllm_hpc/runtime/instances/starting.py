@@ -112,7 +112,7 @@ class Doors:
             return True
         if ended:
             raise StartFailed("the door of another node has ended", hint=self._hint)
-        sentence = f"the door (HAProxy) ended by itself, with exit code {self.own.returncode}"
+        sentence = f"the door (HAProxy) ended by itself, with exit code {self.own.process.returncode}"
         if self._restarts >= DOOR_RESTARTS or not may_restart:
             raise StartFailed(sentence, hint=self._hint)
         self._restarts += 1
@@ -128,7 +128,7 @@ class Doors:
     @property
     def pids(self) -> set[int]:
         """The processes of all doors."""
-        own = set() if self._own is None else {self._own.pid}
+        own = set() if self._own is None else {self._own.process.pid}
         return own | {door.pid for door in self._others}
 
     def close(self) -> None:

@@ -148,7 +148,6 @@ class RunSupervisor:
             self._end_if_lost(instance, child)
 
     def _others(self, instance: Instance) -> int:
-        """Return how many other instances live."""
         return sum(other.lives for other in self._instances if other is not instance)
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:

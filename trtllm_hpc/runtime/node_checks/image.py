@@ -42,11 +42,10 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
     listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    release = installed.get("tensorrt_llm")
     found: dict[str, Diagnostic | None] = {
         "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
-        "image-release": planned_version(wanted.release, installed.get("tensorrt_llm"))
-        if wanted.release is not None
-        else None,
+        "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-home": _home(),
         "image-caches": _caches(),
         "image-vocabulary": _vocabulary(wanted),
@@ -155,23 +154,15 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
         refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
     if not wanted.programs:
         return {}, None, None
-    there = (
-        fail(
-            f"programs of the image that do not start: {'; '.join(broken)}",
-            "set container.image to an image that has them",
-        )
-        if broken
-        else ok(f"{', '.join(options)} start in the image")
-    )
-    known = (
-        fail(
-            f"the image does not have these options of the plan: {', '.join(refused)}",
-            "state the image's release: container.tensorrt_llm_version in the profile",
-        )
-        if refused
-        else ok("the image's programs have every option that the plan uses")
-    )
-    return options, there, None if broken and not refused else known
+    there = ok(f"{', '.join(options)} start in the image")
+    if broken:
+        message = f"programs of the image that do not start: {'; '.join(broken)}"
+        there = fail(message, "set container.image to an image that has them")
+    if refused:
+        message = f"the image does not have these options of the plan: {', '.join(refused)}"
+        hint = "state the image's release: container.tensorrt_llm_version in the profile"
+        return options, there, fail(message, hint)
+    return options, there, None if broken else ok("the image's programs have every option that the plan uses")
 
 
 def _help(program: Sequence[str]) -> str | tuple[str]:

@@ -175,9 +175,8 @@ def _bandwidth(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
     between = "two nodes" if wanted.nodes > 1 else "two ranks of a node"
     hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL chooses"
     if result is None:
-        return fail(
-            f"an all-reduce between {between} {outcome.ended or 'was not tried'}: {_last(outcome)}", hint
-        )
+        said = outcome.ended or "was not tried"
+        return fail(f"an all-reduce between {between} {said}: {_last(outcome)}", hint)
     if why := error_of(result):
         return fail(f"an all-reduce between {between} fails: {why}", hint)
     sentence = f"{result['with']} moves {result['gb_per_s']:.2f} GB/s between {between}"

@@ -163,7 +163,8 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the door keeps none without a request."""
-        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+        port = int(self._place.rpartition(":")[2])
+        return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets()) > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         name = models[0] if models else ""
@@ -182,11 +183,6 @@ class OpenAIHttp:
             return [str(model["id"]) for model in listed["data"]] or self._unlisted
         except (ValueError, KeyError, TypeError):
             return self._unlisted
-
-
-def _open_connections(port: int) -> int:
-    """Return how many clients are connected to a port of this node."""
-    return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets())
 
 
 def _listening_ports(processes: Iterable[int]) -> list[int]:
