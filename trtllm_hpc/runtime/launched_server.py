@@ -84,9 +84,11 @@ class LaunchedServer:
             # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
             self.returncode = launcher_code if launcher_code is not None else 0
             return launcher_code
-        if launcher_code is None and not self._is_overdue():
-            return None
         if launcher_code is None:
+            now = time.monotonic()
+            self._ended_at = self._ended_at or now
+            if now - self._ended_at <= _AFTER_SERVER_S:
+                return None
             self.kill()
         self.returncode = code
         return code
@@ -106,11 +108,6 @@ class LaunchedServer:
         self._launcher.wait()
         if self._port is not None:
             self._port.release()
-
-    def _is_overdue(self) -> bool:
-        now = time.monotonic()
-        self._ended_at = self._ended_at or now
-        return now - self._ended_at > _AFTER_SERVER_S
 
 
 def _read_number(file: Path) -> int | None:

@@ -196,8 +196,7 @@ def descendants(root: int) -> list[int]:
 
 def stopped_descendants(root: int) -> dict[int, str]:
     """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process id."""
-    states = all_processes()
-    stopped = [pid for pid in descendants(root) if pid in states and states[pid][0] == "T"]
+    stopped = (pid for pid in descendants(root) if state_of(pid) == "T")
     return {pid: name for pid in stopped if (name := name_of(pid))}
 
 

@@ -16,7 +16,7 @@ from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST
@@ -112,11 +112,11 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         return self._script.stage
 
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job unless it has ended; without ``check`` another error is on its way, so raise none."""
+        """Cancel the job in Slurm unless it has ended."""
         try:
             Slurm(self._conf).cancel([self.run_job])
         except SubmissionError:
-            if check:
+            if check:  # otherwise another error is already on its way
                 raise
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:

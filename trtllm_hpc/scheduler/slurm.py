@@ -13,8 +13,16 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runtime.process import captured
-from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, accounted, by_id, together, whole_job
-from trtllm_hpc.scheduler.job_origin import Origin, RunJob
+from trtllm_hpc.scheduler.job_info import (
+    JobInfo,
+    JobTimes,
+    Origin,
+    RunJob,
+    accounted,
+    by_id,
+    together,
+    whole_job,
+)
 from trtllm_hpc.scheduler.reasons import names_no_nodes
 from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from trtllm_hpc.scheduler.job_info import JobInfo
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.waiting import Queue, Waiting
 
