@@ -1,11 +1,15 @@
-"""The process in front of the servers of a disaggregated run: ``trtllm-serve disaggregated``."""
+"""What the supervisor starts in front of the servers: a disaggregated front, or the gateway to Triton."""
 
 from __future__ import annotations
 
 import os
+import select
+import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
@@ -15,6 +19,10 @@ from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 _GRACE_S = 10.0
+"""For a process to let its answers end."""
+_BACKLOG = 1024
+_MOST_STARTS = 3
+"""A gateway that has ended is started so often, each time by the next request."""
 
 
 def with_addresses(
@@ -29,7 +37,7 @@ def with_addresses(
 
 
 class Front:
-    """Starts it once all servers are ready, and watches it.
+    """Starts ``trtllm-serve disaggregated`` once all servers are ready, and watches it.
 
     ``roles`` are the servers of each phase. The front listens at ``port`` of this node, and may leave a
     question unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
@@ -81,7 +89,55 @@ class Front:
         """End it."""
         if self._probe is not None:
             self._probe.end()
-        if self._process is not None:
-            self._process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_S)
+        _end(self._process)
+
+
+class Gateway:
+    """Listens at ``place`` for HAProxy, and starts the gateway with OpenAI's protocol at the first request.
+
+    Most runs never get one, and a Python with its libraries takes a second of a core and 80 MiB. The gateway
+    inherits the socket, as from inetd and systemd.
+    """
+
+    def __init__(self, paths: RunPaths, place: Path) -> None:
+        self._paths = paths
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(place))
+        self._socket.listen(_BACKLOG)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starts = 0
+
+    def tick(self) -> str | None:
+        """Start the gateway if somebody waits for it; returns a sentence once it cannot be."""
+        if self._process is not None and self._process.poll() is None:
+            return None
+        if self._socket.fileno() < 0 or not select.select([self._socket], [], [], 0)[0]:
+            return None
+        if self._starts == _MOST_STARTS:
+            code = None if self._process is None else self._process.returncode
+            self._socket.close()  # so that HAProxy refuses requests at once
+            return f"the gateway with OpenAI's protocol has ended {self._starts} times, with exit code {code}"
+        self._starts += 1
+        self._process = self._start()
+        return None
+
+    def close(self) -> None:
+        """End the gateway, which lets its answers end."""
+        _end(self._process)
+        self._socket.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        descriptor = self._socket.fileno()
+        command = [sys.executable, "-m", "trtllm_hpc", "gateway", "--run", str(self._paths.folder)]
+        log = os.open(self._paths.batch_log("gateway"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return start_bound([*command, f"--fd={descriptor}"], os.environ, log, (descriptor,))
+        finally:
+            os.close(log)
+
+
+def _end(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)

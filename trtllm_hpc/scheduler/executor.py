@@ -106,11 +106,6 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         """This job as the watcher sees it that all jobs of this cluster share in this process."""
         return SingleJobWatcher(self.run_job, _shared_watcher(self._conf))
 
-    @property
-    def stage(self) -> str:
-        """The stage whose script this is."""
-        return self._script.stage
-
     def cancel(self, check: bool = True) -> None:
         """Cancel the job in Slurm unless it has ended."""
         try:

@@ -13,8 +13,7 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps
 from trtllm_hpc.runtime.certificate import make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
-from trtllm_hpc.runtime.front import Front
-from trtllm_hpc.runtime.gateway import Gateway
+from trtllm_hpc.runtime.front import Front, Gateway
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
