@@ -123,13 +123,9 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     if code == -signal.SIGTERM:
         return ExitCode.START  # the step was ended from outside, which says nothing about MPI
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return _refuse(
-        paths,
-        expected,
-        task,
-        f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say why "
-        "(if they do not, compare the profile's mpi with `srun --mpi=list`)",
-    )
+    sentence = f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say"
+    advice = "why (if they do not, compare the profile's mpi with `srun --mpi=list`)"
+    return _refuse(paths, expected, task, f"{sentence} {advice}")
 
 
 def _wait(child: int, read_end: int, limit_s: float) -> int | None:

@@ -132,14 +132,9 @@ class RankSupervisor:
         allow_large_requests()
         if launcher is None:
             return start_bound(server.words, environment)
-        return LaunchedServer(
-            launcher,
-            server.words,
-            environment,
-            scratch,
-            self._paths.runtime,
-            chooses_port=self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch",
-        )
+        chooses = self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch"
+        runtime = self._paths.runtime
+        return LaunchedServer(launcher, server.words, environment, scratch, runtime, chooses_port=chooses)
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""

@@ -63,11 +63,9 @@ class Doors:
             words = [str(paths.script("door")), str(node), *map(str, instances)]
             self._others.append(start_bound(["bash", *words], os.environ))
         records = {node: self._record_of(node) for node in others}
-        further = {
-            name: f"{record.address}:{port}"
-            for record in records.values()
-            for name, port in record.ports.items()
-        }
+        further: dict[str, str] = {}
+        for record in records.values():
+            further |= {name: f"{record.address}:{port}" for name, port in record.ports.items()}
         local = options.leaders.get(0, ())
         self._own = Door(paths, 0, options.door, self.ports, local, further)
         folders = {instance: self._own.sockets(instance) for instance in local}
