@@ -12,7 +12,7 @@ from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.wait import wait_for_endpoint
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, add_event
+from trtllm_hpc.runtime.records import Endpoint, add_event
 
 
 @pytest.fixture
@@ -127,18 +127,6 @@ def test_a_serve_stage_that_begins_again_is_waited_for(run: RunPaths) -> None:
                 ready.write(run.endpoint)
 
         assert wait_for_endpoint(run, 3600, on_wait=on_wait) == ready
-
-
-def test_the_end_of_every_rank_ends_the_wait(run: RunPaths) -> None:
-    for rank in (0, 1):
-        RankRecord("serve", rank, 2, "1", "n", 1, 1.0).write(run.rank_record("serve", rank))
-    with pytest.raises(NotReady):
-        wait_for_endpoint(run, 0)
-    for rank in (0, 1):
-        ended = RankRecord("serve", rank, 2, "1", "n", 1, 1.0, ended_at=2.0, exit_code=rank)
-        ended.write(run.rank_record("serve", rank))
-    with pytest.raises(StartFailed, match="0: 0, 1: 1"):
-        wait_for_endpoint(run, 0)
 
 
 def test_a_run_that_has_ended_is_reported_as_such(run: RunPaths) -> None:

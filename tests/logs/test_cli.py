@@ -196,7 +196,7 @@ def test_follow_of_a_run_that_is_over_prints_and_ends(run: RunPaths) -> None:
     ]
 
 
-def test_follow_waits_for_lines_and_ends_with_the_rank(
+def test_follow_waits_for_lines_and_ends_with_the_stage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make_run(tmp_path / "run")
@@ -208,7 +208,7 @@ def test_follow_waits_for_lines_and_ends_with_the_rank(
     def end() -> None:
         with run.rank_log("serve", 1).open("a") as log:
             log.write(" and half\nlast")
-        add_rank(run, 1, ended_at=2.0, exit_code=0)
+        add_event(run, "serve", "stage_end", exit_code=0)
 
     output = followed(monkeypatch, run, "--rank", "1", meanwhile=[begin, end])
     assert output == "ready\nhalf and half\nlast\n"

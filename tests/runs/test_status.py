@@ -359,18 +359,12 @@ LOST = "rank 1 on n1: it has given no sign of life for 45 s: its node may be los
 
 
 @pytest.mark.parametrize("serve", ["RUNNING", "COMPLETING"])
-@pytest.mark.parametrize("has_door", [True, False])
-def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(
-    run_of: RunOf, serve: str, has_door: bool
-) -> None:
+def test_a_lost_server_is_named_before_slurm_knows_and_not_the_companion(run_of: RunOf, serve: str) -> None:
     paths = run_of("COMPLETED", serve, "FAILED=130:0")
     add_rank(paths, 0, ended_at=65.0, exit_code=-9, stopped_by="heartbeat", reason=LOST, blames=1)
     add_rank(paths, 1)
-    if has_door:
-        write_json(paths.instances, [])
-        status = run_status(paths)
-        assert "companion" in status.sentence, "the supervisor may start it again"
-        add_event(paths, "serve", "failed", reason=LOST)
+    assert "companion" in run_status(paths).sentence, "the supervisor may start it again"
+    add_event(paths, "serve", "failed", reason=LOST)
     status = run_status(paths)
     assert (status.state, status.exit_code) == (FAILED, START)
     assert status.sentence == (

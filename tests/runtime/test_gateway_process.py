@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.gateway import Gateway
+from trtllm_hpc.runtime.front import Gateway
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.runtime.conftest import Runtime
 from tests.upstream.llm_api import LAUNCHER, NEW_LAUNCHER
 from tests.waiting import eventually
 from trtllm_hpc.paths import write_json
-from trtllm_hpc.runtime import launcher_port
+from trtllm_hpc.runtime import launched_server
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.servers.triton import find_server
 
@@ -87,7 +87,7 @@ def test_a_launcher_that_takes_no_port_is_not_waited_for(
     tmp_path: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """From 1.3 on it announces a Unix socket."""
-    monkeypatch.setattr(launcher_port, "_CHOICE_S", 3600.0)
+    monkeypatch.setattr(launched_server, "_CHOICE_S", 3600.0)
     environment = {**os.environ, "FAKE_LAUNCH_OVER": str(tmp_path / "over"), "SLURM_PROCID": "0"}
     task = ["bash", "-c", 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60']
     start = partial(

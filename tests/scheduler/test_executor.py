@@ -137,7 +137,7 @@ def test_a_pickled_job_is_the_same_job(fake_slurm: FakeSlurm, job: RenderedJob) 
     copy = pickle.loads(pickle.dumps(job))
     fake_slurm.set("101", "RUNNING", nodes="n1")
     assert copy.get_info()["NodeList"] == "n1"
-    assert (copy.job_id, copy.stage, copy.state) == ("101", "build", "RUNNING")
+    assert (copy.job_id, copy.run_job.stage, copy.state) == ("101", "build", "RUNNING")
     assert copy.paths.stdout == job.paths.stdout
     copy.cancel()
     assert fake_slurm.state("101") == "CANCELLED by 1000"

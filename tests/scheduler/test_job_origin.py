@@ -13,7 +13,7 @@ import pytest
 from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.scheduler.job_origin import Origin, RunJob
+from trtllm_hpc.scheduler.job_info import Origin, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 
 ME, ANOTHER = os.getuid(), os.getuid() + 1

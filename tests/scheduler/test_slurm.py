@@ -11,8 +11,7 @@ from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.scheduler import slurm as module
-from trtllm_hpc.scheduler.job_info import JobInfo
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 
 

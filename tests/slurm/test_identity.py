@@ -23,7 +23,7 @@ from trtllm_hpc.sandbox import Sandbox, network, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
 from trtllm_hpc.sandbox.processes import Process
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
 pytestmark = pytest.mark.slurm

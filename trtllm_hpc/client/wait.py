@@ -11,7 +11,7 @@ from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, 
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.records import Endpoint, read_events
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 1.0
@@ -41,8 +41,7 @@ def wait_for_endpoint(
         end = serve_end(paths)
         if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
             raise end
-        is_behind_door = endpoint is not None and paths.instances.exists()
-        limit_s = max(timeout_s, _DOOR_SETTLE_S) if is_behind_door else timeout_s
+        limit_s = timeout_s if endpoint is None else max(timeout_s, _DOOR_SETTLE_S)
         left_s = limit_s - (time.monotonic() - started)
         if left_s <= 0:
             raise _not_ready(paths, endpoint, timeout_s)
@@ -55,8 +54,8 @@ def wait_for_endpoint(
 def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     """Return the error that says why there will be no server; ``None`` while one may still become ready.
 
-    There will be none if, by their events, the serve stage has ended or the build before it has failed, or if
-    by their records all ranks have ended; and if no other job waits to serve (``serve.renew``).
+    There will be none if, by their events, the serve stage has ended or the build before it has failed, and
+    no other job waits to serve (``serve.renew``).
     """
     hint = f"trtllm-hpc logs {call_name(paths)}"
     run = RunSnapshot(paths)
@@ -71,8 +70,7 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
             how = "was cancelled" if code is None else f"failed with exit code {code}"
             sentence = f"The build of run {paths.run_id} {how}, so there will be no server."
             return (RunCancelled if code is None else BuildFailed)(sentence, hint=hint)
-        ended = _ranks_end(paths)
-        return StartFailed(ended, hint=hint) if ended else None
+        return None
     code = end.data.get("exit_code")
     if code == 0:
         return StartFailed(
@@ -81,20 +79,6 @@ def serve_end(paths: RunPaths) -> TrtllmHpcError | None:
     how = "was cancelled" if code is None else f"ended with exit code {code}"
     sentence = f"The serve stage of run {paths.run_id} {how}, so there is no server."
     return (RunCancelled if code is None else StartFailed)(sentence, hint=hint)
-
-
-def _ranks_end(paths: RunPaths) -> str | None:
-    if paths.instances.exists():
-        return None  # they may be started again
-    first = RankRecord.read(paths.rank_record("serve", 0))
-    if first is None:
-        return None
-    records = [RankRecord.read(paths.rank_record("serve", rank)) for rank in range(first.world_size)]
-    ended = [record for record in records if record is not None and record.ended_at is not None]
-    if len(ended) < len(records):
-        return None
-    codes = ", ".join(f"{record.rank}: {record.exit_code}" for record in ended)
-    return f"Every rank of run {paths.run_id} has ended (exit code by rank: {codes})."
 
 
 def was_submitted(paths: RunPaths) -> bool:

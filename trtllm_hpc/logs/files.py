@@ -217,14 +217,11 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
         return []
     stage = stage_of(step)
     over = stage_over(run, stage)
-    # Behind a door an instance that has ended may be started again.
-    ends = run.instances is None
     of_stage = None if _kind(step) in _RECORDED else stage_state(run, stage)
     logs = []
     for number in sorted(ranks):
         record = records.get(number)
-        ended = over or (ends and record is not None and record.ended_at is not None)
         host = None if record is None else record.host
         state = rank_state(record, over) if of_stage is None else of_stage
-        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, ended))
+        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, over))
     return logs

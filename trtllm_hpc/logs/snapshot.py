@@ -128,7 +128,7 @@ class RunSnapshot:
 
     @cached_property
     def instances(self) -> list[dict[str, Any]] | None:
-        """The instances as the supervisor recorded them last; ``None`` for a run without a door.
+        """The instances as the supervisor recorded them last; ``None`` before it starts any.
 
         Empty if the file is damaged.
         """

@@ -11,7 +11,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.stages import watcher_of
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.stop import request_stop
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord

@@ -38,8 +38,7 @@ from trtllm_hpc.runtime.front import with_addresses
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found
 from trtllm_hpc.runtime.served_model import AUTH_KEY
-from trtllm_hpc.scheduler.job_info import JobInfo
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher

@@ -15,8 +15,7 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
-from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
 from trtllm_hpc.scheduler.slurm import Slurm

@@ -16,7 +16,6 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
-from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
@@ -216,8 +215,7 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
         return replace(serve, sentence=sentence, exit_code=code)
     begun_at = 0.0 if last is None else last.time
     given_up = any(event.name == "failed" and event.time >= begun_at for event in run.events("serve"))
-    # Behind a door the supervisor decides: it may start an instance again.
-    if not given_up and (run.instances is not None or verdict(run.ranks("serve")) is None):
+    if not given_up:
         return None
     return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
 

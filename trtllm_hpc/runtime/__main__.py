@@ -59,170 +59,137 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", type=Path, help="run folder, if it does not contain this file")
     commands = parser.add_subparsers(required=True, dest="command")
     _add_stage_commands(commands)
-    _add_preparation_commands(commands)
     _add_check_commands(commands)
     _add_server_commands(commands)
     _add_companion_commands(commands)
     return parser
 
 
-def _add_stage_commands(commands: _Commands) -> None:
-    """Add what the batch scripts run at the begin and end of a stage, and between two jobs that serve."""
-    begin = commands.add_parser("begin", help="record that a stage begins")
-    begin.add_argument("stage", choices=STAGES)
+_WORD: dict[str, Any] = {"required": True}
+_NUMBER: dict[str, Any] = {"type": int, "required": True}
+_FILE: dict[str, Any] = {"type": Path, "required": True}
+_FLAG: dict[str, Any] = {"action": "store_true"}
+_MAYBE_WORD: dict[str, Any] = {}
+_MAYBE_FILE: dict[str, Any] = {"type": Path}
+_MAYBE_SECONDS: dict[str, Any] = {"type": float}
 
-    end = commands.add_parser("end", help="record that a stage has ended")
+
+def _add(commands: _Commands, name: str, purpose: str, **options: dict[str, Any]) -> argparse.ArgumentParser:
+    """Add a command with its options; where these become a dataclass, its fields say what they mean."""
+    command = commands.add_parser(name, help=purpose)
+    for option, how in options.items():
+        command.add_argument(f"--{option.replace('_', '-')}", **how)
+    return command
+
+
+def _add_stage_commands(commands: _Commands) -> None:
+    """Add what the batch scripts run before the server starts."""
+    begin = _add(commands, "begin", "record that a stage begins")
+    begin.add_argument("stage", choices=STAGES)
+    end = _add(commands, "end", "record that a stage has ended")
     end.add_argument("stage", choices=STAGES)
     end.add_argument("exit_code", type=int)
-
-    follow = commands.add_parser("follow", help="prepare to serve after another job; fails if it is not to")
-    follow.add_argument("--job", required=True, help="the job before")
-    follow.add_argument("--state", required=True, help="its state in Slurm")
-
-    following = commands.add_parser("next", help="record the job that is to serve after this one")
+    # The job before this one, and its state in Slurm.
+    purpose = "prepare to serve after another job; fails if it is not to"
+    _add(commands, "follow", purpose, job=_WORD, state=_WORD)
+    following = _add(commands, "next", "record the job that is to serve after this one")
     following.add_argument("job", help="empty if Slurm refused it")
-
-    unwanted = commands.add_parser("unwanted", help="print the next job's id if it is not to serve any more")
+    unwanted = _add(commands, "unwanted", "print the next job's id if it is not to serve any more")
     unwanted.add_argument("exit_code", type=int)
-
-    exclude = commands.add_parser(
-        "exclude", help="keep the next job from nodes at fault; prints what scontrol is to change"
-    )
-    exclude.add_argument("--job", required=True, help="the job whose server has ended")
-    exclude.add_argument("--state", default="", help="its state in Slurm")
-
-    commands.add_parser("excluded", help="print sbatch's option that keeps the next job from such nodes")
-
-    commands.add_parser("placed", help="fail if this job has a node that it should not have")
-
-
-def _add_preparation_commands(commands: _Commands) -> None:
-    """Add what the batch scripts run before the server starts."""
-    commands.add_parser("engine", help="build the engine, or find it in the cache")
-
-    checkpoint = commands.add_parser("gpus-per-node", help="write the GPUs of a node into a checkpoint")
+    # The job whose server has ended, and its state in Slurm.
+    purpose = "keep the next job from nodes at fault; prints what scontrol is to change"
+    _add(commands, "exclude", purpose, job=_WORD, state={"default": ""})
+    _add(commands, "excluded", "print sbatch's option that keeps the next job from such nodes")
+    _add(commands, "placed", "fail if this job has a node that it should not have")
+    _add(commands, "engine", "build the engine, or find it in the cache")
+    checkpoint = _add(commands, "gpus-per-node", "write the GPUs of a node into a checkpoint")
     checkpoint.add_argument("gpus", type=int)
     checkpoint.add_argument("checkpoint", type=Path, nargs="+")
-
-    quantize = commands.add_parser("quantize", help="quantize a checkpoint for the LLM API on PyTorch")
-    quantize.add_argument("--model", type=Path, required=True)
-    quantize.add_argument("--output", type=Path, required=True)
-    quantize.add_argument("--method", required=True)
-    quantize.add_argument("--kv-cache")
-    quantize.add_argument("--calibration-dataset", type=Path)
-    quantize.add_argument("--calibration-size", type=int, default=512)
-    quantize.add_argument("--batch-size", type=int, default=1)
-
-    leader = commands.add_parser("leader", help="print address, three server ports and the rendezvous port")
-    leader.add_argument("--interface")
-    leader.add_argument("--loopback", action="store_true")
-
-    preflight = commands.add_parser("preflight", help="compare the world of ranks with the plan")
-    preflight.add_argument("--world-size", type=int, required=True)
-    preflight.add_argument("--ranks-per-node", type=int, required=True)
-    preflight.add_argument("--gpus-per-node", type=int, required=True)
-    preflight.add_argument("--component", type=int, default=0, help="of a heterogeneous job")
-    preflight.add_argument("--phase", help="of disaggregated serving, on the nodes of that component")
-    preflight.add_argument(
-        "--engine", type=Path, action="append", default=[], help="an engine that is served"
+    _add(
+        commands,
+        "quantize",
+        "quantize a checkpoint for the LLM API on PyTorch",
+        **dict.fromkeys(("model", "output"), _FILE),
+        method=_WORD,
+        kv_cache=_MAYBE_WORD,
+        calibration_dataset=_MAYBE_FILE,
+        calibration_size={"type": int, "default": 512},
+        batch_size={"type": int, "default": 1},
     )
-    preflight.add_argument(
-        "--engine-ranks", type=int, action="append", default=[], help="each engine's ranks"
+    purpose = "print address, three server ports and the rendezvous port"
+    _add(commands, "leader", purpose, interface=_MAYBE_WORD, loopback=_FLAG)
+    _add(
+        commands,
+        "preflight",
+        "compare the world of ranks with the plan",
+        **dict.fromkeys(("world_size", "ranks_per_node", "gpus_per_node"), _NUMBER),
+        component={"type": int, "default": 0},
+        engine={"type": Path, "action": "append", "default": []},
+        engine_ranks={"type": int, "action": "append", "default": []},
+        paged_context_for={"dest": "paged_context"},
+        program={"action": "append", "default": [], "dest": "programs"},
+        **dict.fromkeys(("phase", "release"), _MAYBE_WORD),
+        **dict.fromkeys(("tokenizer", "model"), _MAYBE_FILE),
+        without_mpi=_FLAG,
     )
-    preflight.add_argument("--release", help="TensorRT-LLM that the plan is for")
-    preflight.add_argument("--tokenizer", type=Path, help="its folder, if the engine has none")
-    preflight.add_argument(
-        "--paged-context-for", metavar="KEY", help="key that needs paged context attention"
-    )
-    preflight.add_argument("--model", type=Path, help="folder of a model that the server loads itself")
-    preflight.add_argument(
-        "--program", action="append", default=[], help="what must be on PATH for the server to start"
-    )
-    preflight.add_argument("--without-mpi", action="store_true")
-
-    spawns = commands.add_parser("spawns", help="fail unless processes can be spawned by MPI")
-    spawns.add_argument("--launcher", required=True, help="what started this: srun or mpirun")
+    spawns = _add(commands, "spawns", "fail unless processes can be spawned by MPI", launcher=_WORD)
     spawns.add_argument("--last", action="store_true", help="nothing else is tried")
-
-    repository = commands.add_parser("repository", help="make the model repository from templates")
-    repository.add_argument("--all-models", type=Path, required=True)
+    _add(commands, "repository", "make the model repository from templates", all_models=_FILE)
 
 
 def _add_check_commands(commands: _Commands) -> None:
     """Add what the job of ``doctor --on-nodes`` runs."""
-    check = commands.add_parser("node-check", help="one part of doctor --on-nodes")
+    check = _add(commands, "node-check", "one part of doctor --on-nodes")
     check.add_argument("part", choices=PARTS)
     check.add_argument("--child", action="store_true", help="do what may abort the process")
-
-    commands.add_parser("unattended", help="wait until doctor --on-nodes no longer waits for this job")
+    _add(commands, "unattended", "wait until doctor --on-nodes no longer waits for this job")
 
 
 def _add_server_commands(commands: _Commands) -> None:
     """Add what every rank runs, and the cleanup after it."""
-    rank = commands.add_parser("rank", help="run one rank's server and watch it")
-    rank.add_argument("--rank", type=int, required=True)
-    rank.add_argument("--world-size", type=int, required=True)
-    rank.add_argument("--ranks-per-node", type=int, required=True)
-    rank.add_argument("--prefix", required=True)
-    rank.add_argument("--ready-timeout-seconds", type=float, required=True)
-    rank.add_argument("--hang-seconds", type=float)
-    rank.add_argument("--spec", type=Path, required=True, help="how the server is started: server.json")
-    rank.add_argument("--launcher", help="in place of the specification's")
-    rank.add_argument("--step", default="serve", help="name of its logs and records")
-
-    instances = commands.add_parser("instances", help="open the door, run all instances and watch them")
-    instances.add_argument("--count", type=int, required=True)
-    instances.add_argument("--minimum", type=int, required=True)
-    instances.add_argument("--restarts", type=int, required=True)
-    _add_door_options(instances)
-    instances.add_argument("--key", action="store_true", help="ask for a key")
-    instances.add_argument("--tls", action="store_true", help="encrypt")
-    instances.add_argument("--certificate", type=Path, help="a given one with its private key")
-    instances.add_argument(
-        "--leaders", type=_leaders, required=True, help="NODE:INSTANCE,INSTANCE of each node"
+    _add(
+        commands,
+        "rank",
+        "run one rank's server and watch it",
+        **dict.fromkeys(("rank", "world_size", "ranks_per_node"), _NUMBER),
+        prefix=_WORD,
+        ready_timeout_seconds={"type": float, "required": True},
+        hang_seconds=_MAYBE_SECONDS,
+        spec=_FILE,
+        launcher=_MAYBE_WORD,
+        step={"default": "serve"},
     )
-    instances.add_argument(
-        "--roles", type=_numbers, default={}, help="PHASE:SERVER,SERVER of a disaggregated run"
+    of_door = {"program": _MAYBE_WORD, "kinds": {"default": ""}, "interface": _MAYBE_WORD, "loopback": _FLAG}
+    _add(
+        commands,
+        "instances",
+        "open the door, run all instances and watch them",
+        **dict.fromkeys(("count", "minimum", "restarts"), _NUMBER),
+        **of_door,
+        **dict.fromkeys(("key", "tls"), _FLAG),
+        certificate=_MAYBE_FILE,
+        leaders={"type": _leaders, "required": True, "help": "NODE:INSTANCE,INSTANCE of each node"},
+        roles={"type": _numbers, "default": {}, "help": "PHASE:SERVER,SERVER of a disaggregated run"},
+        drain_seconds={"type": float, "default": 0.0},
+        **dict.fromkeys(
+            ("companion_start_seconds", "companion_silence_seconds", "hang_seconds"), _MAYBE_SECONDS
+        ),
     )
-    instances.add_argument("--drain-seconds", type=float, default=0.0)
-    instances.add_argument("--companion-start-seconds", type=float)
-    instances.add_argument("--companion-silence-seconds", type=float)
-    instances.add_argument("--hang-seconds", type=float)
-
-    door = commands.add_parser("door", help="run the door of a further node")
-    door.add_argument("--node", type=int, required=True)
-    _add_door_options(door)
+    door = _add(commands, "door", "run the door of a further node", node=_NUMBER, **of_door)
     door.add_argument("instances", type=int, nargs="+")
-
-    launched = commands.add_parser("launched", help="start the server as the task of trtllm-llmapi-launch")
-    launched.add_argument("--scratch", type=Path, required=True)
-
-    alone = commands.add_parser("alone", help="run a program for which MPI starts alone")
+    _add(commands, "launched", "start the server as the task of trtllm-llmapi-launch", scratch=_FILE)
+    alone = _add(commands, "alone", "run a program for which MPI starts alone")
     alone.add_argument("program", nargs=argparse.REMAINDER)
-
-    sweep = commands.add_parser("sweep", help="remove what killed ranks left on this node")
+    sweep = _add(commands, "sweep", "remove what killed ranks left on this node")
     sweep.add_argument("prefix")
-
-    spawn = commands.add_parser("spawn", help="start tasks on this machine, as srun does on a cluster")
-    spawn.add_argument("--ntasks", type=int, required=True)
-    spawn.add_argument("--output", required=True)
+    purpose = "start tasks on this machine, as srun does on a cluster"
+    spawn = _add(commands, "spawn", purpose, ntasks=_NUMBER, output=_WORD)
     spawn.add_argument("task", nargs=argparse.REMAINDER)
 
 
-def _add_door_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--program", help="HAProxy; without it there is no door")
-    command.add_argument("--kinds", default="", help="what the door listens for, separated by commas")
-    command.add_argument("--interface")
-    command.add_argument("--loopback", action="store_true")
-
-
 def _add_companion_commands(commands: _Commands) -> None:
-    stop = commands.add_parser("stop", help="request the server to stop")
-    stop.add_argument("--by", required=True)
-    stop.add_argument("--reason", required=True)
-
-    heartbeat = commands.add_parser("heartbeat", help="show the server that the companion is alive")
-    heartbeat.add_argument("--while-pid", type=int, required=True)
+    _add(commands, "stop", "request the server to stop", by=_WORD, reason=_WORD)
+    _add(commands, "heartbeat", "show the server that the companion is alive", while_pid=_NUMBER)
 
 
 # Each command imports its own module: `runtime leader` must not pay for the others.
@@ -261,8 +228,6 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
             ranks = options.engine_ranks or [options.world_size] * len(options.engine)
             options.engines = tuple(zip(options.engine, ranks, strict=True))
-            options.paged_context = options.paged_context_for
-            options.programs = tuple(options.program)
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
         case "node-check":

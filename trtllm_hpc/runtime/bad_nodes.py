@@ -92,10 +92,7 @@ def bad_nodes(paths: RunPaths) -> tuple[BadNode, ...]:
 
 
 def exclude_option(paths: RunPaths) -> str:
-    """Return the option that keeps them, and those that the script names itself, out; may be empty.
-
-    On sbatch's command line it replaces the script's own.
-    """
+    """Return sbatch's option that excludes them and what the script itself excludes, which it replaces."""
     nodes = _excluded(bad_nodes(paths))
     own = _options(paths).get("exclude")
     return f"--exclude={','.join([*([own] if own else []), *nodes])}" if nodes else ""
@@ -126,10 +123,9 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
 
 
 def exclude(paths: RunPaths, hosts: Mapping[str, str], *, job_id: str, pools: Sequence[Pool]) -> bool:
-    """Keep these hosts from the run's next server, and record that; returns whether that is news.
+    """Keep hosts that ended job ``job_id`` from the run's next server; returns whether that is news.
 
-    The job of ``job_id`` has ended because of them. Of each of ``pools``, the server's partitions, as many
-    nodes must stay as it needs.
+    Of each of ``pools``, the server's partitions, as many nodes must stay as the server needs.
     """
     names = {host: node for pool in pools for host, node in pool.names.items()}
     options = _options(paths)
@@ -214,7 +210,6 @@ def _without_end(records: list[RankRecord]) -> dict[str, str]:
 
 
 def _last_match(pattern: re.Pattern[bytes], file: Path) -> re.Match[bytes] | None:
-    """Return the last match near the end of a log."""
     try:
         with file.open("rb") as log:
             log.seek(max(0, file.stat().st_size - _TAIL_BYTES))

@@ -20,10 +20,7 @@ _CERTIFICATE = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE--
 
 
 def make_certificate(paths: RunPaths, address: str) -> None:
-    """Write a certificate for this host and address, signed by itself, and its private key.
-
-    Raises StartFailed if ``openssl`` is missing, or has failed.
-    """
+    """Write a self-signed certificate for this host, and its key; raises StartFailed if ``openssl`` fails."""
     names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:{socket.gethostname()},DNS:localhost"
     key = paths.certificate_key.with_suffix(".key")
     try:
@@ -42,8 +39,7 @@ def make_certificate(paths: RunPaths, address: str) -> None:
 def take_certificate(paths: RunPaths, given: Path) -> str:
     """Let the door show a given certificate; returns the name that it is for.
 
-    Its private key stays where it is. Raises StartFailed if the file cannot be read or does not hold both, or
-    there is no ``openssl``.
+    Its private key stays where it is. Raises StartFailed without both in the file, or without ``openssl``.
     """
     hint = "serve.certificate is one PEM file with the certificate and its private key"
     try:
@@ -68,7 +64,6 @@ def fingerprint(certificate: Path) -> str:
 
 
 def _name(certificate: Path) -> str:
-    """Return a name that a certificate is for."""
     try:
         said = _openssl("x509", "-in", str(certificate), "-noout", "-subject", "-ext", "subjectAltName")
     except (OSError, subprocess.CalledProcessError) as error:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
+from trtllm_hpc.errors import FAIL, Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.runtime.engine_config import EngineConfig
-from trtllm_hpc.runtime.node import free_space, mount_of
+from trtllm_hpc.runtime.node import SCRATCH, SHM, free_space, mount_of
 
 MIN_SHM_GIB_PER_RANK = 0.25
 """The Python backend alone takes tens of MiB a model; Docker's default of 64 MiB is too little."""
@@ -199,6 +199,13 @@ def disk_space(host: str, what: str, folder: Path) -> Diagnostic:
         message = f"{name} on {host} has {free_mib:.1f} MiB free, but {MIN_FREE_MIB} MiB are needed"
         return fail(message, "free space there, or ask the site for more")
     return ok(f"{name} on {host} has {free_mib:,.0f} MiB free")
+
+
+def full_file_system(host: str, run_folder: Path) -> Diagnostic | None:
+    """Return what is wrong with a node's file systems: on a full one MPI would fail without saying so."""
+    folders = (("the run folder", run_folder), ("/tmp", SCRATCH), ("/dev/shm", SHM))
+    found = (disk_space(host, what, folder) for what, folder in folders)
+    return next((it for it in found if it.state == FAIL), None)
 
 
 def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:

@@ -1,9 +1,9 @@
 """The door: HAProxy between everybody and the servers.
 
-A server listens on Unix sockets in a folder that no other user may enter. HAProxy listens on the network,
-asks for the run's key, and passes on what has it. The door on the job's first node stands in front of all
-instances; other nodes on which an instance's leader runs have a door of their own, with the same key, to
-which the first one passes requests on. The configurations are rendered with the other scripts.
+Servers listen on Unix sockets in a folder that no other user may enter. HAProxy listens on the network, asks
+for the run's key, and passes requests on: on the job's first node to all instances, through a door with the
+same key on each other node that has an instance's leader. The configurations are rendered with the other
+scripts.
 """
 
 from __future__ import annotations
@@ -115,25 +115,16 @@ class Door:
             **{f"TRTLLM_HPC_{name.upper()}": where for name, where in servers.items()},
         }
         self._log = os.open(paths.batch_log("door"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._process = self._start()
+        self.process = self._start()
+        """HAProxy."""
 
     def is_open(self) -> bool:
         """Return whether HAProxy runs."""
-        return self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The process of HAProxy."""
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int:
-        """The exit code of HAProxy, once it has ended."""
-        return self._process.returncode
+        return self.process.poll() is None
 
     def restart(self) -> None:
         """Start HAProxy again after it has ended."""
-        self._process = self._start()
+        self.process = self._start()
 
     @property
     def gateway(self) -> Path:
@@ -158,7 +149,7 @@ class Door:
     def drain(self) -> None:
         """Let nobody in any more; HAProxy ends once the open requests have ended."""
         # HAProxy's "soft stop": no new connections, open ones may finish.
-        self._process.send_signal(signal.SIGUSR1)
+        self.process.send_signal(signal.SIGUSR1)
 
     def remove_folder(self) -> None:
         """Remove the sockets: what is open goes on, and no request comes through any more."""
@@ -169,9 +160,9 @@ class Door:
         self.drain()
         self.remove_folder()  # Slurm may kill this process before that moment is over
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_S)
-        self._process.kill()
-        self._process.wait()
+            self.process.wait(_GRACE_S)
+        self.process.kill()
+        self.process.wait()
         os.close(self._log)
         self.remove_folder()
         os.close(self._owned)
@@ -188,20 +179,16 @@ class Door:
         return int(self.sockets(instance).with_suffix(".port").read_text(encoding="utf-8"))
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
-        if self._kinds == OPENAI_KINDS:
-            return self._local_ports(instances)
         found = {}
+        if self._kinds == OPENAI_KINDS:
+            for instance, port in zip(instances, free_ports(len(instances)), strict=True):
+                write_text(self.folder / f"{instance}.port", f"{port}\n")
+                found[f"openai_{instance}"] = f"127.0.0.1:{port}"
+            return found
         for instance in instances:
             for kind in TRITON_KINDS:
                 where = f"unix@{self.sockets(instance)}/{kind}"
                 found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
-        return found
-
-    def _local_ports(self, instances: Sequence[int]) -> dict[str, str]:
-        found = {}
-        for instance, port in zip(instances, free_ports(len(instances)), strict=True):
-            write_text(self.folder / f"{instance}.port", f"{port}\n")
-            found[f"openai_{instance}"] = f"127.0.0.1:{port}"
         return found
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -1,8 +1,7 @@
 """An engine's ``config.json``.
 
-Two layouts: releases before 0.8 (``build.py``) write ``builder_config`` and
-``plugin_config``, later ones ``pretrained_config`` and ``build_config``. The
-C++ runtime tells them apart in the same way (``gptJsonConfig.cpp``).
+Releases before 0.8 (``build.py``) write ``builder_config`` and ``plugin_config``, later ones
+``pretrained_config`` and ``build_config``, by which the C++ runtime knows them, too (``gptJsonConfig.cpp``).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from trtllm_hpc.paths import write_json
 
 DEFAULT_GPUS_PER_NODE = 8
 """What the C++ runtime assumes if the engine has no number (``WorldConfig::kDefaultGpusPerNode``)."""
-
 
 _LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
 _GATHER = ("gather_context_logits", "gather_generation_logits")
@@ -154,12 +152,11 @@ def _shared(build: Mapping[str, Any], plugins: Mapping[str, Any]) -> dict[str, A
 
 
 def set_gpus_per_node(checkpoints: Sequence[Path], gpus: int) -> None:
-    """Write the GPUs of a node into the ``config.json`` of converted checkpoints.
+    """Write the GPUs of a node into the ``config.json`` of converted checkpoints; raises BuildFailed.
 
     The build copies ``mapping`` into the engine (``Mapping.to_dict`` and ``from_dict``,
     tensorrt_llm/mapping.py), where the runtime derives a rank's device from it. Until 1.1 an option of
-    ``trtllm-build`` set it. Raises BuildFailed if the conversion has left no ``config.json`` that can be
-    read.
+    ``trtllm-build`` set it.
     """
     for checkpoint in checkpoints:
         file = checkpoint / "config.json"

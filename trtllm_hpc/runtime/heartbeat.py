@@ -59,8 +59,6 @@ class Heartbeat:
 
 @dataclass
 class _Seen:
-    """What a reader knows of one rank."""
-
     content: str
     changes: int = 0
     silent_s: float = 0.0

@@ -1,21 +1,20 @@
 """Start a server through a launcher: ``trtllm-llmapi-launch``, or Open MPI's ``mpirun``.
 
-TensorRT-LLM's launcher joins the ranks of the LLM API. It splits the server's command line
-at every space, removes ``SLURM_*`` and MPI's variables from the server's environment, passes
-no signal on, and does not end when the server fails
-(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it is given this module to
-start, under names without spaces, which starts the server and records its process id and exit.
-
-The same for Open MPI's ``mpirun``, through which an orchestrator's server can spawn its workers: it kills all
-that it has started when one of them fails.
+TensorRT-LLM's launcher splits the server's command line at every space, removes ``SLURM_*`` and MPI's
+variables, passes no signal on, and does not end when the server fails
+(``tensorrt_llm/llmapi/trtllm-llmapi-launch``, 0.19 to 1.2). So it starts this module, under names without
+spaces, which starts the server and records its process id and exit. ``mpirun``, for an orchestrator's server
+that spawns workers, kills all others when one fails.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,22 @@ from pathlib import Path
 
 from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.launcher_port import LauncherPort, note_port
 from trtllm_hpc.runtime.process import on_signals, start_bound
 
 _AFTER_SERVER_S = 5.0
 """How long the launcher may take to end its workers after the server has ended."""
+# Files in the rank's scratch folder, through which the two processes communicate.
+_COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
+
+_ADDRESS = "TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR"
+_LOCK = "\0trtllm-hpc-launcher"
+"""An abstract Unix socket: of the network namespace, as ports are, for all users; it ends with a process."""
+_PORT_FILE = "launcher_port.json"
+_TURN_S = 30.0
+"""How long to wait for other launchers. After that two may take one port, which fails with a clear cause."""
+_CHOICE_S = 10.0
+"""How long a launcher may take to choose."""
+_PAUSE_S = 0.05
 
 
 class LaunchedServer:
@@ -74,9 +84,11 @@ class LaunchedServer:
             # Negative, above 128 or plain: the launcher is a shell script and reports signals as shells do.
             self.returncode = launcher_code if launcher_code is not None else 0
             return launcher_code
-        if launcher_code is None and not self._is_overdue():
-            return None
         if launcher_code is None:
+            now = time.monotonic()
+            self._ended_at = self._ended_at or now
+            if now - self._ended_at <= _AFTER_SERVER_S:
+                return None
             self.kill()
         self.returncode = code
         return code
@@ -96,15 +108,6 @@ class LaunchedServer:
         self._launcher.wait()
         if self._port is not None:
             self._port.release()
-
-    def _is_overdue(self) -> bool:
-        now = time.monotonic()
-        self._ended_at = self._ended_at or now
-        return now - self._ended_at > _AFTER_SERVER_S
-
-
-# Files in the rank's scratch folder, through which the two processes communicate.
-_COMMAND, _PID, _EXIT = "server.json", "server.pid", "server.exit"
 
 
 def _read_number(file: Path) -> int | None:
@@ -127,3 +130,54 @@ def run_launched(scratch: Path) -> int:
     code = server.wait()
     write_json(scratch / _EXIT, code)
     return code if code >= 0 else 128 - code
+
+
+class LauncherPort:
+    """The port through which ``trtllm-llmapi-launch`` joins its ranks, held against other launchers.
+
+    Waits for its turn when made; the launcher is started after that, and ``hold`` called.
+
+    The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
+    process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of its own
+    instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same port.
+    So launchers start one after the other, and each port is held as long as this process lives: by a socket
+    that is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option, finds the
+    port taken; ZeroMQ, with which the process binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
+
+    Args:
+        scratch: the rank's own folder.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._file = scratch / _PORT_FILE
+        self._held = socket.socket()
+        self._turn = socket.socket(socket.AF_UNIX)
+        deadline = time.monotonic() + _TURN_S
+        while time.monotonic() < deadline:
+            try:
+                self._turn.bind(_LOCK)
+                return
+            except OSError:
+                time.sleep(_PAUSE_S)
+
+    def hold(self) -> None:
+        """Hold the port that the launcher has chosen, if it takes one, and let the next launcher begin."""
+        deadline = time.monotonic() + _CHOICE_S
+        while (port := read_json(self._file)) is None and time.monotonic() < deadline:
+            time.sleep(_PAUSE_S)
+        if port:
+            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):  # it listens already
+                self._held.bind(("", port))
+        self._turn.close()
+
+    def release(self) -> None:
+        """Let go of the port."""
+        self._turn.close()
+        self._held.close()
+
+
+def note_port(scratch: Path) -> None:
+    """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
+    found = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
+    write_json(scratch / _PORT_FILE, 0 if found is None else int(found[1]))

@@ -17,7 +17,8 @@ from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import ServerFaults
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.records import JsonRecord
-from trtllm_hpc.runtime.server_spec import RankOptions, ServerDriver
+from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.servers import ServerDriver
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ class ReadyRecord(JsonRecord):
 
 
 class Leader:
-    """Waits until the server is ready, and watches it. ``tick`` is called a few times a second.
-
-    The record of its readiness is for the run's supervisor, which publishes the endpoint.
-    """
+    """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
 
     def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
         self._ready_record = paths.ready_record(options.step)

@@ -17,8 +17,8 @@ _GRACE_S = 10.0
 def run_tasks(command: Sequence[str], ntasks: int, output: str) -> int:
     """Run ``ntasks`` copies of a command; returns the first non-zero exit code.
 
-    Each task gets its rank as ``TRTLLM_HPC_PROCID`` and writes to ``output``
-    with ``%t`` replaced by it. A task that fails ends the others.
+    Each task gets its rank as ``TRTLLM_HPC_PROCID``, which replaces ``%t`` in ``output``, its log. A task
+    that fails ends the others.
     """
     signals: list[str] = []
     on_signals(signals.append)

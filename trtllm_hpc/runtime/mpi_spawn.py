@@ -10,6 +10,7 @@ import sys
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import add_event
 
 TIMEOUT_S = 60.0
@@ -28,11 +29,8 @@ spawned.Disconnect()
 def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
     """Spawn one process that does nothing, and report whether that works; returns 0, or START.
 
-    In a process of its own: an MPI that cannot may end its process, or wait for ever.
-
-    Args:
-        launcher: what started this process: ``srun`` or ``mpirun``.
-        is_last: whether nothing else is tried after this.
+    In a process of its own: an MPI that cannot may end its process, or wait for ever. ``launcher`` (``srun``
+    or ``mpirun``) started this process; with ``is_last`` no other is tried.
     """
     reason = _obstacle()
     add_event(paths, "serve", "spawn", launcher=launcher, works=reason is None, obstacle=reason)
@@ -54,15 +52,7 @@ def check_spawn(paths: RunPaths, launcher: str, *, is_last: bool) -> int:
 def _obstacle() -> str | None:
     """Return why nothing could be spawned; ``None`` if it could."""
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PARENT],
-            check=False,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-        )
+        done = captured([sys.executable, "-c", _PARENT], TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"nothing had happened after {TIMEOUT_S:.0f} s"
     if done.returncode == 0:

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import os
 import random
+import resource
 import shutil
 import socket
 import struct
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.runtime.process import output_of
-from trtllm_hpc.runtime.python_environment import environment_of
+from trtllm_hpc.runtime.python_backend import environment_of
 
 _SIOCGIFADDR = 0x8915
 """ioctl that returns an interface's IPv4 address (netdevice(7))."""
@@ -26,9 +27,6 @@ _NVIDIA_SMI_TIMEOUT_S = 30
 SHM = Path("/dev/shm")
 SCRATCH = Path("/tmp")
 """Where a rank makes its scratch folder; short and without spaces on every node."""
-
-
-# Network ----------------------------------------------------------------------------------
 
 
 def interface_address(interface: str) -> str | None:
@@ -80,11 +78,15 @@ def step_tasks() -> int | None:
     return int(told) if told.isdigit() else None
 
 
-def free_ports(count: int) -> list[int]:
-    """Return different ports that can be bound on this node now.
+def task_number() -> int:
+    """Return the number of this task in its step."""
+    return int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
 
-    They are drawn at random, so that two jobs that start on one node in the same second hardly ever draw the
-    same ones. Raises SystemExit if there are not enough.
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports that can be bound on this node now; raises SystemExit if there are too few.
+
+    Drawn at random, so that two jobs that start in the same second hardly ever draw the same.
     """
     draw = random.Random(os.urandom(16))
     found: list[int] = []
@@ -102,14 +104,8 @@ def free_ports(count: int) -> list[int]:
     )
 
 
-# GPUs -------------------------------------------------------------------------------------
-
-
 def query_gpus(*fields: str) -> list[str]:
-    """Return fields of each GPU that this process may use, a line with commas each, from ``nvidia-smi``.
-
-    Nothing is returned without a GPU, without ``nvidia-smi``, or if it does not answer in time.
-    """
+    """Return a line of fields for each GPU of this process; none if ``nvidia-smi`` does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -119,13 +115,16 @@ def query_gpus(*fields: str) -> list[str]:
     return [line.strip() for line in (output_of(command, _NVIDIA_SMI_TIMEOUT_S) or "").splitlines()]
 
 
-# Shared memory and scratch folders --------------------------------------------------------
-
-
 def shm_free_gib() -> float:
     """Return the free space in /dev/shm, in GiB."""
     statistics = os.statvfs(SHM)
     return statistics.f_bavail * statistics.f_frsize / 2**30
+
+
+def locked_memory_kib() -> int | None:
+    """Return the soft limit on locked memory; ``None`` is unlimited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft // 1024
 
 
 def free_space(folder: Path) -> tuple[float, int | None]:
@@ -145,8 +144,7 @@ def mount_of(folder: Path) -> Path:
 def make_private(prefix: str) -> None:
     """Let no other user read this node's shared memory that begins with ``prefix``.
 
-    Triton's Python backend passes prompts through it, and makes it readable for
-    everybody whatever the umask (Boost.Interprocess sets the mode itself).
+    Triton's Python backend passes prompts through it, and lets everybody read it (Boost.Interprocess).
     """
     for region in SHM.glob(f"{glob.escape(prefix)}*"):
         # One with such a name may be somebody else's, who wants to be in the way.

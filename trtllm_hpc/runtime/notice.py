@@ -33,20 +33,14 @@ def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threa
 def notify_end(paths: RunPaths, stage: str, exit_code: int) -> None:
     """Tell that a stage has failed, or that the server has ended and no other job goes on with it."""
     if exit_code:
-        reasons = [event.data["reason"] for event in read_events(paths, stage) if "reason" in event.data]
+        reasons = [it.data["reason"] for it in read_events(paths, stage) if "reason" in it.data]
         why = f": {reasons[-1]}" if reasons else ""
-        sender = notify(
-            paths,
-            "failed",
-            f"stage {stage} has failed (exit code {exit_code}){why}",
-            stage=stage,
-            exit_code=exit_code,
-        )
+        event, sentence = "failed", f"stage {stage} has failed (exit code {exit_code}){why}"
     elif stage == "serve" and not _goes_on(paths):
-        sender = notify(paths, "ended", "the server has ended", stage=stage, exit_code=exit_code)
+        event, sentence = "ended", "the server has ended"
     else:
-        sender = None
-    if sender is not None:
+        return
+    if sender := notify(paths, event, sentence, stage=stage, exit_code=exit_code):
         sender.join(TIMEOUT_S)  # the job ends after this
 
 

@@ -1,32 +1,30 @@
 """The preflight: is the world of ranks what the plan says?
 
-It runs as a step of its own with one task for each rank, and is the only code that
-initialises MPI: a process that has done so must not start a server.
+A step of its own with a task for each rank: a process that has initialised MPI must not start a server.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import select
 import shutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.errors import FAIL, WARN, Diagnostic, ExitCode, StartFailed, fail
 from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
-    disk_space,
     engine_files,
     engine_gpus_per_node,
     engine_version,
     engine_world,
+    full_file_system,
     installed_versions,
     locked_memory,
     model_there,
@@ -38,7 +36,7 @@ from trtllm_hpc.runtime.checks import (
     tokenizer_files,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import SCRATCH, SHM, query_gpus, shm_free_gib, step_tasks
+from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -68,7 +66,7 @@ class Expected:
     """The key in the job file that needs an engine with paged context attention."""
     model: Path | None = None
     """Folder of the model, if the server loads it itself."""
-    programs: tuple[str, ...] = ()
+    programs: Sequence[str] = ()
     """What must be there for the server to start."""
     component: int = 0
     """Of a heterogeneous job, whose nodes this preflight looks at."""
@@ -107,7 +105,7 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     process, and one that waits for a peer does so in C code, where Python runs no signal
     handler. The parent is left to report that in one sentence.
     """
-    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
+    task = task_number()
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,13 +123,9 @@ def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int
     if code == -signal.SIGTERM:
         return ExitCode.START  # the step was ended from outside, which says nothing about MPI
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return _refuse(
-        paths,
-        expected,
-        task,
-        f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say why "
-        "(if they do not, compare the profile's mpi with `srun --mpi=list`)",
-    )
+    sentence = f"MPI ended its process ({how}) before the ranks were joined; its own messages in the log say"
+    advice = "why (if they do not, compare the profile's mpi with `srun --mpi=list`)"
+    return _refuse(paths, expected, task, f"{sentence} {advice}")
 
 
 def _wait(child: int, read_end: int, limit_s: float) -> int | None:
@@ -146,19 +140,15 @@ def _wait(child: int, read_end: int, limit_s: float) -> int | None:
 
 def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mpi: bool) -> int:
     started_at = time.time()
-    full = _full_file_system(paths)
+    full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
-        return _refuse(paths, expected, task, full)
+        return _refuse(paths, expected, task, _sentence(full))
     gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
-    found = replace(
-        _look(ranks.Get_rank(), ranks.Get_size(), task, library, gpu_models),
-        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
-        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
-    )
+    found = _look(ranks, task, expected, library, gpu_models)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
@@ -172,16 +162,6 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     if task == 0:
         add_event(paths, "serve", "preflight_ok", world_size=found.world_size, mpi_library=library)
     return ExitCode.OK
-
-
-def _full_file_system(paths: RunPaths) -> str | None:
-    """Return what is wrong with this node's file systems: on a full one MPI would fail without saying so."""
-    host = socket.gethostname()
-    for what, folder in (("the run folder", paths.folder), ("/tmp", SCRATCH), ("/dev/shm", SHM)):
-        found = disk_space(host, what, folder)
-        if found.state == FAIL:
-            return _sentence(found)
-    return None
 
 
 # The ranks together -----------------------------------------------------------------------
@@ -221,24 +201,24 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(rank: int, world_size: int, task: int, library: str, gpu_models: list[str]) -> Found:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+def _look(ranks: Any, task: int, expected: Expected, library: str, gpu_models: list[str]) -> Found:
     return Found(
-        rank=rank,
-        world_size=world_size,
+        rank=ranks.Get_rank(),
+        world_size=ranks.Get_size(),
         task=task,
         host=socket.gethostname(),
         gpus=_visible_gpus(),
         shm_free_gib=round(shm_free_gib(), 3),
-        memlock_kib=None if soft == resource.RLIM_INFINITY else soft // 1024,
+        memlock_kib=locked_memory_kib(),
         mpi_library=library,
+        missing_programs=[program for program in expected.programs if shutil.which(program) is None],
+        has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         step_tasks=step_tasks(),
         gpu_models=gpu_models,
     )
 
 
 def _visible_gpus() -> list[str]:
-    """Return numbers or ids of the GPUs that this task sees."""
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES") or os.environ.get("SLURM_STEP_GPUS") or ""
     return [gpu for gpu in gpus.split(",") if gpu]
 
@@ -379,10 +359,9 @@ def _refuse(paths: RunPaths, expected: Expected, task: int, sentence: str) -> in
 
 
 def _wait_for_first_task(task: int) -> None:
-    """Give task 0 the time to report first: one sentence is enough, and Slurm then ends the other tasks.
+    """Give task 0 the time to report first: Slurm then ends the other tasks.
 
-    If it does not, this task alone may know the reason: task 0 waits in MPI for ranks that have
-    gone, or is late.
+    If it does not, this task alone may know the reason: task 0 waits in MPI for lost ranks, or is late.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(ExitCode.START))
     time.sleep(min(_AFTER_FIRST_TASK_S + task - 1, _LONGEST_WAIT_S))

@@ -12,8 +12,12 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from trtllm_hpc.runtime.server_http import Asked, Question, Refused, ServerHttp
+from trtllm_hpc.runtime.server_http import Asked, Question, Refused
+
+if TYPE_CHECKING:
+    from trtllm_hpc.runtime.servers import ServerHttp
 
 INTERVAL_S = 5.0
 """Between two looks. A model that answered a request in between is not asked."""
@@ -38,29 +42,23 @@ def most_tokens(seconds: float) -> int:
 
 
 class Probe:
-    """Asks in a thread of its own, from ``begin`` on.
+    """Asks a server, without the door, in a thread of its own, from ``begin`` on.
 
-    Args:
-        server: asked at its own ports, without the door.
-        limit_s: how long a server that does not compute may take for an answer.
-        first_limit_s: the same for the first answer, before which a server may still compile.
+    A server that does not compute may take ``limit_s`` for an answer, and ``first_limit_s`` for the first
+    one, before which it may still compile.
     """
 
     def __init__(self, server: ServerHttp, limit_s: float, first_limit_s: float) -> None:
         self._server = server
         self._limit_s, self._first_limit_s = limit_s, max(limit_s, first_limit_s)
-        self._fault: str | None = None
+        self.fault: str | None = None
+        """Why the server serves nobody any more, in a sentence."""
         self._is_proven = False
         """Whether the server has answered anybody."""
         self._is_blind = True
         """Whether the metrics lack the engine's steps."""
         self._answered: str | None = None
         self._stop = threading.Event()
-
-    @property
-    def fault(self) -> str | None:
-        """Why the server serves nobody any more, in a sentence."""
-        return self._fault
 
     def begin(self, models: Sequence[str]) -> None:
         """Watch those of a ready server's models that take text."""
@@ -76,7 +74,7 @@ class Probe:
             for question in watched:
                 fault = self._look(question)
                 if fault is not None:
-                    self._fault = fault
+                    self.fault = fault
                     return
 
     def _look(self, question: Question) -> str | None:
@@ -135,8 +133,7 @@ class Probe:
     def _progress(self) -> tuple[str | None, str | None]:
         """Return how many steps the engine has computed, and how often answers became text.
 
-        Not how many requests a model has answered: for a decoupled Python model, such as the BLS's or the
-        LLM API's, Triton counts them when it hands them over.
+        Not how many requests were answered: Triton counts those of a decoupled model when it hands them over.
         """
         try:
             page = self._server.metrics()
@@ -148,5 +145,4 @@ class Probe:
 
 
 def _is_busy(message: str) -> bool:
-    """Return whether a full queue refused the question."""
     return "queue" in message.lower() or "maximum" in message.lower()

@@ -69,21 +69,30 @@ def start_bound(
     )
 
 
-def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
-    """Return what a program prints; ``None`` if it is missing, fails or does not end in time.
+def captured(
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    *,
+    session: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without input to its end; raises OSError or subprocess.TimeoutExpired."""
+    return subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        stdin=subprocess.DEVNULL,
+        start_new_session=session,
+    )
 
-    Args:
-        with_errors: append what it prints to its error stream.
-    """
+
+def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = False) -> str | None:
+    """Return what a program prints, with its error stream if wanted; ``None`` if it fails or is too slow."""
     try:
-        answer = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-        )
+        answer = captured(command, timeout_s)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if answer.returncode != 0:
@@ -187,8 +196,7 @@ def descendants(root: int) -> list[int]:
 
 def stopped_descendants(root: int) -> dict[int, str]:
     """Return the names of the descendants of ``root`` that a signal has stopped (SIGSTOP), by process id."""
-    states = all_processes()
-    stopped = [pid for pid in descendants(root) if pid in states and states[pid][0] == "T"]
+    stopped = (pid for pid in descendants(root) if state_of(pid) == "T")
     return {pid: name for pid in stopped if (name := name_of(pid))}
 
 

@@ -1,8 +1,7 @@
 """Quantizing a Hugging Face checkpoint for the LLM API on PyTorch, by NVIDIA's Model Optimizer in the image.
 
-The way of its ``examples/llm_ptq/hf_ptq.py`` (0.27 to 0.37), which is not in the image: scales are measured
-on texts, and the checkpoint is written in Hugging Face's layout with ``hf_quant_config.json``, by which
-TensorRT-LLM knows its types.
+As ``examples/llm_ptq/hf_ptq.py`` does (0.27 to 0.37), which is not in the image: scales are measured on
+texts, and the checkpoint gets ``hf_quant_config.json``, by which TensorRT-LLM knows its types.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ FORMATS = {
 """Model Optimizer's configuration of each method that TensorRT-LLM's PyTorch backend computes with
 (``docs/source/features/quantization.md``, 1.2)."""
 CACHE_FORMATS = {"fp8": "FP8_KV_CFG"}
-SAMPLES, BATCH = 512, 1
-"""``hf_ptq.py`` takes as many texts; the largest batch depends on the GPU's memory."""
 
 _DATASET = "abisee/cnn_dailymail", "3.0.0"
 """``quantize.py``'s own, too; it is downloaded."""
@@ -55,8 +52,10 @@ class Quantization:
     """One of :data:`CACHE_FORMATS`; ``None``: the KV cache keeps the model's type."""
     calibration_dataset: Path | None = None
     """A local folder with ``.jsonl`` or ``.txt``, or else what ``datasets`` reads; ``None``: a download."""
-    calibration_size: int = SAMPLES
-    batch_size: int = BATCH
+    calibration_size: int = 512
+    """Texts, by default as many as ``hf_ptq.py`` takes."""
+    batch_size: int = 1
+    """The largest batch depends on the GPU's memory."""
 
 
 def quantize(wanted: Quantization) -> None:
@@ -126,7 +125,6 @@ def _texts(wanted: Quantization) -> Sequence[str]:
 
 
 def _plain_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the files that need no package to be read."""
     try:
         for file in sorted(folder.glob("*.jsonl")) + sorted(folder.glob("*.txt")):
             with file.open(encoding="utf-8") as lines:

@@ -1,7 +1,7 @@
 """One rank of the server: start it, watch it, and leave nothing behind.
 
-The supervisor is the task that srun starts. It ends when the server ends, with the server's
-exit code. What ends the server is decided in :mod:`ending`; rank 0 has a leader's duties, too.
+srun starts the supervisor, which ends with the server's exit code. :mod:`ending` decides what ends the
+server.
 """
 
 from __future__ import annotations
@@ -22,25 +22,11 @@ from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.ending import (
-    AFTER_LEADER_S,
-    Decision,
-    End,
-    Observed,
-    conclude,
-    decide,
-)
+from trtllm_hpc.runtime.ending import AFTER_LEADER_S, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
-from trtllm_hpc.runtime.model_processes import ModelProcesses
-from trtllm_hpc.runtime.node import (
-    SCRATCH,
-    interface_towards,
-    make_private,
-    remove_leftovers,
-    step_tasks,
-)
+from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -49,7 +35,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
     step_daemon,
 )
-from trtllm_hpc.runtime.python_environment import PythonEnvironment
+from trtllm_hpc.runtime.python_backend import ModelProcesses, PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import driver_of
@@ -97,7 +83,8 @@ class RankSupervisor:
         self._failure_file.unlink(missing_ok=True)
         self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
         try:
-            scratch = self._make_scratch()
+            # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
+            scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
             environment = PythonEnvironment(scratch)
             child = self._start(scratch)
         except StartFailed as error:
@@ -124,10 +111,6 @@ class RankSupervisor:
 
     # Starting -----------------------------------------------------------------------
 
-    def _make_scratch(self) -> Path:
-        """Make this rank's own folder; not in ``rank.sh``: from now on no signal leaves it behind."""
-        return Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
-
     def _start(self, scratch: Path) -> Child:
         tasks = step_world(step_tasks(), self._options.world_size)
         if tasks.state == FAIL:
@@ -149,14 +132,9 @@ class RankSupervisor:
         allow_large_requests()
         if launcher is None:
             return start_bound(server.words, environment)
-        return LaunchedServer(
-            launcher,
-            server.words,
-            environment,
-            scratch,
-            self._paths.runtime,
-            chooses_port=self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch",
-        )
+        chooses = self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch"
+        runtime = self._paths.runtime
+        return LaunchedServer(launcher, server.words, environment, scratch, runtime, chooses_port=chooses)
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""
@@ -192,11 +170,7 @@ class RankSupervisor:
             time.sleep(_TICK_S)
 
     def _observe(self, *, has_ended: bool = False) -> Observed:
-        """Observe everything on which the rules depend.
-
-        Args:
-            has_ended: whether this rank's server has ended.
-        """
+        """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decision is None and not has_ended
         seen = Observed(
@@ -243,8 +217,7 @@ class RankSupervisor:
         while True:
             seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
             killed = self._was_killed
-            end = conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over)
-            if end is not None:
+            if end := conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over):
                 return end
             time.sleep(_TICK_S)
 

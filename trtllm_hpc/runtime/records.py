@@ -40,12 +40,8 @@ class JsonRecord:
         Unknown keys are ignored: the writer may be newer.
         """
         try:
-            raw = read_json(path)
-        except (ValueError, OSError):
-            return None
-        try:
-            return cls(**known_fields(cls, raw))
-        except (AttributeError, TypeError):
+            return cls(**known_fields(cls, read_json(path)))
+        except (ValueError, OSError, AttributeError, TypeError):
             return None
 
 

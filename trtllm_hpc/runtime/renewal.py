@@ -1,9 +1,8 @@
 """A server that outlives the time limit of its job: while one job serves, the next one waits in the queue.
 
-The batch script submits itself again as soon as it begins (``--dependency=afterany``), so the next
-job starts after any end of this one: time limit, preemption, a lost node. Near its time limit a job
-lets the open requests end and stops. What must not go on is ended here: the next job is cancelled at
-this one's end, or ends by itself at its own begin.
+The batch script submits itself again as soon as it begins (``--dependency=afterany``), so the next job starts
+after any end of this one. Near its time limit a job lets the open requests end and stops. A next job that
+must not serve is cancelled at this one's end, or ends by itself at its own begin.
 """
 
 from __future__ import annotations
@@ -90,8 +89,7 @@ def unwanted_next(paths: RunPaths, exit_code: int) -> str | None:
 def change_of_next(paths: RunPaths, job_id: str, state: str, sinfo: Iterable[str]) -> str | None:
     """Keep the next job from nodes because of which a server has ended; returns how Slurm is to change it.
 
-    ``job_id`` is that server's job, and ``state`` its state in Slurm, if known; ``sinfo`` are the lines about
-    the partition's nodes, as for :meth:`~trtllm_hpc.runtime.bad_nodes.Pool.of`.
+    ``job_id`` is that server's job in ``state``, if known; ``sinfo`` as for ``Pool.of``.
     """
     pool = Pool.of(sinfo, wanted=int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     hosts = bad_hosts(paths, state)

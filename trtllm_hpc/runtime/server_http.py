@@ -5,9 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 QUICK_S = 2.0
 """Limit on what needs no computing."""
@@ -33,28 +32,6 @@ class Question:
     path: str
     body: bytes | None
     """``None`` for a GET request."""
-
-
-class ServerHttp(Protocol):
-    """What a leader needs of its server."""
-
-    def connection(self, timeout_s: float) -> http.client.HTTPConnection:
-        """Return a new connection to the endpoint."""
-
-    def metrics(self) -> str:
-        """Return the page of metrics; empty where none may be read. Raises as ``call`` does."""
-
-    def others_ask(self) -> bool:
-        """Return whether others than one question wait for an answer; true where that cannot be told."""
-
-    def ready_models(self) -> list[str] | None:
-        """Return the models' names once the server and all of them are ready; ``None`` before."""
-
-    def not_ready(self) -> str:
-        """Return in a few words what is not ready."""
-
-    def questions(self, models: Sequence[str]) -> list[Question]:
-        """Return a question to each of the models that takes text."""
 
 
 def call(connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None = None) -> bytes:

@@ -7,13 +7,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Literal
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.runtime.records import JsonRecord
-
-if TYPE_CHECKING:
-    from trtllm_hpc.runtime.server_http import ServerHttp  # which loads ssl: 20 ms
 
 
 @dataclass(frozen=True)
@@ -90,27 +87,6 @@ class StartCommand:
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that override the task's own."""
-
-
-class ServerDriver(Protocol):
-    """What the supervisor of a rank needs of the server that it starts."""
-
-    def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server; ``scratch`` is this rank's own folder.
-
-        Raises:
-            StartFailed: this node does not have the program.
-        """
-
-    def http(self) -> ServerHttp:
-        """Return the server's own endpoint, which says whether it is ready."""
-
-    @property
-    def place(self) -> str | None:
-        """``address:port`` of a server with OpenAI's protocol."""
-
-    def endpoint(self) -> dict[str, Any]:
-        """Return the fields of :class:`Endpoint` that say where the server answers without a door."""
 
 
 def find_program(name: str, hint: str) -> str:

@@ -24,9 +24,8 @@ SUBMISSION_TIMEOUT_S = 75.0
 def begin(paths: RunPaths, stage: str) -> int:
     """Record that a stage begins, once its whole chain is submitted; returns the exit code.
 
-    A job that ``submit`` sent carries a token. If ``submit`` was killed before
-    it had sent the other stages, the submission record (``jobs.json``) is never completed: the job ends
-    here, and Slurm cancels the jobs that depend on it.
+    If ``submit`` was killed before it had sent all stages, its record (``jobs.json``), which a token in the
+    job names, is never completed: the job ends here, and Slurm cancels the jobs that depend on it.
     """
     if not _chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
         add_event(paths, stage, "submission_interrupted")
@@ -41,17 +40,9 @@ def begin(paths: RunPaths, stage: str) -> int:
         if (fault := _engine_fault(paths)) is not None:
             print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
             return ExitCode.START
-    job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-    group = os.getpgrp()
-    add_event(
-        paths,
-        stage,
-        "stage_begin",
-        job_id=job_id,
-        host=socket.gethostname(),
-        group=group,
-        group_started=start_ticks(group),
-    )
+    job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
+    process = {"group": group, "group_started": start_ticks(group)}
+    add_event(paths, stage, "stage_begin", job_id=job_id, host=host, **process)
     return ExitCode.OK
 
 
@@ -96,20 +87,14 @@ def _engine_fault(paths: RunPaths) -> str | None:
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:
-    """Remove what an earlier attempt at this stage published.
+    """Remove what an earlier attempt published, but no stop request of this submission.
 
-    A stop request of this submission's own companion stays: the companion may have failed
-    while this job was still being set up.
+    Its companion may have failed while this job was still being set up.
     """
     request = StopRequest.read(paths.stop_request)
     token = os.environ.get(TOKEN_VARIABLE)
-    keep_stop = request is not None and token is not None and request.token == token
-    for file in (
-        paths.endpoint,
-        paths.heartbeat,
-        paths.instances,
-        *(() if keep_stop else (paths.stop_request,)),
-    ):
+    files = [paths.endpoint, paths.heartbeat, paths.instances, *paths.ranks.glob("*.json")]
+    if request is None or token is None or request.token != token:
+        files.append(paths.stop_request)
+    for file in files:
         file.unlink(missing_ok=True)
-    for record in paths.ranks.glob("*.json"):
-        record.unlink(missing_ok=True)

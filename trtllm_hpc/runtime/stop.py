@@ -13,11 +13,7 @@ from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.process import descendants
-from trtllm_hpc.runtime.records import (
-    TOKEN_VARIABLE,
-    StopRequest,
-    read_events,
-)
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events
 
 HEARTBEAT_INTERVAL_S = 5.0
 
@@ -57,13 +53,10 @@ def beat_while(paths: RunPaths, pid: int) -> None:
 
 
 class CompanionWatch:
-    """Notices that the companion never starts, or that its heartbeat stops.
+    """Notices that the companion does not start within ``start_s``, or is silent for ``silence_s``.
 
-    Only changes of the file count, by this node's own clock: the clocks of two nodes may differ.
-
-    Args:
-        start_s: how long after ``begin`` it may start; ``None``: for ever.
-        silence_s: how long it may be silent; ``None``: for ever.
+    ``None``: for ever. Only changes of its file count, by this node's clock: the clocks of two nodes may
+    differ.
     """
 
     def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:

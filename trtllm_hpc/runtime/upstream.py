@@ -26,28 +26,17 @@ class Refused(Exception):
 
 
 def server_arguments(words: Sequence[str]) -> Any:
-    """Return the checked LLM API arguments (``TorchLlmArgs``) that a ``trtllm-serve`` command line leads to.
+    """Return the checked LLM API arguments (``TorchLlmArgs``) of a command line after ``trtllm-serve``.
 
     Upstream's own command reads its options and its YAML file; only the function that would start the server
-    is replaced.
-
-    Args:
-        words: the command line after the program's name.
-
-    Raises:
-        Refused: upstream refuses an option, a key or a value.
-        ImportError: TensorRT-LLM cannot be imported.
+    is replaced. Raises Refused, or ImportError if TensorRT-LLM cannot be imported.
     """
     with _refusals():
         return _checked(_passed_to("launch_server", words)["llm_args"])
 
 
 def llm_arguments(arguments: Mapping[str, Any]) -> Any:
-    """Return the checked arguments of ``tensorrt_llm.LLM(...)``, as a ``model.yaml`` names them.
-
-    Raises:
-        Refused, ImportError: see :func:`server_arguments`.
-    """
+    """Return the checked arguments of ``tensorrt_llm.LLM(...)``; raises as :func:`server_arguments`."""
     with _refusals():
         module = importlib.import_module(_ARGUMENTS)
         # Triton's model makes objects of some sections first, as trtllm-serve does (all_models/llmapi).
@@ -121,15 +110,8 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {said}"[:_TEXT_LIMIT]
 
 
-# What the image takes ---------------------------------------------------------------------
-
-
 def server_options() -> dict[str, list[dict[str, Any]]]:
-    """Return the options of each sub-command of ``trtllm-serve``, in the words of ``releases/data``.
-
-    Raises:
-        ImportError: TensorRT-LLM cannot be imported.
-    """
+    """Return each sub-command's options of ``trtllm-serve``, as in ``releases/data``; raises ImportError."""
     group = importlib.import_module(_SERVE).main
     return {name: list(_options(command)) for name, command in group.commands.items()}
 
@@ -154,10 +136,7 @@ def _options(command: Any) -> Iterator[dict[str, Any]]:
 def llm_api_keys() -> dict[str, list[str]]:
     """Return the keys of every section of the LLM API's configuration on PyTorch; ``""`` is the top.
 
-    A section that has variants (``speculative_config``) has the keys of all.
-
-    Raises:
-        ImportError: TensorRT-LLM cannot be imported.
+    A section that has variants (``speculative_config``) has the keys of all. Raises ImportError.
     """
     sections: dict[str, set[str]] = {}
     _collect("", [importlib.import_module(_ARGUMENTS).TorchLlmArgs], sections)

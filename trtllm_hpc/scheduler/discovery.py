@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,19 +92,47 @@ def query_cluster() -> SlurmFacts:
 
 def query_partitions(slurm_conf: str | None = None) -> tuple[Partition, ...]:
     """Return the partitions that this user may see; raises as :func:`query_cluster`."""
-    return _partitions(_output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf))
+    found = []
+    for line in _output(["sinfo", "--noheader", "--format=%P|%D|%G|%c|%m|%l"], slurm_conf).splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        # Warnings may stand between the lines.
+        if len(fields) == 6 and fields[1].isdigit():
+            name, nodes, gres, cpus, memory, limit = fields
+            size = (int(nodes), gpus_in(gres), cpus, memory)
+            found.append(Partition(name.rstrip("*"), name.endswith("*"), *size, limit, _gpu_type(gres)))
+    return tuple(found)
 
 
 def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
     """Return the limits of the partitions that this user may see; raises as :func:`query_cluster`."""
     lines = _output(["scontrol", "--oneliner", "show", "partition"], slurm_conf).splitlines()
-    fields = (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines)
-    return tuple(_limits(found) for found in fields if "PartitionName" in found)
+    partitions = []
+    for fields in (dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines):
+        if "PartitionName" in fields:
+            most = [fields.get(key, "") for key in ("TotalNodes", "MaxNodes")]
+            limits = PartitionLimits(
+                name=fields["PartitionName"],
+                is_default=fields.get("Default") == "YES",
+                state=fields.get("State", "UP"),
+                nodes=min((int(number) for number in most if number.isdigit()), default=None),
+                minutes=minutes_of(fields.get("MaxTime", "")),
+                accounts=_names(fields.get("AllowAccounts", "ALL")),
+                groups=_names(fields.get("AllowGroups", "ALL")),
+            )
+            partitions.append(limits)
+    return tuple(partitions)
 
 
 def query_mpi_plugins(slurm_conf: str | None = None) -> tuple[str, ...]:
     """Return the MPI plugins of ``srun``, without the controller; raises as :func:`query_cluster`."""
-    return _plugins(_output(["srun", "--mpi=list"], slurm_conf))
+    found: list[str] = []
+    for line in _output(["srun", "--mpi=list"], slurm_conf).splitlines():
+        # A plugin a line, and exact versions after "available:".
+        text = line.removeprefix("srun:").strip()
+        versions = text.partition("available:")[2]
+        names = versions.split(",") if versions else [text]
+        found += [name.strip() for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name.strip())]
+    return tuple(dict.fromkeys(name for name in found if name != "none"))
 
 
 def supports_pyxis(slurm_conf: str | None = None) -> bool:
@@ -159,42 +187,6 @@ def _output(command: Sequence[str], slurm_conf: str | None = None) -> str:
     return output
 
 
-def _partitions(text: str) -> tuple[Partition, ...]:
-    found = []
-    for line in text.splitlines():
-        fields = line.split("|")
-        # Warnings may stand between the lines.
-        if len(fields) != 6 or not fields[1].strip().isdigit():
-            continue
-        name, nodes, gres, cpus, memory, limit = (field.strip() for field in fields)
-        found.append(
-            Partition(
-                name.rstrip("*"),
-                name.endswith("*"),
-                int(nodes),
-                gpus_in(gres),
-                cpus,
-                memory,
-                limit,
-                _gpu_type(gres),
-            )
-        )
-    return tuple(found)
-
-
-def _limits(fields: Mapping[str, str]) -> PartitionLimits:
-    most = [fields.get("TotalNodes", ""), fields.get("MaxNodes", "")]
-    return PartitionLimits(
-        name=fields["PartitionName"],
-        is_default=fields.get("Default") == "YES",
-        state=fields.get("State", "UP"),
-        nodes=min((int(number) for number in most if number.isdigit()), default=None),
-        minutes=minutes_of(fields.get("MaxTime", "")),
-        accounts=_names(fields.get("AllowAccounts", "ALL")),
-        groups=_names(fields.get("AllowGroups", "ALL")),
-    )
-
-
 def _names(text: str) -> frozenset[str] | None:
     return None if text == "ALL" else frozenset(text.split(","))
 
@@ -229,14 +221,3 @@ def _gpu_type(gres: str) -> str:
     """The type of the first GPUs in a GRES list that names one."""
     found = re.search(r"\bgpu:([^\d:,(][^:,(]*)", gres)
     return found[1] if found else ""
-
-
-def _plugins(text: str) -> tuple[str, ...]:
-    """Parse ``srun --mpi=list``: one plugin a line, exact versions after 'available:'."""
-    found: list[str] = []
-    for line in text.splitlines():
-        text = line.removeprefix("srun:").strip()
-        versions = text.partition("available:")[2]
-        names = versions.split(",") if versions else [text]
-        found += [name.strip() for name in names if re.fullmatch(r"[a-z][a-z0-9_]*", name.strip())]
-    return tuple(dict.fromkeys(name for name in found if name != "none"))

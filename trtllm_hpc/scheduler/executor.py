@@ -1,9 +1,8 @@
 """submitit's executor and job for rendered scripts.
 
-submitit's own Slurm executor writes a script and pickles a function. Here the
-scripts exist already and are what the user reviewed, so this executor submits
-them unchanged. Job states have one owner, :class:`~trtllm_hpc.scheduler.watcher.JobWatcher`;
-file names have one owner, :class:`trtllm_hpc.paths.RunPaths`.
+submitit's own Slurm executor writes a script and pickles a function. Here the scripts exist already and are
+what the user reviewed, so they are submitted unchanged. States come from ``JobWatcher``, file names from
+``RunPaths``.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST
@@ -107,40 +106,24 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         """This job as the watcher sees it that all jobs of this cluster share in this process."""
         return SingleJobWatcher(self.run_job, _shared_watcher(self._conf))
 
-    @property
-    def stage(self) -> str:
-        """The stage whose script this is."""
-        return self._script.stage
-
     def cancel(self, check: bool = True) -> None:
-        """Cancel the job in Slurm; do nothing if it has ended.
-
-        Args:
-            check: raise if Slurm refuses; without it another error is already on its way.
-        """
+        """Cancel the job in Slurm unless it has ended."""
         try:
             Slurm(self._conf).cancel([self.run_job])
         except SubmissionError:
-            if check:
+            if check:  # otherwise another error is already on its way
                 raise
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         info = self.watcher.get_info(self.job_id, mode="force")
         if info.get("State") == "COMPLETED":
             return "success", 0
-        return (
-            "error",
-            f"{self.job_id} ended as {info.get('State')} with exit code {info.get('ExitCode') or '?'}",
-        )
+        code = info.get("ExitCode") or "?"
+        return "error", f"{self.job_id} ended as {info.get('State')} with exit code {code}"
 
 
 class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
-    """Submits :class:`StageScript` objects; registered as a submitit plugin.
-
-    Args:
-        folder: the run folder.
-        slurm_conf: value for ``SLURM_CONF``, if it is not the machine's own.
-    """
+    """Submits :class:`StageScript` objects from a run folder; registered as a submitit plugin."""
 
     job_class = RenderedJob
 
@@ -167,9 +150,8 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
     def _submit(self, script: Any) -> RenderedJob:
         if not isinstance(script, StageScript):
             raise SubmissionError(f"Only rendered scripts can be submitted here, not {script!r}.")
-        conditions = [
-            f"{kind}:{self._job_ids[stage]}" for kind, stage in script.after if stage in self._job_ids
-        ]
+        ids = self._job_ids
+        conditions = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
         job_id = self._slurm.submit(
             script.path,
             dependency=",".join(conditions) or None,

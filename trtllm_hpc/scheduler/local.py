@@ -33,11 +33,7 @@ _TERMINATE_GRACE_S = 20.0
 
 @dataclass(frozen=True)
 class StageScript:
-    """The script of one stage, as submitit submits it.
-
-    With Slurm the file goes to ``sbatch`` and this object is never called. submitit's local executor calls it
-    in a process of its own, which runs the same file with bash.
-    """
+    """A stage's script: sent to ``sbatch``, or called by submitit's local executor, to run bash."""
 
     run_folder: str
     stage: str
@@ -101,8 +97,7 @@ def local_executor(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> Lo
 def detached(paths: RunPaths) -> Iterator[None]:
     """Start child processes that are independent of this terminal.
 
-    submitit starts its controllers as plain children. Ctrl-C or closing the terminal would end them, and
-    because they inherit our output, ``submit | tail`` would not end before they do.
+    Otherwise Ctrl-C would end submitit's controllers, and ``submit | tail`` would not end before they do.
     """
     handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     saved = [os.dup(number) for number in (0, 1, 2)]
@@ -147,11 +142,7 @@ def is_same_process(pid: int, started: int | None) -> bool:
     return started is not None and start_ticks(pid) == started
 
 
-# Waiting for other stages ----------------------------------------------------------------
-
-
 def _on_termination(action: Callable[[], None]) -> None:
-    """Call ``action`` when the controller or the user terminates this process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         # Ctrl-C at the terminal of ``submit`` is ignored from the start (see detached).
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -196,9 +187,6 @@ def _may_still_run(paths: RunPaths, stage: str) -> bool:
     return _has_ended(paths, stage)
 
 
-# Process groups --------------------------------------------------------------------------
-
-
 def _end_group(group: int) -> None:
     """End a process group: SIGTERM, then SIGKILL after a grace period."""
     if signal_group(group, signal.SIGTERM):
@@ -209,5 +197,4 @@ def _end_group(group: int) -> None:
 
 
 def _is_alive(group: int) -> bool:
-    """Return whether a group has a process that is not a zombie."""
     return any(int(it) == group and state != "Z" for state, _, it in all_processes().values())

@@ -119,22 +119,14 @@ class Limit:
     """``Grp`` (of all jobs together), ``Max`` or ``Min``, as the names of limits begin; empty: any."""
 
 
-_UNNAMED_LIMITS = {
-    "AccountingPolicy": False,
-    "AssociationJobLimit": False,
-    "AssociationResourceLimit": False,
-    "AssociationTimeLimit": False,
-    "QOSJobLimit": True,
-    "QOSResourceLimit": True,
-    "QOSTimeLimit": True,
-}
+_UNNAMED_LIMIT = re.compile(r"AccountingPolicy|(Association|QOS)(Job|Resource|Time)Limit")
 
 
 def limit_of(reason: str) -> Limit | None:
     """Return which limit a pending reason is about; ``None`` if it is about none."""
     word = _word_of(reason)
-    if word in _UNNAMED_LIMITS:
-        return Limit(_UNNAMED_LIMITS[word], "")
+    if _UNNAMED_LIMIT.fullmatch(word):
+        return Limit(word.startswith("QOS"), "")
     match = _LIMIT.match(word)
     return None if match is None else Limit(match["owner"] != "Assoc", match["kind"])
 
@@ -163,7 +155,6 @@ def _word_of(reason: str) -> str:
 
 
 def _limit(word: str) -> str | None:
-    """Return the sentence of a limit such as ``QOSMaxGRESPerUser``."""
     match = _LIMIT.match(word)
     if match is None:
         return None

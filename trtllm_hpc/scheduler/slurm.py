@@ -12,8 +12,17 @@ from functools import cache
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, accounted, by_id, together, whole_job
-from trtllm_hpc.scheduler.job_origin import Origin, RunJob
+from trtllm_hpc.runtime.process import captured
+from trtllm_hpc.scheduler.job_info import (
+    JobInfo,
+    JobTimes,
+    Origin,
+    RunJob,
+    accounted,
+    by_id,
+    together,
+    whole_job,
+)
 from trtllm_hpc.scheduler.reasons import names_no_nodes
 from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
 
@@ -68,14 +77,10 @@ class Slurm:
         environment: dict[str, str] | None = None,
         further: Sequence[str] = (),
     ) -> str:
-        """Submit a script unchanged; return the job id.
+        """Submit a script unchanged; return the job id, or raise SubmissionError with sbatch's message.
 
-        Args:
-            further: options of sbatch, which go before those in the script; those of the next component of a
-                heterogeneous job follow a ``:``.
-
-        Raises:
-            SubmissionError: sbatch is missing, or refused the script (with its message).
+        ``further`` options go before those in the script; after a ``:`` they are of the next component of a
+        heterogeneous job.
         """
         options = ["--parsable"]
         if dependency is not None:
@@ -87,9 +92,7 @@ class Slurm:
         if answer.returncode:
             raise _refused(answer, f"sbatch refused {script}")
         # "JOBID" or "JOBID;CLUSTER" (sbatch(1), --parsable).
-        match = re.match(
-            r"(\d+)(;\S+)?\s*$", answer.stdout.strip().splitlines()[-1] if answer.stdout.strip() else ""
-        )
+        match = re.search(r"^(\d+)(;\S+)?\s*$", answer.stdout.strip().rpartition("\n")[2])
         if match is None:
             raise SubmissionError(f"sbatch answered {answer.stdout!r}, which is no job id.")
         return match[1]
@@ -139,11 +142,7 @@ class Slurm:
         return self._run(["sinfo", "--noheader", "--Node", *chosen, "--format=%N|%n|%t"]).stdout.splitlines()
 
     def cancel(self, jobs: Iterable[RunJob]) -> None:
-        """Cancel jobs; those that have ended, or whose ids other jobs have, are ignored.
-
-        Raises:
-            SubmissionError: Slurm does not answer, or scancel failed for another reason.
-        """
+        """Cancel jobs but those that have ended, or whose ids other jobs have; raises SubmissionError."""
         wanted = sorted(set(jobs), key=lambda job: job.job_id)
         if not wanted:
             return
@@ -160,7 +159,6 @@ class Slurm:
     # The commands ---------------------------------------------------------------------
 
     def _queued(self, jobs: Sequence[RunJob], rows: Mapping[str, list[JobInfo]]) -> dict[RunJob, JobInfo]:
-        """Return which of squeue's rows are these jobs."""
         found = {}
         shown = cache(self._scontrol)
         for job in jobs:
@@ -260,17 +258,13 @@ def run_command(
     extra: dict[str, str] | None = None,
     new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm's (all are started here) or one that takes its place.
+    """Run a command of Slurm's (all are started here), or its replacement; raises SubmissionError.
 
     Args:
         conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.
-        timeout_s: bound on the command; by default ``TIMEOUT_S``.
-        without: prefixes of the environment variables that the command does not get.
-        extra: environment variables added to the caller's.
-        new_session: start it in a session of its own, out of the reach of Ctrl-C.
-
-    Raises:
-        SubmissionError: the command is missing, cannot be run, or did not end in time.
+        timeout_s: by default ``TIMEOUT_S``.
+        without: prefixes of the environment variables that the command does not get; it gets ``extra``.
+        new_session: out of the reach of Ctrl-C.
     """
     if conf is not None and not Path(conf).is_file():
         # Slurm's commands would look for a configuration in the network, for a long time.
@@ -284,16 +278,7 @@ def run_command(
         if value is not None:
             environment[name] = value
     try:
-        return subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            stdin=subprocess.DEVNULL,
-            start_new_session=new_session,
-        )
+        return captured(command, timeout_s, environment, session=new_session)
     except FileNotFoundError:
         raise SubmissionError(
             f"There is no {command[0]} on this machine.",
@@ -339,10 +324,9 @@ def _moment(text: str) -> float | None:
 def _times(
     state: JobState, submitted_at: float | None, started_at: float | None, ended_at: float | None
 ) -> JobTimes:
-    """Return the times of squeue's ``%V``, ``%S`` and ``%e``.
+    """Return the times of squeue's ``%V``, ``%S``, before the start when that is expected, and ``%e``.
 
-    Before the start ``%S`` is when that is expected, as ``squeue --start`` shows it; before the end ``%e`` is
-    when the time limit ends the job (squeue(1)).
+    Before the end ``%e`` is when the time limit ends the job (squeue(1)).
     """
     if state.name == "PENDING":
         return JobTimes(submitted_at, expected_at=started_at)
@@ -358,7 +342,6 @@ def _exit(text: str) -> tuple[int | None, int | None]:
 
 
 def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionError:
-    """Return the error for a command that failed, with Slurm's own message."""
     message = (answer.stderr or answer.stdout).strip() or f"exit code {answer.returncode}"
     if any(sign in message for sign in _NO_CONFIGURATION):
         last = re.sub(r"^\w+: (error|fatal): ", "", message.splitlines()[-1])

@@ -21,11 +21,7 @@ class JobState:
     sentence: str
 
 
-def _table(*states: JobState) -> dict[str, JobState]:
-    return {state.name: state for state in states}
-
-
-STATES = _table(
+_STATES = (
     JobState("PENDING", False, False, "waits in the queue"),
     JobState("CONFIGURING", False, False, "has its nodes, which are being made ready"),
     JobState("RUNNING", False, False, "runs"),
@@ -51,6 +47,7 @@ STATES = _table(
     JobState("PREEMPTED", True, False, "was preempted by another job"),
     JobState("REVOKED", True, False, "was moved to another cluster of the federation"),
 )
+STATES = {state.name: state for state in _STATES}
 
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A submitted job that Slurm does not know; never treated as completed."""

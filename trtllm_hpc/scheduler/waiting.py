@@ -42,7 +42,6 @@ class Waiting:
     """The limits that may hold it, e.g. ``MaxJobs=2``; only if its reason is a limit."""
 
     def __str__(self) -> str:
-        """Return what is known in words; empty if nothing is."""
         parts = []
         if self.place is not None:
             parts.append(f"place {self.place:,} of {self.pending:,} by priority")
@@ -80,31 +79,21 @@ class Queue:
     def _priorities(self) -> dict[str, tuple[int, str]]:
         """Return priority and partition of the cluster's pending jobs, by job id."""
         rows = self._ask("sprio", "--noheader", "--format=%i|%Y|%r")
-        return {
-            row[0].strip(): (int(row[1]), row[2].strip())
-            for row in rows
-            if len(row) == 3 and row[1].strip().isdecimal()
-        }
+        rows = [[column.strip() for column in row] for row in rows]
+        return {row[0]: (int(row[1]), row[2]) for row in rows if len(row) == 3 and row[1].isdecimal()}
 
     def _limits(self, limit: Limit, owner: str) -> tuple[str, ...]:
         """Return the limits of a QOS, of an account, or of this user's part in it."""
-        names = [
-            name for name in (_QOS_LIMITS if limit.of_qos else _ASSOCIATION_LIMITS) if limit.kind in name[:3]
-        ]
+        every = _QOS_LIMITS if limit.of_qos else _ASSOCIATION_LIMITS
+        names = [name for name in every if limit.kind in name[:3]]
         if limit.of_qos:
             which = ["qos", f"name={owner}"]
         else:
             # The limit of all users of an account together is that of the row without a user.
             which = ["assoc", f"user={'' if limit.kind == 'Grp' else _user()}", f"account={owner}"]
         rows = self._ask("sacctmgr", "--noheader", "--parsable2", "show", *which, f"format={','.join(names)}")
-        return tuple(
-            dict.fromkeys(
-                f"{name}={value}"
-                for row in rows
-                for name, value in zip(names, row, strict=False)
-                if value.strip()
-            )
-        )
+        pairs = (pair for row in rows for pair in zip(names, row, strict=False))
+        return tuple(dict.fromkeys(f"{name}={value}" for name, value in pairs if value.strip()))
 
     def _ask(self, *command: str) -> list[list[str]]:
         """Return the rows of what a command prints; none if it does not answer, now or before."""

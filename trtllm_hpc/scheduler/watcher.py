@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from trtllm_hpc.scheduler.job_info import JobInfo
-from trtllm_hpc.scheduler.job_origin import RunJob
+from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.waiting import Queue, Waiting
 
@@ -18,8 +17,8 @@ _LONGEST_PAUSE_S = 15.0
 class JobWatcher:
     """Knows the states of one cluster's jobs.
 
-    A job that has ended with a known exit code is not queried again. A job
-    that Slurm does not know is: accounting may only be late.
+    A job that has ended with a known exit code is not queried again; an unknown job is: accounting may be
+    late.
     """
 
     def __init__(self, slurm: Slurm) -> None:
@@ -38,12 +37,8 @@ class JobWatcher:
     def job_infos(self, jobs: Collection[RunJob], mode: str = "standard") -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
 
-        Args:
-            mode: ``force`` (query now), ``standard`` (query new jobs now and others when the pause is over)
-                or ``cache`` (do not query).
-
-        Raises:
-            SubmissionError: Slurm did not answer.
+        The ``mode`` is ``force`` (query now), ``standard`` (query new jobs now and others when the pause is
+        over) or ``cache`` (do not query). Raises SubmissionError if Slurm does not answer.
         """
         if not self._jobs.issuperset(jobs):
             self._jobs.update(jobs)

@@ -47,13 +47,7 @@ def after_end(
     options: SupervisorOptions,
     others: int,
 ) -> InstanceEnd:
-    """Return what follows when an instance has ended although the run goes on.
-
-    Args:
-        records: of the ranks of the instance.
-        returncode: of its process.
-        others: how many other instances live.
-    """
+    """Return what follows when an instance has ended although the run goes on; ``others`` still live."""
     if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
         # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
         return InstanceEnd("ended", instance.reason)
@@ -99,7 +93,6 @@ def early_end(
 
 
 def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
-    """Return whether an instance is started again when it ends."""
     return instance.lost is None and instance.has_served and instance.restarts < options.restarts
 
 
@@ -108,9 +101,7 @@ def lost(
 ) -> str | None:
     """Return why the step of an instance must be killed: Slurm waits minutes for a node that is lost.
 
-    Args:
-        silent: the leader, with the end of a sentence, if it gives no sign of life.
-        over_s: seconds since a rank was seen to have ended because of a fault.
+    The leader is ``silent``, with the end of a sentence, or a rank ended for a fault ``over_s`` seconds ago.
     """
     if silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
         return f"{rank_name(records, instance.step, 0)}: {silent[0]}"

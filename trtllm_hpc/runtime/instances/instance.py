@@ -74,9 +74,5 @@ class Instance:
 
     def as_json(self) -> dict[str, object]:
         """What ``status`` shows."""
-        return {
-            "instance": self.number,
-            "state": self.state,
-            "restarts": self.restarts,
-            "reason": self.reason,
-        }
+        shown = {"state": self.state, "restarts": self.restarts, "reason": self.reason}
+        return {"instance": self.number, **shown}

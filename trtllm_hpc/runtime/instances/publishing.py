@@ -34,19 +34,16 @@ class Publisher:
         self.is_published = False
 
     def tick(self, instances: Sequence[Instance]) -> bool:
-        """Publish the endpoint if all living instances are ready and reached; returns whether that was done.
+        """Publish the endpoint once all living instances are ready and reached; returns whether it was.
 
-        Raises:
-            StartFailed: the door does not reach them in time.
+        Raises StartFailed if the door does not reach them in time.
         """
         living = [instance for instance in instances if instance.lives]
         if not living or any(instance.state != "ready" for instance in living):
             self._ready_since = None
             return False
-        records = {
-            instance.number: ReadyRecord.read(self._paths.ready_record(instance.step)) for instance in living
-        }
-        known = {number: record for number, record in records.items() if record is not None}
+        files = {instance.number: self._paths.ready_record(instance.step) for instance in living}
+        known = {number: record for number, file in files.items() if (record := ReadyRecord.read(file))}
         if len(known) < len(living):
             return False  # an instance has just ended
         front = self._doors.front
@@ -120,11 +117,7 @@ def _is_ready(front: Front, records: Mapping[int, ReadyRecord]) -> bool:
 
 
 def _phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:
-    """Return the seconds of each phase, from the batch script's first line on.
-
-    Args:
-        started_at: when the server was started, in seconds since the epoch, as ``ready_at``.
-    """
+    """Return the seconds of each phase of a server started at ``started_at``, in seconds since the epoch."""
     # The last of each: events of an earlier attempt at this stage may come first.
     times = {event.name: event.time for event in read_events(paths, "serve")}
     begin = times.get("stage_begin", started_at)

@@ -13,8 +13,7 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps
 from trtllm_hpc.runtime.certificate import make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
-from trtllm_hpc.runtime.front import Front
-from trtllm_hpc.runtime.gateway import Gateway
+from trtllm_hpc.runtime.front import Front, Gateway
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
@@ -30,11 +29,7 @@ _SETTLE_S = 1.0
 
 
 class Doors:
-    """The door on this node, which knows the doors of the other nodes, and what stands behind it.
-
-    Args:
-        is_signalled: whether this process got a signal to end.
-    """
+    """The door on this node, which knows the doors of the other nodes, and what stands behind it."""
 
     def __init__(self, paths: RunPaths, options: SupervisorOptions, is_signalled: Callable[[], bool]) -> None:
         self._paths, self._options, self._is_signalled = paths, options, is_signalled
@@ -68,11 +63,9 @@ class Doors:
             words = [str(paths.script("door")), str(node), *map(str, instances)]
             self._others.append(start_bound(["bash", *words], os.environ))
         records = {node: self._record_of(node) for node in others}
-        further = {
-            name: f"{record.address}:{port}"
-            for record in records.values()
-            for name, port in record.ports.items()
-        }
+        further: dict[str, str] = {}
+        for record in records.values():
+            further |= {name: f"{record.address}:{port}" for name, port in record.ports.items()}
         local = options.leaders.get(0, ())
         self._own = Door(paths, 0, options.door, self.ports, local, further)
         folders = {instance: self._own.sockets(instance) for instance in local}
@@ -104,11 +97,7 @@ class Doors:
         return self._own
 
     def watch(self, *, may_restart: bool) -> bool:
-        """Open the door again, if there is one and it has ended; returns whether the job is being ended.
-
-        Raises:
-            StartFailed: a door has ended and is not opened again.
-        """
+        """Open an ended door again, or raise StartFailed; returns whether Slurm ends the job."""
         if self._own is None:
             return False
         ended = [door for door in self._others if door.poll() is not None]
@@ -120,7 +109,7 @@ class Doors:
             return True
         if ended:
             raise StartFailed("the door of another node has ended", hint=self._hint)
-        sentence = f"the door (HAProxy) ended by itself, with exit code {self.own.returncode}"
+        sentence = f"the door (HAProxy) ended by itself, with exit code {self.own.process.returncode}"
         if self._restarts >= DOOR_RESTARTS or not may_restart:
             raise StartFailed(sentence, hint=self._hint)
         self._restarts += 1
@@ -136,7 +125,7 @@ class Doors:
     @property
     def pids(self) -> set[int]:
         """The processes of all doors."""
-        own = set() if self._own is None else {self._own.pid}
+        own = set() if self._own is None else {self._own.process.pid}
         return own | {door.pid for door in self._others}
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Run all instances, and the door if there is one, to the end of the run.
 
-It runs on the job's first node, outside of any container, and alone writes the endpoint and the events of
-the stage. Each instance is a child process (``instance.sh``, which starts the ranks); its leader writes a
-file when the instance is ready. What ends an instance or the run is decided in :mod:`ending`.
+On the job's first node, outside of any container, it alone writes the endpoint and the stage's events. A
+child process (``instance.sh``) starts an instance's ranks. What ends an instance or the run is decided in
+:mod:`ending`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class RunSupervisor:
         try:
             self._instances = self._doors.open()
             for instance in self._instances:
-                self._start(instance)
+                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
             self._note()
             while self._tick():
                 time.sleep(_TICK_S)
@@ -111,7 +111,7 @@ class RunSupervisor:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
-                self._start(instance)
+                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
                 self._note()
         if self._stopping_since is None:
             self._publish_or_watch()
@@ -135,9 +135,6 @@ class RunSupervisor:
 
     # Instances ----------------------------------------------------------------------
 
-    def _start(self, instance: Instance) -> None:
-        start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
-
     def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None:
             instance.child = None
@@ -151,7 +148,6 @@ class RunSupervisor:
             self._end_if_lost(instance, child)
 
     def _others(self, instance: Instance) -> int:
-        """Return how many other instances live."""
         return sum(other.lives for other in self._instances if other is not instance)
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:

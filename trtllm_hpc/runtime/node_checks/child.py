@@ -45,11 +45,7 @@ class Outcome:
 def run_child(
     paths: RunPaths, part: str, environment: Mapping[str, str] | None = None, limit_s: float = LIMIT_S
 ) -> Outcome:
-    """Run a part's work in a child of its own.
-
-    Args:
-        environment: the child's; by default this process's.
-    """
+    """Run a part's work in a child of its own, by default with this process's environment."""
     program = [sys.executable, sys.argv[0], f"--run={paths.folder}", "node-check", part, "--child"]
     with tempfile.TemporaryDirectory() as folder:
         output, log = Path(folder) / "steps", Path(folder) / "log"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import socket
 from dataclasses import replace
@@ -12,8 +11,8 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import disk_space, locked_memory, shared_memory
-from trtllm_hpc.runtime.node import SCRATCH, SHM, interface_address, query_gpus, shm_free_gib
+from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory
+from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
 
@@ -32,8 +31,9 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-transports": _transports(),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
-        "node-locked-memory": _locked_memory(facts["host"]) if wanted.nodes > 1 else None,
-        "node-disk": _disk(facts["host"], paths),
+        "node-locked-memory": locked_memory(facts["host"], locked_memory_kib()) if wanted.nodes > 1 else None,
+        "node-disk": full_file_system(facts["host"], paths.folder)
+        or ok(f"{facts['host']} can write its run folder, /tmp and /dev/shm"),
     }
     return [replace(it, code=name) for name, it in checks.items() if it is not None], facts
 
@@ -108,20 +108,6 @@ def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     if not models:
         # In a sandbox whose GPUs are only claimed there is no nvidia-smi either.
         return unknown(
-            f"nvidia-smi on {facts['host']} shows no GPU",
-            "srun nvidia-smi, on the profile's partition",
+            f"nvidia-smi on {facts['host']} shows no GPU", "srun nvidia-smi, on the profile's partition"
         )
     return ok(f"{facts['host']} has {models[0].split(',')[0]}, driver {models[0].split(',')[1].strip()}")
-
-
-def _locked_memory(host: str) -> Diagnostic:
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return locked_memory(host, None if soft == resource.RLIM_INFINITY else soft // 1024)
-
-
-def _disk(host: str, paths: RunPaths) -> Diagnostic:
-    folders = (("the run folder", paths.folder), ("/tmp", SCRATCH), ("/dev/shm", SHM))
-    found = [disk_space(host, what, folder) for what, folder in folders]
-    return next(
-        (it for it in found if it.state != "ok"), ok(f"{host} can write its run folder, /tmp and /dev/shm")
-    )

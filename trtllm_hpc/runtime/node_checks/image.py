@@ -21,7 +21,7 @@ from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
 from trtllm_hpc.runtime.checks import installed_versions, planned_version
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
-from trtllm_hpc.runtime.process import output_of
+from trtllm_hpc.runtime.process import captured, output_of
 from trtllm_hpc.runtime.served_model import (
     VOCABULARY,
     VOCABULARY_VARIABLE,
@@ -42,11 +42,10 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
     installed = installed_versions(_PACKAGES)
     facts: dict[str, Any] = {"packages": installed, "versions": _versions(installed)}
     listed = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    release = installed.get("tensorrt_llm")
     found: dict[str, Diagnostic | None] = {
         "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
-        "image-release": planned_version(wanted.release, installed.get("tensorrt_llm"))
-        if wanted.release is not None
-        else None,
+        "image-release": None if wanted.release is None else planned_version(wanted.release, release),
         "image-home": _home(),
         "image-caches": _caches(),
         "image-vocabulary": _vocabulary(wanted),
@@ -60,9 +59,6 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
         found["image-import"] = _imported(outcome)
         found["image-parsers"] = _parsed(outcome)
     return [replace(it, code=name) for name, it in found.items() if it is not None], facts
-
-
-# Files and programs -----------------------------------------------------------------------
 
 
 _VERSIONS = {
@@ -158,23 +154,15 @@ def _programs(wanted: Wanted) -> tuple[dict[str, list[str]], Diagnostic | None, 
         refused += [f"{name} {option}" for option in sorted(used - {*options[name]}) if options[name]]
     if not wanted.programs:
         return {}, None, None
-    there = (
-        fail(
-            f"programs of the image that do not start: {'; '.join(broken)}",
-            "set container.image to an image that has them",
-        )
-        if broken
-        else ok(f"{', '.join(options)} start in the image")
-    )
-    known = (
-        fail(
-            f"the image does not have these options of the plan: {', '.join(refused)}",
-            "state the image's release: container.tensorrt_llm_version in the profile",
-        )
-        if refused
-        else ok("the image's programs have every option that the plan uses")
-    )
-    return options, there, None if broken and not refused else known
+    there = ok(f"{', '.join(options)} start in the image")
+    if broken:
+        message = f"programs of the image that do not start: {'; '.join(broken)}"
+        there = fail(message, "set container.image to an image that has them")
+    if refused:
+        message = f"the image does not have these options of the plan: {', '.join(refused)}"
+        hint = "state the image's release: container.tensorrt_llm_version in the profile"
+        return options, there, fail(message, hint)
+    return options, there, None if broken else ok("the image's programs have every option that the plan uses")
 
 
 def _help(program: Sequence[str]) -> str | tuple[str]:
@@ -182,15 +170,7 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
     if shutil.which(program[0]) is None:
         return ("not on PATH",)
     try:
-        answer = subprocess.run(
-            [*program, "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_HELP_S,
-            stdin=subprocess.DEVNULL,
-            env=alone(),
-        )
+        answer = captured([*program, "--help"], _HELP_S, alone())
     except subprocess.TimeoutExpired:
         return (f"--help did not end within {_HELP_S} s",)
     except OSError as error:
@@ -199,9 +179,6 @@ def _help(program: Sequence[str]) -> str | tuple[str]:
         said = (answer.stderr or answer.stdout).strip().splitlines()
         return (f"--help ended with exit code {answer.returncode}{': ' + said[-1] if said else ''}",)
     return answer.stdout
-
-
-# Upstream's own Python --------------------------------------------------------------------
 
 
 def read_image(wanted: Wanted) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.node import task_number
 from trtllm_hpc.runtime.node_checks import PARTS
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -69,8 +69,7 @@ class Found(JsonRecord):
 
 def write_found(paths: RunPaths, part: str, findings: Iterable[Diagnostic], facts: dict[str, Any]) -> None:
     """Write what this task has found."""
-    task = int(os.environ.get("SLURM_PROCID") or os.environ.get("TRTLLM_HPC_PROCID") or 0)
-    records = [one.as_json() for one in findings]
+    task, records = task_number(), [one.as_json() for one in findings]
     paths.node_findings.mkdir(exist_ok=True)
     found = Found(part, task, socket.gethostname(), records, facts)
     found.write(paths.node_findings / f"{part}_{task}.json")

@@ -20,8 +20,7 @@ _UNATTENDED_S = 60.0
 def check_node(paths: RunPaths, part: str, *, is_child: bool) -> int:
     """Look at one part and write what was found; the exit code says only whether that was possible.
 
-    Args:
-        is_child: do the work that may abort the process, for the parent that looks at the same part.
+    As the child, do the work that may abort the process, for the parent that looks at the same part.
     """
     wanted = Wanted.read(paths.node_checks)
     assert wanted is not None, paths.node_checks

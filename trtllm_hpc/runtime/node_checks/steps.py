@@ -11,13 +11,7 @@ from typing import Any
 from trtllm_hpc.errors import Diagnostic, fail, ok, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
-from trtllm_hpc.runtime.node import (
-    free_ports,
-    interface_address,
-    interface_towards,
-    own_address,
-    step_tasks,
-)
+from trtllm_hpc.runtime.node import free_ports, interface_address, interface_towards, own_address, step_tasks
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, run_child
 from trtllm_hpc.runtime.node_checks.image import _import_hint
 from trtllm_hpc.runtime.node_checks.records import Wanted
@@ -136,9 +130,6 @@ def _rate(began: float) -> float:
     return round(_ROUNDS * _BYTES / 1e9 / max(time.monotonic() - began, 1e-9), 2)
 
 
-# What it means ----------------------------------------------------------------------------
-
-
 def _imported(outcome: Outcome, wanted: Wanted, part: str) -> Diagnostic:
     where = _PURPOSE[part]
     for step in ("mpi4py", *(("tensorrt_llm",) if wanted.has_tensorrt_llm else ())):
@@ -184,9 +175,8 @@ def _bandwidth(outcome: Outcome, wanted: Wanted) -> Diagnostic | None:
     between = "two nodes" if wanted.nodes > 1 else "two ranks of a node"
     hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL chooses"
     if result is None:
-        return fail(
-            f"an all-reduce between {between} {outcome.ended or 'was not tried'}: {_last(outcome)}", hint
-        )
+        said = outcome.ended or "was not tried"
+        return fail(f"an all-reduce between {between} {said}: {_last(outcome)}", hint)
     if why := error_of(result):
         return fail(f"an all-reduce between {between} fails: {why}", hint)
     sentence = f"{result['with']} moves {result['gb_per_s']:.2f} GB/s between {between}"

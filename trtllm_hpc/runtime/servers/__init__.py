@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.server_spec import RankOptions, ServerDriver
-from trtllm_hpc.runtime.servers.openai import OpenAIDriver
-from trtllm_hpc.runtime.servers.triton import TritonDriver
+from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.servers.openai import OpenAIDriver, OpenAIHttp
+from trtllm_hpc.runtime.servers.triton import TritonDriver, TritonHttp
 
-DRIVERS: dict[str, Callable[[RunPaths, RankOptions], ServerDriver]] = {
-    "triton": TritonDriver,
-    "openai": OpenAIDriver,
-}
+ServerDriver = TritonDriver | OpenAIDriver
+"""Starts the server of a rank."""
+ServerHttp = TritonHttp | OpenAIHttp
+"""The server's own endpoint, without the door, which says whether the server is ready."""
 
 
 def driver_of(paths: RunPaths, options: RankOptions) -> ServerDriver:
     """Return the driver that the rank's specification names."""
-    return DRIVERS[options.spec.driver](paths, options)
+    return (OpenAIDriver if options.spec.driver == "openai" else TritonDriver)(paths, options)

@@ -33,7 +33,7 @@ class OpenAIDriver:
         self._place = _place(options)
 
     def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server."""
+        """Return how to start the server; raises StartFailed if this node does not have the program."""
         spec, environment = self._options.spec, dict[str, str]()
         address, _, port = self._place.rpartition(":")
         program, *words = self._options.words(
@@ -95,13 +95,10 @@ class OpenAIHttp:
     asked for a chat, any other model for a completion.
 
     Args:
-        place: ``address:port``.
-        models: the server's models, if it need not be asked for them.
-        unlisted: the model of a server that lists none.
-        chat: how the model chats.
-        health: path that answers with status 200.
-        generate: path that makes a token; ``None``: the server has no such path.
-        processes: returns the ids of the server's processes, to see where they listen instead.
+        place: ``address:port``. models: the server's models, if it need not be asked for them; ``unlisted``:
+        of a server that lists none. health: path that answers with status 200. generate: path that makes a
+        token; ``None``: the server has no such path. processes: returns the ids of the server's processes, to
+        see where they listen instead.
     """
 
     def __init__(
@@ -166,7 +163,8 @@ class OpenAIHttp:
 
     def others_ask(self) -> bool:
         """Return whether more than one connection is open: the door keeps none without a request."""
-        return _open_connections(int(self._place.rpartition(":")[2])) > 1
+        port = int(self._place.rpartition(":")[2])
+        return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets()) > 1
 
     def _question(self, models: Sequence[str]) -> Question:
         name = models[0] if models else ""
@@ -185,11 +183,6 @@ class OpenAIHttp:
             return [str(model["id"]) for model in listed["data"]] or self._unlisted
         except (ValueError, KeyError, TypeError):
             return self._unlisted
-
-
-def _open_connections(port: int) -> int:
-    """Return how many clients are connected to a port of this node."""
-    return sum(local == port and state == _ESTABLISHED for local, state, _ in _sockets())
 
 
 def _listening_ports(processes: Iterable[int]) -> list[int]:

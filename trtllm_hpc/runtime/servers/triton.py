@@ -39,15 +39,11 @@ class TritonDriver:
         self._paths, self._options = paths, options
         self._is_leader = options.rank == 0
         self._sockets = Path(os.environ[SOCKETS_VARIABLE]) if SOCKETS_VARIABLE in os.environ else None
-        self._ports = (0, 0, 0)
-        if self._sockets is None:
-            http, grpc, metrics = (
-                int(os.environ[f"TRTLLM_HPC_{it}_PORT"]) for it in ("HTTP", "GRPC", "METRICS")
-            )
-            self._ports = http, grpc, metrics
+        names = () if self._sockets is not None else ("HTTP", "GRPC", "METRICS")
+        self._ports = [int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in names] or [0, 0, 0]
 
     def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server; makes the links and the folder that it needs."""
+        """Return how to start the server; makes what the server needs. Raises StartFailed."""
         # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
         # without spaces or quotes.
         (scratch / "repository").symlink_to(self._paths.repository)
@@ -92,13 +88,9 @@ class TritonDriver:
 
 
 def find_server(server: str, scratch: Path) -> StartCommand:
-    """Return the server that the profile names, without arguments.
+    """Return the server that the profile names, without arguments; raises StartFailed if the node has none.
 
-    Args:
-        scratch: this rank's own folder, for files that the server needs.
-
-    Raises:
-        StartFailed: this node does not have it.
+    Files that the server needs go to ``scratch``, this rank's own folder.
     """
     if server == WHEEL:
         return _from_wheel(scratch)
@@ -134,11 +126,10 @@ def _from_wheel(scratch: Path) -> StartCommand:
 
 
 def _libpython(folder: Path, version: str) -> Path:
-    """A folder with this Python's shared library, which the stub needs, and nothing else.
+    """Make a folder with this Python's shared library, which the stub needs, and nothing else.
 
-    Python's own folder may hold all of the system's libraries, and on
-    ``LD_LIBRARY_PATH`` these would go before those in wheels: the system's
-    cuDNN before the one that PyTorch was built for.
+    Python's own folder may hold all of the system's libraries, and on ``LD_LIBRARY_PATH`` the system's cuDNN
+    would go before the cuDNN in wheels, for which PyTorch was built.
     """
     folder.mkdir(exist_ok=True)
     for source in Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib").glob(f"libpython{version}*.so*"):
@@ -148,8 +139,6 @@ def _libpython(folder: Path, version: str) -> Path:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
-
     def __init__(self, file: Path, timeout_s: float) -> None:
         super().__init__("triton", timeout=timeout_s)
         self._file = file
@@ -195,18 +184,17 @@ class TritonHttp:
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint."""
-        if self.sockets is not None:
-            return _UnixConnection(self.sockets / "http", timeout_s)
-        return http.client.HTTPConnection(self.address, self.port, timeout=timeout_s)
+        return self._connection("http", self.port, timeout_s)
 
     def metrics(self) -> str:
-        """Return the page of metrics."""
-        connection: http.client.HTTPConnection
-        if self.sockets is not None:
-            connection = _UnixConnection(self.sockets / "metrics", QUICK_S)
-        else:
-            connection = http.client.HTTPConnection(self.address, self.metrics_port, timeout=QUICK_S)
+        """Return the page of metrics; raises as ``call`` does."""
+        connection = self._connection("metrics", self.metrics_port, QUICK_S)
         return call(connection, "GET", "/metrics").decode(errors="replace")
+
+    def _connection(self, kind: str, port: int, timeout_s: float) -> http.client.HTTPConnection:
+        if self.sockets is not None:
+            return _UnixConnection(self.sockets / kind, timeout_s)
+        return http.client.HTTPConnection(self.address, port, timeout=timeout_s)
 
     def others_ask(self) -> bool:
         """Return true: the door's connections over gRPC stay open, whether anybody asks or not."""

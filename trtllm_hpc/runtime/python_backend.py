@@ -1,10 +1,4 @@
-"""The folder that Triton's Python backend makes in /tmp, and that a killed server leaves there.
-
-It is for models' packed environments, and most stay empty. The backend makes it whatever ``TMPDIR`` says
-(``pb_env.cc``, ``EnvironmentManager``; 2.51), under a name that does not tell whose it is. Two servers that
-share ``/tmp`` may start in the same second, and one whose folder is gone aborts when it ends. But a server
-keeps the path of its own folder, and its supervisor may look for that in its memory (proc(5)).
-"""
+"""What Triton's Python backend leaves to others: models' processes that die, and a folder in /tmp."""
 
 from __future__ import annotations
 
@@ -16,7 +10,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.runtime.process import descendants, name_of
+from trtllm_hpc.runtime.process import descendants, name_of, parent_of, state_of
+
+_NAME = "triton_python_b"
+"""What the kernel keeps of ``triton_python_backend_stub``."""
+_SEARCH_S = 5.0
+_LOOK_S = 1.0
+_DEAD_S = 3.0
+"""A zombie for so long is not about to be reaped; a server that ends by itself has had time to."""
 
 _FOLDER = Path("/tmp")
 _PREFIX = "python_env_"
@@ -26,17 +27,64 @@ _PAUSE_S = 0.05
 """A server that is told to end while it loads its models dies at once: its folder is to be known by then."""
 _START_S = 60.0
 _LATER_PAUSE_S = 1.0
-_LOOKS = 3
+_MOST_LOOKS = 3
 """How often a folder is looked for in the server's memory: it may be there before its path is stored."""
 _LARGEST_REGION = 32 << 20
 """Bytes. The path is on a thread's heap, small while models load; what is larger is a stack or a buffer."""
 
 
-class PythonEnvironment:
-    """Finds the folder of one rank's server, in a thread from ``begin`` to ``end``.
+class ModelProcesses:
+    """The processes of a server's Python models, which are descendants of this process.
 
-    Args:
-        scratch: this rank's own folder; a link in it will lead to what is found.
+    Triton does not miss one that dies: it goes on saying that it is ready, and each request for the model
+    fails after a second's wait (2.51). It never waits for such a child, which so stays a zombie; a model that
+    is unloaded leaves none.
+    """
+
+    def __init__(self) -> None:
+        self._models: dict[int, str] = {}
+        self._dead_since: dict[int, float] = {}
+        self._search_at = self._look_at = 0.0
+
+    def dead(self) -> str | None:
+        """Return a model of which a process has died by itself. May be called often."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return None
+        self._look_at = now + _LOOK_S
+        if now >= self._search_at:
+            self._search_at = now + _SEARCH_S
+            self._search()
+        for pid in list(self._models):
+            state = state_of(pid)
+            if state is None:
+                del self._models[pid]
+                self._dead_since.pop(pid, None)
+            elif state == "Z" and now - self._dead_since.setdefault(pid, now) >= _DEAD_S:
+                return self._models[pid]
+        return None
+
+    def _search(self) -> None:
+        own = os.getpid()
+        for pid in descendants(own):
+            # What such a process has forked looks the same, and is the model's own matter; once its parent
+            # has died, it is a child of this process.
+            if pid in self._models or (parent := parent_of(pid)) in (own, None) or name_of(parent) == _NAME:
+                continue
+            with suppress(OSError):
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+                if name_of(pid) == _NAME and len(arguments) > 1:
+                    # Its first argument is MODEL/VERSION/model.py.
+                    self._models[pid] = Path(arguments[1]).parent.parent.name
+
+
+class PythonEnvironment:
+    """Finds a server's folder in /tmp in a thread, and links it in ``scratch``, the rank's own folder.
+
+    The backend makes it for models' packed environments, whatever ``TMPDIR`` says (``pb_env.cc``,
+    ``EnvironmentManager``; 2.51), under a name that does not show whose it is. A server whose folder is gone
+    aborts when it ends, and two may share ``/tmp``. So the supervisor looks for its path in the server's
+    memory (proc(5)).
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -71,15 +119,12 @@ class PythonEnvironment:
                 self._link.symlink_to(folder)
                 return True
             self._looks[folder] += 1
-        self._others |= {folder for folder, looks in self._looks.items() if looks == _LOOKS}
+        self._others |= {folder for folder, looks in self._looks.items() if looks == _MOST_LOOKS}
         return False
 
 
 def environment_of(scratch: Path) -> Path | None:
-    """Return the folder that was found for a rank's server; ``None`` if there was none.
-
-    The server must have ended. A link in a folder of somebody else's is not believed.
-    """
+    """Return the folder of a rank's server, which has ended; another user's link does not count."""
     with suppress(OSError):
         folder = (scratch / _LINK).readlink()
         if (
