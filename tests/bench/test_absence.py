@@ -146,7 +146,7 @@ def test_the_pass_that_was_cut_is_measured_again(
         [(40, 0)]
     ]
     [warning] = [it for it in measurement.summary.verdict.warnings if "away" in it]
-    assert "level 2 of 3 (50/s): that pass was measured again" in warning
+    assert "level 2 of 3 (50/s): that pass is measured again" in warning
     by_phase = {
         phase: [it for it in records(run) if it.phase == phase] for phase in ("unfinished", "measured")
     }

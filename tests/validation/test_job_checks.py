@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,21 @@ def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:
         engine={"directory": str(engine), "tensor_parallel": 4}, kv_cache={"enable_block_reuse": True}
     )
     assert state(rows, "paged-context") == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mounts", "path", "here"),
+    [
+        (("/a:/models", "/b:/models/sub"), "/models/sub/x", "/b/x"),
+        (("/b:/models/sub:ro", "/a:/models"), "/models/sub/x", "/b/x"),
+        (("/data/models:/m", "/data/models"), "/m/y", "/data/models/y"),
+        (("/a:/models",), "/models2/x", "/models2/x"),
+    ],
+)
+def test_a_path_in_the_container_is_found_below_the_deepest_mount(
+    context: Callable[..., Context], mounts: tuple[str, ...], path: str, here: str
+) -> None:
+    given = context()
+    container = given.cluster.container.model_copy(update={"mounts": list(mounts)})
+    given = replace(given, cluster=given.cluster.model_copy(update={"container": container}))
+    assert given.path_here(path) == Path(here)

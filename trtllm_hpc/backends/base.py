@@ -282,8 +282,9 @@ def _ports(cluster: ClusterProfile) -> list[str]:
     return ports
 
 
-def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diagnostics:
+def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str, hint: str = "") -> Diagnostics:
     """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
+    hint = hint or "remove it, or take engine.backend: tensorrtllm"
     defaults = DEFAULTS[engine.backend]
     for name, model_field in Engine.model_fields.items():
         value = getattr(engine, name)
@@ -291,7 +292,6 @@ def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str) -> Diag
         if name in keys or value == default:
             continue
         for key, setting in leaves(f"engine.{name}", value):
-            hint = "remove it, or take engine.backend: tensorrtllm"
             yield in_job("conflict", key, f"is set, but {why}", hint, setting)
 
 

@@ -151,8 +151,8 @@ def every_node_has_its_command(facts: JobFacts) -> Diagnostics:
 
 def command_keys(facts: JobFacts) -> Diagnostics:
     """Keys for TensorRT-LLM have no effect on another server: its options are in its command."""
-    why = "serve.command has the server's own options"
-    yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why)
-    what, hint = "the backend command", "remove it, and write the server's own option into serve.command"
+    what, why = "the backend command", "serve.command has the server's own options"
+    hint = "remove it, and write the server's own option into serve.command"
+    yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why, hint)
     yield from section_has_an_effect(facts.job, "repository", (), what, hint)
     yield from section_has_an_effect(facts.job, "kv_cache", (), what, hint)

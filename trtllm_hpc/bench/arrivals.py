@@ -101,7 +101,8 @@ def _as_recorded(settings: Benchmark, recorded: Sequence[float | None]) -> Sched
     """The times of a trace, from its first request on; the window ends when the next request would be due."""
     times = [time for time in recorded if time is not None]
     if not times or len(times) < len(recorded):
-        message = "the arrivals of a trace need a workload with times, and this one has none"
+        missing = len(recorded) - len(times)
+        message = f"a trace needs a time for each request; {missing} of {len(recorded)} have none"
         hint = "use workload.kind trace, or arrival poisson"
         raise ConfigError(
             [Diagnostic("no-times", message, "the workload", "arrival", value="trace", hint=hint)]

@@ -242,7 +242,7 @@ class _Run:
                 if not outcome.cut:
                     return outcome
             except NotReady:
-                if not self._finds_server(step):
+                if not self._returned(step):
                     raise
             # The same requests once more: a server that was away knows none of them any more.
             self.passes.feed.put_back(0)
@@ -256,25 +256,26 @@ class _Run:
         with PassFile(self._files.requests, step.level, step.repeat) as file:
             outcome = replace(self.passes, settings=settings).run(level, step, file.add)
             may_return = begun_at if self._follow is not None else None
-            if may_return and was_cut(self._paths, may_return, outcome) and self._finds_server(step):
+            if may_return and was_cut(self._paths, may_return, outcome) and self._returned(step):
                 file.finish([replace(record, phase=UNFINISHED) for record in outcome.records])
                 return replace(outcome, cut=True)
             file.finish(outcome.records)
         return outcome
 
-    def _finds_server(self, step: Step) -> bool:
-        """Wait for a server that is away, and send requests to where it is then; false if it stays away."""
+    def _returned(self, step: Step) -> bool:
+        """Wait for a server that is away, and ask it where it is then; false: it did not come back."""
         begun = time.monotonic()
         try:
             endpoint = self._follow() if self._follow is not None else None
-        except TrtllmHpcError:
-            endpoint = None
+        except TrtllmHpcError as error:
+            self.notes.append(f"The server did not come back: {error}")
+            return False
         if endpoint is None:
             return False
         self.passes = replace(self.passes, target=self.move(endpoint))
         away_s = time.monotonic() - begun
         self.notes.append(
-            f"The server was away for {away_s:.0f} s or more during {step}: that pass was measured again."
+            f"The server was away for {away_s:.0f} s or more during {step}: that pass is measured again."
         )
         return True
 

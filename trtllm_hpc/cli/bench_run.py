@@ -161,7 +161,7 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         ),
         _Setting("workload.prefix_tokens", "N", "Length of a shared prefix."),
         _Setting("workload.prefixes", "N", "Number of different prefixes, used in turn."),
-        _Setting("workload.max_input_tokens", "N", "Leave out longer prompts."),
+        _Setting("workload.max_input_tokens", "N", "Leave out longer prompts; cut drawn lengths to it."),
         _Setting("workload.tokenizer", "FOLDER", "Folder with tokenizer.json."),
         _Setting(
             "workload.lora",

@@ -76,7 +76,8 @@ class Workload(Section):
     speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """trace: factor by which the recorded times are shortened."""
     max_input_tokens: TokenCount | None = None
-    """Longer prompts are left out (upstream's ``--max-input-len``); ``None``: the engine's limit."""
+    """Longer prompts of a dataset or trace are left out (upstream's ``--max-input-len``), and longer drawn
+    lengths are cut; ``None``: the engine's limit."""
     tokenizer: AbsolutePath | None = None
     """Folder with ``tokenizer.json``; ``None``: the model's folder, then the server."""
     lora: list[LoraShare] = Field(default=[])

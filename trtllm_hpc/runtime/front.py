@@ -22,7 +22,7 @@ _GRACE_S = 10.0
 """For a process to let its answers end."""
 _BACKLOG = 1024
 _MOST_STARTS = 3
-"""A gateway that has ended is started so often, each time by the next request."""
+"""Starts of the gateway in all; each after the first by the next request."""
 
 
 def with_addresses(

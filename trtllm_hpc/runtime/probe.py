@@ -120,9 +120,8 @@ class Probe:
                 # Whoever has asked since then comes after this question.
                 alone_since is not None and min(silent_s, time.monotonic() - alone_since) >= limit_s
             ):
-                return (
-                    f"model {question.model} has answered nothing for {silent_s:.0f} s, and computes nothing"
-                )
+                silence = f"model {question.model} has answered nothing for {silent_s:.0f} s"
+                return silence if self._is_blind else f"{silence}, and computes nothing"
         return None
 
     def _others_were_answered(self) -> bool:

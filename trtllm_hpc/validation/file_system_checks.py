@@ -303,7 +303,7 @@ def upstream_files(context: Context) -> Diagnostic | None:
         return None
     release, plan = context.plan.facts.release, context.plan
     if release is None:
-        return ok("the reference backend needs none of upstream's files")
+        return ok(f"the backend {context.job.engine.backend} needs none of upstream's files")
     wanted = {"container.examples": release.paths.examples} if _programs(context) else {}
     if plan.fills_repository_in_job:
         wanted["container.all_models"] = release.paths.all_models

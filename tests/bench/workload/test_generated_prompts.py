@@ -132,7 +132,7 @@ def test_prompts_are_cut_to_the_engines_limit_with_a_note() -> None:
     lengths = [request.input_tokens or 0 for request in built.requests]
     assert max(lengths) == 50
     cut = int(built.notes[0].rpartition(" ")[2].rstrip("."))
-    assert built.notes == [f"Prompts cut to the limit of 50 tokens: {cut}."]
+    assert built.notes == [f"Prompts cut to 50 tokens: {cut}."]
     assert 0 < cut <= lengths.count(50)
 
 

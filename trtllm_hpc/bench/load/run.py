@@ -136,7 +136,7 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         interrupted=any(result.interrupted for result in results),
         saturated_until_s=None if isinstance(plan, OpenPlan) else min(last_sends_s),
         disconnected=any(result.disconnected for result in results),
-        failures=sum(result.failures or 0 for result in results) or None,
+        failures=max(result.failures or 0 for result in results) or None,
     )
 
 

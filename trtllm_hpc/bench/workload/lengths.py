@@ -67,7 +67,7 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengt
         return drawn, []
     cut = sum(length.input_tokens > room for length in drawn)
     kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in drawn]
-    return kept, [f"Prompts cut to the limit of {limit} tokens: {cut:,}."] if cut else []
+    return kept, [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
 
 
 def _refuse_mostly_cut(key: str, share: float, limit: int) -> None:
