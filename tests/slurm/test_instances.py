@@ -122,6 +122,7 @@ def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
     run = start(person, engine, serve, companion={"benchmark": few})
     assert_names(person, run)
     assert_strangers_are_refused(person, run)
+    assert_the_key_alone_is_taken(endpoint_of(run))
     assert_measured_through_the_door(person, run)
     assert_a_killed_door_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
@@ -275,6 +276,25 @@ def assert_strangers_are_refused(person: Person, served: RunPaths) -> None:
     for node in person.sandbox.nodes:
         listening = node.run(["ss", "-H", "-t", "-l", "-n", "-p"])
         assert "tritonserver" not in listing_of_servers(listening)
+
+
+def assert_the_key_alone_is_taken(endpoint: Endpoint) -> None:
+    bearer = endpoint.authorization["authorization"]
+    for given, status in ((bearer, 200), (bearer.lower()[:7] + bearer[7:], 200), (bearer + " x", 401)):
+        assert _status(endpoint, given) == status
+    for given in (bearer + "\0", bearer + "\0x", bearer + ",x", "x, " + bearer, bearer.replace(" ", "  ")):
+        assert _status(endpoint, given) == 401, given
+
+
+def _status(endpoint: Endpoint, authorization: str) -> int:
+    connection = http.client.HTTPSConnection(
+        endpoint.address, endpoint.http_port, timeout=5, context=endpoint.tls()
+    )
+    try:
+        connection.request("GET", "/v2/health/ready", headers={"Authorization": authorization})
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:
