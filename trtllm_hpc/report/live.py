@@ -27,7 +27,7 @@ _DETAIL_PAUSE_S = 3.0
 _PLACE_PAUSE_S = 60.0
 """The same for a stage in the queue, whose place there may change with each answer of Slurm."""
 _TIMES_PAUSE_S = 600.0
-"""Pause after which a stage without news gets a line all the same, for its times."""
+"""Print a line for a stage without news at least this often, so that elapsed times stay current."""
 _LOG_PAUSE_S = 60.0
 """Shortest pause between two lines of the log there; ``trtllm-hpc logs --follow`` prints them all."""
 
