@@ -95,9 +95,9 @@ class RunPaths:
     build_recipe = _Named("build.json")
     """The steps of the build as data, for the engine cache."""
     node_checks = _Named("node_checks.json")
-    """What ``doctor --on-nodes`` is to look at."""
+    """What the job of ``doctor --on-nodes`` checks."""
     node_findings = _Named("node_findings")
-    """Folder of what its job has found."""
+    """Folder of the findings of the job of ``doctor --on-nodes``."""
     node_checks_over = _Named("node_checks.over")
     """Exists once that job has looked at everything."""
 

@@ -323,7 +323,7 @@ def bench_url(
 
     Raises:
         InvalidRequest: the URL is of no known protocol, or of another one than the settings name.
-        TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: as there.
+        TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: see `bench`.
     """
     from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.bench.targets import with_protocol

@@ -40,9 +40,9 @@ class Address:
     url: str
     """``http://`` or ``https://`` for Triton or OpenAI's protocol, ``grpc://`` or ``grpcs://`` for Triton."""
     key_file: Path | None = None
-    """File with the key that it asks for, sent as a bearer token."""
+    """File with the key that the server asks for, sent as a bearer token."""
     certificate_file: Path | None = None
-    """Certificate that is trusted; by default those that the system trusts."""
+    """File with the certificate to trust; by default, the system's certificates."""
 
 
 Target = Endpoint | Address

@@ -94,7 +94,10 @@ class Context:
 
     @cached_property
     def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
-        """The finished engine, or the NotAnEngine error as a value; ``None``: not a folder on this machine."""
+        """The finished engine, or the NotAnEngine error as a value.
+
+        ``None`` if this machine cannot see the folder.
+        """
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
             return read_engines(folder) if folder is not None and folder.is_dir() else None

@@ -101,7 +101,7 @@ class WorkloadSpec:
 
     settings: Benchmark
     count: int
-    token_ids: bool
+    takes_token_ids: bool
     """Whether the model takes ids (``tensorrt_llm``) instead of texts."""
     tokenizer: Tokenizer | None = None
     """The server's, or an equal one; ``None`` if there is none."""
