@@ -37,7 +37,7 @@ from benchmarks.load.figures import Figures
 from benchmarks.load.server import running_server
 from benchmarks.triton import ServerFailed
 from trtllm_hpc.backends import facts_of
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.single_calls import is_ready
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths

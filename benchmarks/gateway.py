@@ -33,8 +33,8 @@ import aiohttp
 from benchmarks.arguments import number
 from benchmarks.triton import running_triton
 from trtllm_hpc.client.async_client import AsyncClient
-from trtllm_hpc.client.calls import call_json
 from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.single_calls import call_json
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.synthetic import make_tokenizer

@@ -85,7 +85,7 @@ class RunPaths:
     repository_recipe = _Named("repository.json")
     """How the model repository is made from upstream's templates."""
     front = _Named("front.json")
-    """What the front of a disaggregated run is told, but for addresses."""
+    """Configuration of a disaggregated run's front, without the addresses that are known only at run time."""
     front_started = _Named("front.yaml")
     """The file that the front was started with."""
     servers_key = _Named("servers.key")
@@ -95,9 +95,9 @@ class RunPaths:
     build_recipe = _Named("build.json")
     """The steps of the build as data, for the engine cache."""
     node_checks = _Named("node_checks.json")
-    """What ``doctor --on-nodes`` is to look at."""
+    """What the job of ``doctor --on-nodes`` checks."""
     node_findings = _Named("node_findings")
-    """Folder of what its job has found."""
+    """Folder of the findings of the job of ``doctor --on-nodes``."""
     node_checks_over = _Named("node_checks.over")
     """Exists once that job has looked at everything."""
 
@@ -203,7 +203,7 @@ class RunPaths:
         return self.scripts / (f"haproxy.node{node}.cfg" if node else "haproxy.cfg")
 
     def door_ports(self, node: int) -> Path:
-        """Return the file in which the door of a further node tells its address and ports."""
+        """Return the file in which the door of a further node records its address and ports."""
         return self.ranks / f"door_{node}.json"
 
     def ready_record(self, step: str) -> Path:

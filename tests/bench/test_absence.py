@@ -17,11 +17,11 @@ from trtllm_hpc import bench
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import interruptions
-from trtllm_hpc.bench.interruptions import Place
+from trtllm_hpc.bench.interruptions import ServerIdentity
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.load.loops import Count
 from trtllm_hpc.bench.load.messages import Reply
-from trtllm_hpc.bench.measure import Subject, run_measurement
+from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.passes import Passes, PassOutcome
 from trtllm_hpc.bench.progress import Step
 from trtllm_hpc.bench.records import read_records
@@ -185,9 +185,9 @@ def test_another_attempt_of_the_companion_measures_only_what_is_missing(
     job = JobFile(name="a")
     served = Endpoint.read(run.endpoint)
     assert served is not None
-    first = run_measurement(Subject(run, served, job), settings, COMPANION_MEASUREMENT)
+    first = run_measurement(MeasuredServer(run, served, job), settings, COMPANION_MEASUREMENT)
     assert not first.valid and len(first.levels) == 2
-    second = run_measurement(Subject(run, endpoint, job), settings, COMPANION_MEASUREMENT)
+    second = run_measurement(MeasuredServer(run, endpoint, job), settings, COMPANION_MEASUREMENT)
     assert second.valid, second.verdict.findings
     assert len(second.levels) == 3 and second.levels[0] == first.levels[0]
     assert second.started_at == first.started_at
@@ -195,7 +195,7 @@ def test_another_attempt_of_the_companion_measures_only_what_is_missing(
     written = read_records(run.measurement(COMPANION_MEASUREMENT).requests)
     assert sorted(it.index for it in written) == list(range(120)), "each request once"
     assert written[39].ended_s < written[40].sent_s
-    third = run_measurement(Subject(run, endpoint, job), settings, COMPANION_MEASUREMENT)
+    third = run_measurement(MeasuredServer(run, endpoint, job), settings, COMPANION_MEASUREMENT)
     assert third.levels[0] != first.levels[0], "nothing was missing: it is measured anew"
 
 
@@ -216,18 +216,18 @@ def test_failures_of_a_server_that_stayed_are_not_measured_again(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "was_left"),
+    ("before", "after", "was_replaced_by"),
     [((0,), (0,), False), ((0,), (1,), True), ((0, 0), (1, 0), False), ((0, 1), (1, 2), True)],
 )
 def test_only_without_any_instance_was_the_server_away(
-    tmp_path: Path, before: tuple[int, ...], after: tuple[int, ...], was_left: bool
+    tmp_path: Path, before: tuple[int, ...], after: tuple[int, ...], was_replaced_by: bool
 ) -> None:
     paths = make_run(tmp_path / "run", None)
     places = []
     for restarts in (before, after):
         write_json(paths.instances, [{"instance": 0, "restarts": count} for count in restarts])
-        places.append(Place.of(paths))
-    assert places[0].was_left(places[1]) is was_left
+        places.append(ServerIdentity.of(paths))
+    assert places[0].was_replaced_by(places[1]) is was_replaced_by
 
 
 def test_a_companion_outlives_the_job_that_another_one_follows(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def of_a_trace(folder: Path, **settings: Any) -> Benchmark:
 
 
 def requests_of(settings: Benchmark) -> list[Request]:
-    return make_workload(WorkloadSpec(settings, expected_requests(settings), token_ids=False)).requests
+    return make_workload(WorkloadSpec(settings, expected_requests(settings), takes_token_ids=False)).requests
 
 
 def asked_of(settings: Benchmark) -> int:

@@ -14,7 +14,7 @@ from trtllm_hpc.config.benchmark import Benchmark, Workload
 
 def feed_of(**workload: Any) -> RequestFeed:
     """Ten requests."""
-    spec = WorkloadSpec(Benchmark(workload=Workload(**workload)), 10, token_ids=False)
+    spec = WorkloadSpec(Benchmark(workload=Workload(**workload)), 10, takes_token_ids=False)
     return RequestFeed(spec, [Target(endpoint(1), "ensemble")])
 
 

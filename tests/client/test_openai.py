@@ -18,8 +18,8 @@ import trtllm_hpc
 from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.waiting import eventually
 from trtllm_hpc.cli.client import command
-from trtllm_hpc.client.calls import call_json
 from trtllm_hpc.client.connect import Address
+from trtllm_hpc.client.single_calls import call_json
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.reference import synthetic

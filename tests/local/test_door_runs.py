@@ -14,7 +14,7 @@ import pytest
 
 from tests.schemas.check import documented
 from tests.waiting import eventually
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.single_calls import is_ready
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import take_certificate

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.load.messages import Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
-from trtllm_hpc.bench.measure import Subject, run_measurement
+from trtllm_hpc.bench.measure import MeasuredServer, run_measurement
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import MeasurementSummary
@@ -95,7 +95,7 @@ def measure(
     paths.make_folders()
     paths.engine.symlink_to(engine)
     job = JobFile.model_validate({"name": "run"})
-    measurement = run_measurement(Subject(paths, endpoint, job), settings, "adapters")
+    measurement = run_measurement(MeasuredServer(paths, endpoint, job), settings, "adapters")
     return measurement, read_records(paths.measurement("adapters").requests)
 
 

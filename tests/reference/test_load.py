@@ -40,7 +40,7 @@ def ask(asked: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply
 
 
 def request(asked: Target, tokenizer: TextTokenizer) -> Request:
-    if asked.token_ids:
+    if asked.takes_token_ids:
         return Request(COUNT, token_ids=tuple(tokenizer.encode(PROMPT)))
     return Request(COUNT, PROMPT)
 

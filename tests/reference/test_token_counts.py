@@ -29,7 +29,7 @@ REQUESTED = 7
 
 def measure(target: Target, tokens: Tokenization) -> list[RequestRecord]:
     settings = Benchmark(workload=Workload(kind="normal", input_tokens=12, output_tokens=REQUESTED))
-    spec = WorkloadSpec(settings, 4, target.token_ids, tokens.tokenizer, tokens.vocabulary)
+    spec = WorkloadSpec(settings, 4, target.takes_token_ids, tokens.tokenizer, tokens.vocabulary)
     workload = make_workload(spec).requests
     payloads = [encode_request(request, target, str(at)) for at, request in enumerate(workload)]
     load = run_load(OpenPlan(target, payloads, Clock(), [0.0, 0.01, 0.02, 0.03]))

@@ -24,7 +24,7 @@ from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.single_calls import is_ready
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events

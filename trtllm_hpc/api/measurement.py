@@ -25,7 +25,7 @@ from trtllm_hpc.runs.find import is_run
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.bench.progress import Snapshot
     from trtllm_hpc.bench.records import RequestRecord
     from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
@@ -278,13 +278,13 @@ def bench(
             turns). What they exclude in ``base`` goes back to its default.
 
     Raises:
-        TypeError: a keyword is no setting.
+        TypeError: unknown setting.
         ConfigError: settings exclude each other, or a file or the name cannot be used.
         NotReady, StartFailed, BuildFailed, RunCancelled, JobLost: there is no server, or none in time.
         RequestFailed, InvalidMeasurement: the model does not support such requests.
         KeyboardInterrupt: what was measured until then is saved.
     """
-    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
     from trtllm_hpc.validation.benchmark_settings import refuse_over_limits, settings_of
@@ -294,10 +294,10 @@ def bench(
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
     refuse_over_limits(job, chosen)
     measurement = Measurement(found.paths, _new_name(found.paths, name))
-    subject = Subject(
+    server = MeasuredServer(
         found.paths, endpoint_of(found.paths, wait_s), job, follower_of(found.paths, restarts=True)
     )
-    return _measure(subject, chosen, measurement, on_progress)
+    return _measure(server, chosen, measurement, on_progress)
 
 
 def bench_url(
@@ -323,9 +323,9 @@ def bench_url(
 
     Raises:
         InvalidRequest: the URL is of no known protocol, or of another one than the settings name.
-        TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: as there.
+        TypeError, ConfigError, NotReady, RequestFailed, InvalidMeasurement, KeyboardInterrupt: see `bench`.
     """
-    from trtllm_hpc.bench.measure import Subject
+    from trtllm_hpc.bench.measure import MeasuredServer
     from trtllm_hpc.bench.targets import with_protocol
     from trtllm_hpc.client.connect import Address, look_at
     from trtllm_hpc.config.benchmark import Benchmark
@@ -337,11 +337,11 @@ def bench_url(
     protocol, endpoint = look_at(Address(url, key_file, certificate), chosen.request_timeout_seconds)
     chosen = with_protocol(chosen, protocol, url)
     paths.folder.mkdir(parents=True, exist_ok=True)
-    return _measure(Subject(paths, endpoint, None), chosen, measurement, on_progress)
+    return _measure(MeasuredServer(paths, endpoint, None), chosen, measurement, on_progress)
 
 
 def _measure(
-    subject: Subject,
+    server: MeasuredServer,
     settings: Benchmark,
     measurement: Measurement,
     on_progress: Callable[[Snapshot], object] | None,
@@ -349,7 +349,7 @@ def _measure(
     from trtllm_hpc.bench.measure import Interrupted, run_measurement
 
     try:
-        run_measurement(subject, settings, measurement.name, on_progress)
+        run_measurement(server, settings, measurement.name, on_progress)
     except Interrupted:
         write_text(measurement.files.table, str(measurement))
         raise

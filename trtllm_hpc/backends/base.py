@@ -78,7 +78,7 @@ class Front:
 class Backend:
     """One way of serving a model: what is loaded, and what answers.
 
-    The attributes and methods here are those of a server with OpenAI's protocol that loads a checkpoint.
+    Defaults suit an OpenAI server; a backend that loads a checkpoint overrides ``loaded_model``.
     """
 
     release_use: ReleaseUse = "none"
@@ -100,10 +100,10 @@ class Backend:
     """Whether one server starts the workers of all ranks by MPI."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
-    returns_no_logits: str | None = "OpenAI's protocol returns no logits"
+    why_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
-    takes_no_adapters: str | None = "OpenAI's protocol"
-    """What takes no weights of LoRA adapters; ``None``: requests may bring them."""
+    why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
+    """Why requests cannot bring weights of LoRA adapters; ``None``: they can."""
     door_kinds: tuple[str, ...] = OPENAI_KINDS
     """What the door listens for, without the gateway."""
     health_path = "/health"
@@ -176,7 +176,7 @@ class Backend:
         return None
 
     def chunking_key(self) -> str:
-        """Return the keys by which long prompts are computed in parts; empty: always."""
+        """Return the keys to set so that long prompts are computed in chunks; empty if they always are."""
         return "engine.enable_chunked_prefill"
 
     def streams(self, job: JobFile) -> bool:
@@ -207,8 +207,8 @@ class TritonBackend(Backend):
     health_path = "/v2/health/ready"
     program = "tritonserver"
     text_model = "ensemble"
-    returns_no_logits: str | None = None
-    takes_no_adapters: str | None = None
+    why_no_logits: str | None = None
+    why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
     """What ranks above 0 load."""
 
@@ -263,7 +263,7 @@ class TritonBackend(Backend):
         return job.serve.door != "none" and job.serve.openai == "gateway"
 
     def request_protocol(self, *, has_adapter: bool) -> Literal["openai", "both", "grpc"]:
-        """Return both of Triton's, but for an adapter: Triton takes no FP16 in JSON, of which weights are."""
+        """Return ``both``; ``grpc`` with an adapter, because its FP16 weights cannot be sent as JSON."""
         return "grpc" if has_adapter else "both"
 
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
@@ -282,7 +282,9 @@ def _ports(cluster: ClusterProfile) -> list[str]:
     return ports
 
 
-def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str, hint: str = "") -> Diagnostics:
+def engine_keys_without_effect(
+    engine: Engine, keys: Collection[str], why: str, hint: str = ""
+) -> Diagnostics:
     """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
     hint = hint or "remove it, or take engine.backend: tensorrtllm"
     defaults = DEFAULTS[engine.backend]
@@ -295,7 +297,7 @@ def keys_have_an_effect(engine: Engine, keys: Collection[str], why: str, hint: s
             yield in_job("conflict", key, f"is set, but {why}", hint, setting)
 
 
-def section_has_an_effect(
+def section_keys_without_effect(
     job: JobFile, section: str, keys: Collection[str], what: str, hint: str
 ) -> Diagnostics:
     """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``.

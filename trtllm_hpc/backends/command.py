@@ -9,7 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from string import Formatter
 
-from trtllm_hpc.backends.base import Backend, Rule, ServerPlan, keys_have_an_effect, section_has_an_effect
+from trtllm_hpc.backends.base import (
+    Backend,
+    Rule,
+    ServerPlan,
+    engine_keys_without_effect,
+    section_keys_without_effect,
+)
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
 from trtllm_hpc.config.job import JobFile
@@ -21,15 +27,14 @@ from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 ON_NODE = ("address", "port", "node_rank", "leader_address", "leader_port")
 """Placeholders whose values the nodes know: where the server is to listen, the number of this node within the
 instance, and where the processes of the instance meet."""
-IN_JOB = ("model", "name", "tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
+_ENGINE_PLACEHOLDERS = ("tensor_parallel", "pipeline_parallel", "max_seq_len", "max_batch_size")
+IN_JOB = ("model", "name", *_ENGINE_PLACEHOLDERS)
 """Placeholders that stand for keys of the job file."""
 OF_LAYOUT = ("nodes", "gpus_per_node")
 """Placeholders that stand for the layout of one instance."""
 PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
 
-_ENGINE_KEYS = (
-    *("backend", "tensor_parallel", "pipeline_parallel", "max_input_len", "max_seq_len", "max_batch_size"),
-)
+_ENGINE_KEYS = ("backend", "max_input_len", *_ENGINE_PLACEHOLDERS)
 
 
 class Command(Backend):
@@ -44,7 +49,7 @@ class Command(Backend):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of this backend."""
-        return (command_is_named, placeholders_have_values, every_node_has_its_command, command_keys)
+        return (command_is_named, placeholders_have_values, node_rank_is_passed, command_keys)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one process for each node of an instance, with all the GPUs that the instance has there."""
@@ -77,7 +82,7 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
     values = {
         "model": job.model.path,
         "name": job.name,
-        **{key: getattr(job.engine, key) for key in IN_JOB[2:]},
+        **{key: getattr(job.engine, key) for key in _ENGINE_PLACEHOLDERS},
         "nodes": layout.nodes,
         "gpus_per_node": layout.gpus_per_node,
     }
@@ -136,8 +141,8 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
                 yield in_job("bad-value", f"{field}[{number}]", message, hint, word)
 
 
-def every_node_has_its_command(facts: JobFacts) -> Diagnostics:
-    """On several nodes the processes know their numbers."""
+def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
+    """On several nodes, serve.worker_command, or serve.command without it, uses {node_rank}."""
     job = facts.job
     gpus, instances = facts.cluster.gpus_per_node, job.serve.instances
     is_split = (job.serve.nodes or 1) > instances or (gpus and job.engine.world_size > gpus)
@@ -153,6 +158,6 @@ def command_keys(facts: JobFacts) -> Diagnostics:
     """Keys for TensorRT-LLM have no effect on another server: its options are in its command."""
     what, why = "the backend command", "serve.command has the server's own options"
     hint = "remove it, and write the server's own option into serve.command"
-    yield from keys_have_an_effect(facts.job.engine, _ENGINE_KEYS, why, hint)
-    yield from section_has_an_effect(facts.job, "repository", (), what, hint)
-    yield from section_has_an_effect(facts.job, "kv_cache", (), what, hint)
+    yield from engine_keys_without_effect(facts.job.engine, _ENGINE_KEYS, why, hint)
+    yield from section_keys_without_effect(facts.job, "repository", (), what, hint)
+    yield from section_keys_without_effect(facts.job, "kv_cache", (), what, hint)

@@ -88,8 +88,8 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
 
     text_model = "tensorrt_llm"
     worker_models = ()
-    returns_no_logits = "the LLM API's model returns no logits"
-    takes_no_adapters = "the LLM API's model"
+    why_no_logits = "the LLM API's model returns no logits"
+    why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
 
     def launcher(self, facts: JobFacts) -> str | None:
         """Return upstream's: without it each server would spawn workers, which Slurm's PMIx refuses."""

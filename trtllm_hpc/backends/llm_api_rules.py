@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends.base import keys_have_an_effect, leaves, section_has_an_effect
+from trtllm_hpc.backends.base import engine_keys_without_effect, leaves, section_keys_without_effect
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -58,7 +58,7 @@ def llm_api_keys(facts: JobFacts) -> Diagnostics:
     """Keys for the build of an engine have no effect on the LLM API."""
     engine = facts.job.engine
     why = "the LLM API builds no engine that this could change"
-    yield from keys_have_an_effect(engine, (*ENGINE_KEYS, "directory"), why)
+    yield from engine_keys_without_effect(engine, (*ENGINE_KEYS, "directory"), why)
     if engine.directory is not None:
         message = "the LLM API loads the model itself, not an engine"
         hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
@@ -70,8 +70,8 @@ def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
     job = facts.job
     hint = "remove it; further arguments of LLM() go into engine.llm_api"
     judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
-    yield from section_has_an_effect(job, "repository", judged, "the LLM API", hint)
-    yield from section_has_an_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
+    yield from section_keys_without_effect(job, "repository", judged, "the LLM API", hint)
+    yield from section_keys_without_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
     if job.repository.instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
         hint = "set it to 1, and submit the job once for each instance"

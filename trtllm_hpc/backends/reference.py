@@ -16,8 +16,8 @@ from trtllm_hpc.backends.base import (
     Rule,
     ServedEngine,
     TritonBackend,
-    keys_have_an_effect,
-    section_has_an_effect,
+    engine_keys_without_effect,
+    section_keys_without_effect,
 )
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
@@ -85,10 +85,10 @@ _KV_CACHE_KEYS = ("max_tokens", "free_gpu_memory_fraction")
 def reference_keys(facts: JobFacts) -> Diagnostics:
     """Keys for TensorRT-LLM have no effect on the reference backend."""
     job = facts.job
-    yield from keys_have_an_effect(job.engine, _KEYS, "the reference backend has no such thing")
+    yield from engine_keys_without_effect(job.engine, _KEYS, "the reference backend has no such thing")
     what = "the backend reference"
-    yield from section_has_an_effect(job, "repository", _REPOSITORY_KEYS, what, "remove it")
-    yield from section_has_an_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
+    yield from section_keys_without_effect(job, "repository", _REPOSITORY_KEYS, what, "remove it")
+    yield from section_keys_without_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
 
 
 def tensor_parallel_only(facts: JobFacts) -> Diagnostics:

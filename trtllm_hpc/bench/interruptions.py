@@ -34,18 +34,18 @@ Follow = Callable[[], Endpoint]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which server answers; two are the same as long as it has not been away."""
+class ServerIdentity:
+    """Which server answers; equal as long as it has not been away."""
 
     job_id: str | None
-    """``None``: none is published."""
+    """``None``: no endpoint is published."""
     ready_at: float
     restarts: tuple[int, ...]
-    """Of each instance behind the door."""
+    """Restarts of each instance behind the door."""
 
     @classmethod
-    def of(cls, paths: RunPaths) -> Place:
-        """Return what the run's files say now."""
+    def of(cls, paths: RunPaths) -> ServerIdentity:
+        """Return the server that the run's files name now."""
         endpoint = Endpoint.read(paths.endpoint)
         try:
             restarts = tuple(int(one["restarts"]) for one in read_json(paths.instances) or [])
@@ -55,21 +55,21 @@ class Place:
             return cls(None, 0.0, restarts)
         return cls(endpoint.job_id, endpoint.ready_at, restarts)
 
-    def was_left(self, now: Place) -> bool:
-        """Return whether every instance has been away since."""
+    def was_replaced_by(self, now: ServerIdentity) -> bool:
+        """Return whether every instance has been away between this and ``now``."""
         if (self.job_id, self.ready_at) != (now.job_id, now.ready_at):
             return True
         pairs = list(zip(self.restarts, now.restarts, strict=False))
         return bool(pairs) and all(before < after for before, after in pairs)
 
 
-def was_cut(paths: RunPaths, begun_at: Place, outcome: PassOutcome) -> bool:
+def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> bool:
     """Return whether a pass failed because the server was away; waits a moment if it ended early."""
     ended_early = outcome.gone or outcome.failures is not None
     if outcome.interrupted or not (ended_early or any(not record.ok for record in outcome.records)):
         return False
     deadline = time.monotonic() + (_SETTLE_S if ended_early else 0.0)
-    while not begun_at.was_left(Place.of(paths)):
+    while not begun_at.was_replaced_by(ServerIdentity.of(paths)):
         if time.monotonic() > deadline:
             return outcome.gone  # it may not know yet itself, as after the loss of its node
         time.sleep(_TICK_S)

@@ -16,7 +16,7 @@ from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
-from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, Place, read_earlier, was_cut
+from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, ServerIdentity, read_earlier, was_cut
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
@@ -51,7 +51,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @dataclass(frozen=True)
-class Subject:
+class MeasuredServer:
     """What is measured: a served model and its run."""
 
     paths: RunPaths
@@ -60,13 +60,13 @@ class Subject:
     job: JobFile | None
     """``None``: a server without a run."""
     follow: Follow | None = None
-    """For a server that comes back after it was away; ``None``: one that is away is gone."""
+    """Finds the server again after it has moved. ``None``: a lost server ends the measurement."""
 
 
 def run_measurement(
-    subject: Subject, settings: Benchmark, name: str, show: Show | None = None
+    server: MeasuredServer, settings: Benchmark, name: str, show: Show | None = None
 ) -> MeasurementSummary:
-    """Measure, write everything into the subject's folder, and return the summary.
+    """Measure, write everything into the server's folder, and return the summary.
 
     Args:
         name: name of the measurement. Only the companion's writes its progress for those
@@ -82,23 +82,23 @@ def run_measurement(
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
-    earlier = read_earlier(subject.paths.measurement(name), settings) if is_companion else Earlier()
-    adapters = LoraAdapters.read(settings.workload, subject.paths)
-    job = subject.job
-    targets = targets_of(settings, subject.endpoint, None if job is None else backend_of(job).text_model)
-    tokenization = _tokenization(subject, settings)
+    earlier = read_earlier(server.paths.measurement(name), settings) if is_companion else Earlier()
+    adapters = LoraAdapters.read(settings.workload, server.paths)
+    job = server.job
+    targets = targets_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
+    tokenization = _tokenization(server, settings)
     clock, progress = earlier.clock(), Progress()
-    workload = _workload(subject, settings, tokenization, targets[0])
+    workload = _workload(server, settings, tokenization, targets[0])
     feed = RequestFeed(workload, targets, adapters.weights)
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
-    progress_file = subject.paths.benchmark_progress if is_companion else None
-    samples_file = subject.paths.measurement(name).samples
-    subject.paths.results.mkdir(exist_ok=True)
+    progress_file = server.paths.benchmark_progress if is_companion else None
+    samples_file = server.paths.measurement(name).samples
+    server.paths.results.mkdir(exist_ok=True)
     notes = [note for note in (tokenization.note, earlier.note) if note]
     with (
-        sampled(subject.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
+        sampled(server.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
         reported(progress, progress_file, show),
     ):
 
@@ -110,7 +110,8 @@ def run_measurement(
                 tokenization.tokenizer.follow(endpoint)
             return moved[0]
 
-        measuring = _Run(subject, settings, name, passes, notes, earlier, move)
+        measuring = _Run(server, settings, name, passes, notes, earlier, move)
+        measuring.begin()
         ended_early = measuring.run()
     measurement = measuring.write(
         [ended_early] if ended_early else [],
@@ -123,26 +124,26 @@ def run_measurement(
     return measurement
 
 
-def _tokenization(subject: Subject, settings: Benchmark) -> Tokenization:
-    """Find the run's tokenizer; of a server without a run only one that the settings name."""
-    if subject.job is None:
+def _tokenization(server: MeasuredServer, settings: Benchmark) -> Tokenization:
+    """Find the tokenizer: the run's, or, for a server outside any run, the one named in the settings."""
+    if server.job is None:
         return find_tokenizer(settings.workload)
-    model = subject.job.model.path
-    folders = [subject.paths.engine, *([Path(model)] if model else [])]
-    served = subject.endpoint if subject.endpoint.is_triton else None
+    model = server.job.model.path
+    folders = [server.paths.engine, *([Path(model)] if model else [])]
+    served = server.endpoint if server.endpoint.is_triton else None
     return find_tokenizer(settings.workload, folders, served, float(settings.request_timeout_seconds))
 
 
 def _workload(
-    subject: Subject, settings: Benchmark, tokenization: Tokenization, target: Target
+    server: MeasuredServer, settings: Benchmark, tokenization: Tokenization, target: Target
 ) -> WorkloadSpec:
     return WorkloadSpec(
         settings,
         expected_requests(settings),
-        target.token_ids,
+        target.takes_token_ids,
         tokenization.tokenizer,
         tokenization.vocabulary,
-        None if subject.job is None else subject.job.engine.max_input_len,
+        None if server.job is None else server.job.engine.max_input_len,
         ids_allowed=target.protocol == COMPLETIONS,
         counted_by_server=target.is_openai,
     )
@@ -163,7 +164,7 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
 class _Run:
     """A measurement that is going on: the passes so far, and its files."""
 
-    subject: Subject
+    server: MeasuredServer
     settings: Benchmark
     name: str
     passes: Passes
@@ -173,16 +174,19 @@ class _Run:
     """Prepares a server that was away, and returns how requests are sent to it."""
 
     def __post_init__(self) -> None:
-        self._paths, self._follow = self.subject.paths, self.subject.follow
+        self._paths, self._follow = self.server.paths, self.server.follow
         self._files = self._paths.measurement(self.name)
-        self._provenance = provenance(self._paths, self.subject.endpoint, self.subject.job)
-        for file in self._files.present:  # from an earlier attempt of the companion
+        self._provenance = provenance(self._paths, self.server.endpoint, self.server.job)
+        self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
+        self._search: SearchResult | None = None
+
+    def begin(self) -> None:
+        """Remove the files of an earlier attempt of the companion, and write the records kept of it."""
+        for file in self._files.present:
             if not file.is_dir():
                 file.unlink()
-        self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         if self._records:
             append_records(self._files.requests, self._records)
-        self._search: SearchResult | None = None
 
     def run(self) -> str | None:
         """Run every pass; return a sentence if the measurement ended early."""
@@ -190,8 +194,11 @@ class _Run:
             if self.settings.find_max:
                 return self._run_search()
             levels = levels_of(self.settings)[len(self._results) :]
-            endings = (self._run_level(level, self.settings) for level in levels)
-            return next(filter(None, endings), None)
+            for level in levels:
+                ended_early = self._run_level(level, self.settings)
+                if ended_early is not None:
+                    return ended_early
+            return None
         except KeyboardInterrupt:
             return _INTERRUPTED
 
@@ -202,28 +209,30 @@ class _Run:
 
         def measure(rate: float) -> Outcome:
             nonlocal ended_early
-            place, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
+            level_index, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, at_rate(settings, rate))
             if ended_early is not None:
                 return Outcome(0, 0, [], unusable=ended_early)
-            return outcome_of(self._results[place].passes, slo, settings.max_error_share)
+            return outcome_of(self._results[level_index].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
     def _run_level(self, level: Level, settings: Benchmark) -> str | None:
         """Run every pass over one level; return a sentence if the measurement ended early."""
-        place, passes = len(self._results), list[Pass]()
+        level_index, passes = len(self._results), list[Pass]()
         for repeat in range(self.settings.repeats):
             try:
-                outcome = self._run_pass(level, step_of(self.settings, place, level, repeat), settings)
+                step = step_of(self.settings, level_index, level, repeat)
+                outcome = self._run_pass(level, step, settings)
             except NotReady:
                 if not self._results:
                     raise
                 return SERVER_GONE
             passes.append(outcome.result)
             self._records += outcome.records
-            self._results[place:] = [LevelResult(level, passes, over_repeats([it.metrics for it in passes]))]
+            intervals = over_repeats([it.metrics for it in passes])
+            self._results[level_index:] = [LevelResult(level, passes, intervals)]
             if outcome.interrupted or outcome.gone:
                 return _INTERRUPTED if outcome.interrupted else SERVER_GONE
             if outcome.failures is not None:
@@ -238,7 +247,7 @@ class _Run:
         """
         for _ in range(MOST_CUTS):
             try:
-                outcome = self._run_once(level, step, settings, Place.of(self._paths))
+                outcome = self._run_once(level, step, settings, ServerIdentity.of(self._paths))
                 if not outcome.cut:
                     return outcome
             except NotReady:
@@ -248,7 +257,9 @@ class _Run:
             self.passes.feed.put_back(0)
         return self._run_once(level, step, settings, None)
 
-    def _run_once(self, level: Level, step: Step, settings: Benchmark, begun_at: Place | None) -> PassOutcome:
+    def _run_once(
+        self, level: Level, step: Step, settings: Benchmark, begun_at: ServerIdentity | None
+    ) -> PassOutcome:
         """Run one pass, and put its records into the file: those of one that is cut, as unfinished.
 
         ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
@@ -280,13 +291,16 @@ class _Run:
         return True
 
     def write(
-        self, findings: Sequence[str] = (), warnings: Sequence[str] = (), server: ServerTokens | None = None
+        self,
+        findings: Sequence[str] = (),
+        warnings: Sequence[str] = (),
+        server_tokens: ServerTokens | None = None,
     ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
         feed = self.passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self.passes.target
-        doubt = server_count_doubt(self._records, server)
+        doubt = server_count_doubt(self._records, server_tokens)
         measurement = MeasurementSummary(
             name=self.name,
             started_at=self.passes.clock.started_at,
@@ -296,7 +310,7 @@ class _Run:
             streaming=target.streaming,
             provenance={**self._provenance, "workload": workload_provenance(self._files.workload)},
             levels=self._results,
-            tokens=token_totals(self._records, server),
+            tokens=token_totals(self._records, server_tokens),
             errors=error_counts(self._records),
             verdict=overall_verdict(
                 self._results,

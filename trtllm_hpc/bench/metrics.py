@@ -223,7 +223,7 @@ TOTAL_TOKEN_RATE = Single(
 
 
 def _time_per_output_token(record: RequestRecord) -> Sequence[float]:
-    """The tokens of a single chunk came together: when they were generated is unknown."""
+    """Return the mean time between tokens; empty for a single chunk, whose tokens came together."""
     tokens = record.output_tokens
     if len(record.chunks_s) < 2 or tokens is None or tokens < 2:
         return ()
@@ -282,7 +282,7 @@ ITL = _latency(
         "The time from one token to the next, over all tokens of all requests, without the wait for the "
         "first. Needs streaming."
     ),
-    formula="each chunk of k tokens after the first: k times (chunk - previous chunk) / k",
+    formula="for each chunk of k tokens after the first: k values of (chunk - previous chunk) / k",
     needs_streaming=True,
     slo_name="itl",
     values=_inter_token_latencies,

@@ -273,19 +273,19 @@ def timed_length(level: ClosedLoop, until_s: float, given: int | None) -> int:
     return max(least, min(given, level.concurrency * math.ceil(until_s * _REQUESTS_PER_SECOND)))
 
 
-def step_of(settings: Benchmark, place: int, level: Level, repeat: int) -> Step:
-    """Describe one pass of the level at ``place`` for those who follow; of a search not what comes later."""
+def step_of(settings: Benchmark, level_index: int, level: Level, repeat: int) -> Step:
+    """Describe one pass for those who follow; for a search, without the levels that come later."""
     if settings.find_max:
-        return Step(place, None, level.label, repeat, settings.repeats)
+        return Step(level_index, None, level.label, repeat, settings.repeats)
     levels = levels_of(settings)
-    lengths = [_length_s(each, settings) for each in levels[place:]]
+    lengths = [_length_s(each, settings) for each in levels[level_index:]]
     later = [
         *lengths[:1] * (settings.repeats - repeat - 1),
         *(length for length in lengths[1:] for _ in range(settings.repeats)),
     ]
     known = [length for length in later if length is not None]
     then_s = sum(known) if len(known) == len(later) else None
-    return Step(place, len(levels), level.label, repeat, settings.repeats, then_s=then_s)
+    return Step(level_index, len(levels), level.label, repeat, settings.repeats, then_s=then_s)
 
 
 def _length_s(level: Level, settings: Benchmark) -> float | None:

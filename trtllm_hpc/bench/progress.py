@@ -27,7 +27,7 @@ _RATE_SPAN_S = 3.0
 """The running rate covers this many seconds."""
 _BAR_WIDTH = 20
 _MIN_BAR_WIDTH = 8
-"""A narrower bar is left out; the text tells the same."""
+"""A narrower bar is left out; the text shows the same."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ HIGHEST_PER_S = 100_000.0
 LOWEST_SHARE = 1 / 64
 """No rate below this share of the first is tried, because low rates take long to measure."""
 MAX_TRIED = 40
+"""Rates after which the search ends without having reached its precision."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,9 @@ def find_max(
 
     From the first rate on, the search doubles while the limits hold, or halves until they do. Then it bisects
     until the lowest failing rate exceeds the highest that holds by less than ``precision``. It ends early,
-    and says so, at a rate whose passes cannot be used, since nothing can be known above it. ``measure`` runs
-    the passes at a rate and judges them, see :func:`outcome_of`.
+    and ``stopped`` names the reason, after ``MAX_TRIED`` rates, below ``LOWEST_SHARE`` of the first rate, if
+    the limits hold at ``HIGHEST_PER_S``, or at a rate whose passes cannot be used, since nothing can be known
+    above it. ``measure`` runs the passes at a rate and judges them, see :func:`outcome_of`.
     """
     low: float | None = None
     high: float | None = None

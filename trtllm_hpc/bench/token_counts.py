@@ -55,7 +55,7 @@ def to_records(
     The responses of a stream that broke off are kept, without a total.
 
     Args:
-        parsed: of each reply, see :func:`trtllm_hpc.bench.load.parse_reply`.
+        parsed: of each reply, see :func:`trtllm_hpc.bench.load.messages.parse_reply`.
         requests: the workload, which the replies' ``index`` refers to.
         window: the measured part; what was due before it is warm-up, and after it drain.
         tokenizer: counts answers whose length the model does not report.
@@ -132,7 +132,7 @@ def _count_by_usage(answer: ParsedReply, tokens: int, retokenized: _Count | None
 def _count_whole(
     request: Request, answer: ParsedReply, reported: _Lengths, retokenized: _Count | None
 ) -> _Count:
-    """The tokens of an unstreamed answer."""
+    """Count an answer that came in one piece."""
     tokens = _without_prompt(request, answer, reported)
     if tokens is not None:
         return _Count(tokens, BY_MODEL)
@@ -236,13 +236,15 @@ class _TextCounter:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.special, one, two = map(len, tokenizer.encode(["", f"a{_REPLACEMENT}", f"a{_REPLACEMENT * 2}"]))
-        self._more = max(0, two - one - 1)
+        # Further tokens for each U+FFFD that the tokenizer splits.
+        self._extra_per_replacement = max(0, two - one - 1)
 
     def lengths(self, texts: Sequence[str]) -> Iterator[int]:
         for begin in range(0, len(texts), _BATCH):
             batch = texts[begin : begin + _BATCH]
             for text, ids in zip(batch, self._tokenizer.encode(batch), strict=True):
-                yield len(ids) - self.special - self._more * text.count(_REPLACEMENT)
+                extra = self._extra_per_replacement * text.count(_REPLACEMENT)
+                yield len(ids) - self.special - extra
 
 
 def _retokenize_whole(texts: Sequence[tuple[str, Request]], tokenizer: Tokenizer) -> Iterator[int]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
-from trtllm_hpc.client.calls import call_json, grpc_calls, openai_models
 from trtllm_hpc.client.model import Model
 from trtllm_hpc.client.over_grpc import GrpcServer
 from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.over_openai import OpenAIModel
+from trtllm_hpc.client.single_calls import call_json, grpc_calls, openai_models
 from trtllm_hpc.client.triton_model import POSTPROCESSING, PREPROCESSING, Tokenizer, TritonModel
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
@@ -40,9 +40,9 @@ class Address:
     url: str
     """``http://`` or ``https://`` for Triton or OpenAI's protocol, ``grpc://`` or ``grpcs://`` for Triton."""
     key_file: Path | None = None
-    """File with the key that it asks for, sent as a bearer token."""
+    """File with the key that the server asks for, sent as a bearer token."""
     certificate_file: Path | None = None
-    """Certificate that is trusted; by default those that the system trusts."""
+    """File with the certificate to trust; by default, the system's certificates."""
 
 
 Target = Endpoint | Address
@@ -104,8 +104,8 @@ def parse_url(address: Address) -> tuple[Protocol, Endpoint]:
 async def connect(target: Target, model: str | None, protocol: Protocol | None, timeout_s: float) -> Model:
     """Return the model of a server, by default the usual one.
 
-    A URL says its protocol itself. Raises RequestFailed if the server does not answer, has no such model, or
-    none can be chosen.
+    The scheme of a URL names its protocol. Raises RequestFailed if the server does not answer, has no such
+    model, or no model can be chosen.
     """
     timeout_s = min(timeout_s, _LOOK_TIMEOUT_S)
     if isinstance(target, Endpoint):

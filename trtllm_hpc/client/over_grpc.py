@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from trtllm_hpc.client.calls import call_failure, channel
 from trtllm_hpc.client.model import Course
 from trtllm_hpc.client.request import Request
+from trtllm_hpc.client.single_calls import call_failure, channel
 from trtllm_hpc.errors import RequestFailed, RequestRefused
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.response import WrongResponse

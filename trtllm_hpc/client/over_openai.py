@@ -48,10 +48,15 @@ class OpenAIModel(Model):
                 response = _parsed(url, event)
                 parts = []
                 for part in response.parts:
-                    log_probs[part.sequence] = (*log_probs.get(part.sequence, ()), *part.log_probs)
-                    prompt, sequence = divmod(part.sequence, several)
-                    so_far = log_probs[part.sequence]
-                    parts.append(Part(part.text, log_probs=so_far, prompt=prompt, sequence=sequence))
+                    log_probs[part.sequence_index] = (
+                        *log_probs.get(part.sequence_index, ()),
+                        *part.log_probs,
+                    )
+                    prompt, sequence = divmod(part.sequence_index, several)
+                    so_far = log_probs[part.sequence_index]
+                    parts.append(
+                        Part(part.text, log_probs=so_far, prompt_index=prompt, sequence_index=sequence)
+                    )
                 is_complete = is_complete or response.is_last
                 yield Response(parts, response.usage)
         if not (is_complete or course.is_stopped):

@@ -90,7 +90,7 @@ class Reply:
         for prompt, logits in response.logits.items():
             self._logits.setdefault(prompt, {}).update(logits)
         for part in response.parts:
-            key = (part.prompt, part.sequence, part.beam)
+            key = (part.prompt_index, part.sequence_index, part.beam_index)
             self._texts.setdefault(key, Text()).add(part, repeats=self._repeats)
         self._usage = response.usage or self._usage
         self.responses += bool(response.parts)

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Callable
 
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.single_calls import is_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot

@@ -155,7 +155,7 @@ def _event(chunk: Json) -> str:
 
 async def _from_first(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
     """Yield all events; an error after the first is an event, too, since the status has been sent."""
-    async with aclosing(events):
+    async with aclosing(events):  # Starlette ends this stream when the client goes away
         try:
             yield first
             async for event in events:

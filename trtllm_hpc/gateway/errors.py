@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's protocol, and which of them a failure is."""
+"""OpenAI's error format, and the mapping from our errors to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, Req
 from trtllm_hpc.wire.openai_answer import error_body
 
 _QUEUE_WORDS = "maximum queue size"
-"""Of TensorRT-LLM's executor, of Triton and of the reference backend, in any case."""
+"""Part of the message of TensorRT-LLM, Triton and the reference backend when the queue is full, in lower
+case."""
 
 _FAULT_WORDS = (
     "forwardasync",
@@ -17,7 +18,7 @@ _FAULT_WORDS = (
     "not ready",
     "unhealthy",
 )
-"""Of messages that are about the server, not about the request. Triton's streams send no codes, and
+"""Parts of messages that are about the server, not about the request. Triton's streams send no codes, and
 upstream's backend calls both kinds INTERNAL."""
 
 

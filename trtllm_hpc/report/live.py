@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _DETAIL_PAUSE_S = 3.0
 """Shortest pause between two lines about one stage's details, where lines cannot be redrawn."""
 _PLACE_PAUSE_S = 60.0
-"""The same for a stage in the queue, whose place there may change with each answer of Slurm."""
+"""Shortest pause for a stage in the queue, whose place in it may change with each answer of Slurm."""
 _TIMES_PAUSE_S = 600.0
-"""Pause after which a stage without news gets a line all the same, for its times."""
+"""Print a line for a stage without news at least this often, so that elapsed times stay current."""
 _LOG_PAUSE_S = 60.0
-"""Shortest pause between two lines of the log there; ``trtllm-hpc logs --follow`` prints them all."""
+"""Shortest pause between two lines of the log; ``trtllm-hpc logs --follow`` prints every line."""
 
 
 @contextmanager

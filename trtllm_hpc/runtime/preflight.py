@@ -69,9 +69,9 @@ class Expected:
     programs: Sequence[str] = ()
     """What must be there for the server to start."""
     component: int = 0
-    """Of a heterogeneous job, whose nodes this preflight looks at."""
+    """Index of the heterogeneous job component that this preflight checks."""
     phase: str | None = None
-    """Which phase of disaggregated serving has that component."""
+    """The disaggregated phase that runs on this component."""
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,13 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
-    problem = find_problem(gathered, expected, all_ranks=with_mpi) if gathered is not None else None
+    problem, warnings = None, list[str]()
+    if gathered is not None:
+        problem, warnings = compare(gathered, expected, all_ranks=with_mpi)
     problem = ranks.bcast(problem, root=0)
     if problem is not None:
         return _refuse(paths, expected, task, problem)
-    for sentence in [] if gathered is None else find_warnings(gathered, expected):
+    for sentence in warnings:
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
@@ -256,8 +258,20 @@ def _record(paths: RunPaths, found: Found, step: str, started_at: float) -> None
 # Comparison with the plan -----------------------------------------------------------------
 
 
-def find_problem(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
-    """Return the first thing that is wrong with the world, in one sentence; ``None`` if nothing is."""
+def compare(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> tuple[str | None, list[str]]:
+    """Return the first thing that is wrong, in one sentence (``None`` if nothing is), and all warnings.
+
+    Warnings are about what works, but not as the user may expect. There are none for a wrong world of ranks.
+    """
+    problem = _wrong_world(gathered, expected, all_ranks=all_ranks)
+    if problem is not None:
+        return problem, []
+    results = list(run_checks(gathered, expected))
+    problem = next((_sentence(it) for it in results if it.state == FAIL), None)
+    return problem, [_sentence(it) for it in results if it.state == WARN]
+
+
+def _wrong_world(gathered: list[Found], expected: Expected, *, all_ranks: bool) -> str | None:
     first = gathered[0]
     tasks = step_world(first.step_tasks, expected.world_size)
     if tasks.state == FAIL:
@@ -269,13 +283,7 @@ def find_problem(gathered: list[Found], expected: Expected, *, all_ranks: bool) 
             "(does `srun --mpi=list` show the profile's mpi plugin, and is this MPI built for it?)"
         )
     ranks = sorted(gathered, key=lambda found: found.rank)
-    problem = (_wrong_host(ranks, expected) if all_ranks else None) or _missing_gpus(ranks, expected)
-    return problem or next((_sentence(it) for it in run_checks(ranks, expected) if it.state == FAIL), None)
-
-
-def find_warnings(gathered: list[Found], expected: Expected) -> list[str]:
-    """Return one sentence for each thing that works, but not as the user may expect."""
-    return [_sentence(it) for it in run_checks(gathered, expected) if it.state == WARN]
+    return (_wrong_host(ranks, expected) if all_ranks else None) or _missing_gpus(ranks, expected)
 
 
 def _sentence(diagnostic: Diagnostic) -> str:
@@ -283,7 +291,7 @@ def _sentence(diagnostic: Diagnostic) -> str:
 
 
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
-    """Yield the result of every check of hosts, engine and tokenizer, once for each host."""
+    """Yield each host's checks, then those of release, engines and tokenizer once."""
     hosts = {found.host: found for found in reversed(ranks)}
     for host, found in sorted(hosts.items()):
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)

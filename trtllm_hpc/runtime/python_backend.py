@@ -1,4 +1,7 @@
-"""What Triton's Python backend leaves to others: models' processes that die, and a folder in /tmp."""
+"""What Triton's Python backend leaves to others: models' processes that die, and a folder in /tmp.
+
+The prefix of its shared memory is made in ``rank.sh.j2``.
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,10 @@ class Context:
 
     @cached_property
     def engines_read(self) -> tuple[EngineConfig, ...] | NotAnEngine | None:
-        """The finished engine, or why it is none; ``None`` if its folder cannot be seen here."""
+        """The finished engine, or the NotAnEngine error as a value.
+
+        ``None`` if this machine cannot see the folder.
+        """
         folder = None if self.engine_folder is None else self.path_here(self.engine_folder)
         try:
             return read_engines(folder) if folder is not None and folder.is_dir() else None
@@ -113,8 +116,8 @@ class Context:
 
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
-"""What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` asks the
-controller too for the limits of its partitions: beyond them a job is taken and waits for ever."""
+"""What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` also
+asks the controller for partition limits, because Slurm accepts a job beyond them and never starts it."""
 
 
 @dataclass(frozen=True)

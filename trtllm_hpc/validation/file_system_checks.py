@@ -24,7 +24,7 @@ CHECKOUT = "/tensorrtllm_backend"
 """Where upstream's guides mount a checkout of the backend if a container lacks its files."""
 
 
-_SHARED = re.compile(
+_NETWORK_FILE_SYSTEMS = re.compile(
     r"nfs|lustre|gpfs|beegfs|ceph|fuse|cifs|smb|9p|virtiofs|afs|wekafs|panfs|pvfs|orangefs|gfs"
 )
 """Types of file systems that several machines can mount."""
@@ -107,7 +107,7 @@ def _node_local(path: Path, folders: Collection[str]) -> str | None:
     """Return the one of ``folders`` that contains the path, unless a shared file system is mounted there."""
     real = os.path.realpath(path)
     local = next((folder for folder in folders if is_below(real, [folder])), None)
-    return None if local is None or _SHARED.match(_file_system(real)) else local
+    return None if local is None or _NETWORK_FILE_SYSTEMS.match(_file_system(real)) else local
 
 
 def _file_system(path: str) -> str:
@@ -233,7 +233,7 @@ def door(context: Context) -> Diagnostic | None:
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
 
 
-def shared(context: Context) -> Diagnostic:
+def dev_shm(context: Context) -> Diagnostic:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
         return unknown("the preflight looks at /dev/shm on each node")
@@ -241,7 +241,7 @@ def shared(context: Context) -> Diagnostic:
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
-def locked(context: Context) -> Diagnostic:
+def locked_memory_limit(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
     if not context.on_slurm or (context.has_job and context.plan.instances.nodes == 1):
         return ok("one node needs no locked memory for a network card")
@@ -258,7 +258,7 @@ def mounts(context: Context) -> Diagnostic | None:
         if not is_below(path, targets):
             message = f"{key} {path} cannot be mounted by itself: its name has one of {bad} in it"
             return fail(message, "mount a folder above it in container.mounts of the profile, or rename it")
-        link, target = next(_leading_out(path, context.path_here(path), targets), ("", ""))
+        link, target = next(_links_out_of_mounts(path, context.path_here(path), targets), ("", ""))
         if link:
             message = f"{link} is a link to {target}, which is not mounted"
             hint = "mount a folder above both in container.mounts of the profile, or copy the files (cp -rL)"
@@ -266,7 +266,7 @@ def mounts(context: Context) -> Diagnostic | None:
     return ok("what the job file names is mounted into the container")
 
 
-def _leading_out(path: str, here: Path, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _links_out_of_mounts(path: str, here: Path, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Find links in a folder whose targets are not mounted; the Hub's cache consists of links.
 
     Args:
@@ -358,6 +358,6 @@ CHECKS = (
     Check("tritonserver", "the server is there", server),
     Check("examples", "upstream's programs are there", examples),
     Check("door", "the door can be opened", door),
-    Check("shared-memory", "/dev/shm is large enough", shared),
-    Check("locked-memory", "memory may be locked", locked),
+    Check("shared-memory", "/dev/shm is large enough", dev_shm),
+    Check("locked-memory", "memory may be locked", locked_memory_limit),
 )

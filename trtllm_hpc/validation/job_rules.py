@@ -105,7 +105,7 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
         if not getattr(job.companion.request, name):
             continue
         field, gather = f"companion.request.{name}", f"gather_{name}"
-        reason = backend_of(job).returns_no_logits
+        reason = backend_of(job).why_no_logits
         if reason is not None:
             yield in_job("conflict", field, reason, "set it to false", True)
         elif job.engine.directory is None and not getattr(job.engine, gather):
@@ -180,10 +180,9 @@ def adapters_fit(job: JobFile) -> Diagnostics:
         if (adapter.directory is None) == (adapter.adapter is None):
             message = "an adapter is a folder, or one that the build converts, and this is neither or both"
             yield in_job("conflict", field, message, "set either directory or adapter")
-        what = backend_of(job).takes_no_adapters
-        if what is not None:
-            message = f"{what} takes no weights of LoRA adapters"
-            yield in_job("conflict", field, message, "remove it, or take engine.backend: tensorrtllm")
+        reason = backend_of(job).why_no_adapters
+        if reason is not None:
+            yield in_job("conflict", field, reason, "remove it, or take engine.backend: tensorrtllm")
         elif job.engine.directory is None and not job.engine.max_lora_rank:
             message = "an engine that is built with engine.max_lora_rank 0 takes no LoRA adapters"
             yield in_job("conflict", field, message, "set engine.max_lora_rank to the adapters' highest rank")

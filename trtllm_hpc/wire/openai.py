@@ -86,7 +86,7 @@ def _part(choice: Mapping[str, Any]) -> Part:
         text or "",
         thought=thought if isinstance(thought, str) else "",
         log_probs=_log_probs(choice.get("logprobs")),
-        sequence=index,
+        sequence_index=index,
     )
 
 

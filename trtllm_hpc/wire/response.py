@@ -29,11 +29,11 @@ class Part(NamedTuple):
     log_probs: Sequence[float] = ()
     """Logarithm of each token's probability: Triton repeats those of all tokens so far, OpenAI's protocol has
     the new ones."""
-    prompt: int = 0
-    """Index in the batch."""
-    sequence: int = 0
+    prompt_index: int = 0
+    """Index of the prompt in the batch."""
+    sequence_index: int = 0
     """Index of the answer, if a prompt gets several."""
-    beam: int = 0
+    beam_index: int = 0
 
 
 @dataclass(frozen=True)

@@ -117,9 +117,9 @@ def to_response(
                     ids[beam] if ids else None,
                     length=_length(lengths, beam),
                     log_probs=_log_probs(log_probs, beam),
-                    prompt=prompt,
-                    sequence=sequence,
-                    beam=beam,
+                    prompt_index=prompt,
+                    sequence_index=sequence,
+                    beam_index=beam,
                 )
             )
     return Response(parts, logits=found_logits)

@@ -184,7 +184,7 @@ def test_given_lengths_need_a_tokenizer_or_a_vocabulary(token_ids: bool, message
 
 def test_ids_are_those_of_common_words_if_there_is_only_a_tokenizer() -> None:
     benchmark = Benchmark(workload=Workload(kind="normal"))
-    built = make_workload(WorkloadSpec(benchmark, 5, token_ids=True, tokenizer=WordTokenizer()))
+    built = make_workload(WorkloadSpec(benchmark, 5, takes_token_ids=True, tokenizer=WordTokenizer()))
     assert all(1 not in (request.token_ids or ()) for request in built.requests)
     assert {request.input_tokens for request in built.requests} == {128}
 

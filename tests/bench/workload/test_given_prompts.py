@@ -45,17 +45,17 @@ def test_the_core_model_gets_the_ids_of_a_prompt() -> None:
 
 
 def test_a_note_says_if_prompts_are_not_counted() -> None:
-    built = make_workload(WorkloadSpec(Benchmark(), 2, token_ids=False))
+    built = make_workload(WorkloadSpec(Benchmark(), 2, takes_token_ids=False))
     assert [request.input_tokens for request in built.requests] == [None, None]
     assert built.notes == ["The prompts' tokens were not counted: no tokenizer was found."]
 
 
 def test_a_tokenizer_is_needed_for_token_ids_and_for_limits() -> None:
     with pytest.raises(ConfigError, match="no tokenizer to encode the texts"):
-        make_workload(WorkloadSpec(Benchmark(), 2, token_ids=True))
+        make_workload(WorkloadSpec(Benchmark(), 2, takes_token_ids=True))
     limited = Benchmark(workload=Workload(max_input_tokens=5))
     with pytest.raises(ConfigError, match="prompts can only be limited with a tokenizer"):
-        make_workload(WorkloadSpec(limited, 2, token_ids=False))
+        make_workload(WorkloadSpec(limited, 2, takes_token_ids=False))
 
 
 def test_prompts_that_are_too_long_are_left_out_and_counted() -> None:

@@ -6,6 +6,7 @@ run='/scratch/ana/runs of june/17'
 python=/opt/trtllm-hpc/bin/python3
 export TRTLLM_HPC_INSTANCE="$1"
 step=serve
+# The beginning of the prefixes that rank.sh gives to the ranks' shared memory.
 prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_"
 # A signal is for the ranks; what they leave is removed below.
 trap : TERM INT HUP

@@ -5,7 +5,8 @@ set -euo pipefail
 run='/scratch/ana/runs of june/17'
 rank=${SLURM_PROCID}
 # Two jobs may share a node, and two ranks too: the name of the shared memory
-# that Triton's Python backend makes carries both.
+# that Triton's Python backend makes carries both. instance.sh removes what begins
+# with this prefix without the rank.
 prefix="trt${TRTLLM_HPC_JOB_ID}_${TRTLLM_HPC_INSTANCE}_${rank}_"
 
 # Containers on Slurm have no --ulimit option: take what the host allows.

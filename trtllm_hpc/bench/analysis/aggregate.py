@@ -15,6 +15,7 @@ from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import EXACT_SOURCES
 
 _ANY_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+"""Any digits, those in names too; groups error messages."""
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])(?: of \d+(?:,\d{3})*(?![\d.%]))?")
 """A number that is not part of a name such as ``p99``, or a count and its total such as ``3 of 20``."""
 
@@ -39,7 +40,7 @@ def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval |
 def _interval(passes: Sequence[Mapping[str, Figure]], key: str, statistic: str | None) -> Interval:
     """Return the interval of one figure, cut at 0, because no rate, time, share or count is negative."""
     found = t_interval([value_of(figures[key], statistic) for figures in passes])
-    return found if found.low is None else replace(found, low=max(found.low, min(found.mean, 0.0)))
+    return found if found.low is None else replace(found, low=max(found.low, 0.0))
 
 
 def token_totals(records: Iterable[RequestRecord], server: ServerTokens | None = None) -> dict[str, Any]:

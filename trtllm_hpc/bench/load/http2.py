@@ -32,6 +32,8 @@ _MAX_WINDOW = 2**31 - 1
 _DEFAULT_WINDOW = 65_535
 _DEFAULT_FRAME_SIZE = 16_384
 _MAX_STREAM_ID = 2**31 - 1
+_UNLIMITED_STREAMS = 2**31
+"""More than there are stream ids: the number of open streams until the server sets a limit."""
 _WINDOW_REFILL = 2**30
 """Received bytes after which the connection's window is opened again."""
 _MAX_CACHED_BLOCKS = 1024
@@ -220,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._last_block = b""
         self._streams: dict[int, StreamHandler] = {}
         self._next_id = 1
-        self._max_streams = 2**31
+        self._max_streams = _UNLIMITED_STREAMS
         self._out = SendBuffer()
         self._received = 0
         self._rest = b""
@@ -292,14 +294,14 @@ class Connection(asyncio.Protocol):
 
     def _receive(self, data: bytes) -> None:
         now = time.monotonic()
-        self._flush_scheduled = True
+        self._flush_scheduled = True  # this method flushes at its end
         frames, self._rest = split_frames(self._rest + data if self._rest else data)
         for kind, flags, stream_id, payload in frames:
             if kind == DATA:
                 self._received += len(payload)
                 stream = self._streams.get(stream_id)
                 if stream is not None:
-                    stream.data(strip_padding(DATA, flags, payload) if flags > 1 else payload, now)
+                    stream.data(strip_padding(DATA, flags, payload) if flags & _PADDED else payload, now)
                 if flags & END_STREAM:
                     self._end(stream_id, {}, now)
             elif kind == HEADERS and flags & END_HEADERS:
@@ -350,7 +352,7 @@ class Connection(asyncio.Protocol):
         if stream is not None:
             self._out.drop(stream_id)
             stream.end(trailers, now)
-            if self._max_streams < 2**31 or not self.usable:
+            if self._max_streams < _UNLIMITED_STREAMS or not self.usable:
                 self._on_change()
 
     def _receive_control(self, kind: int, flags: int, stream_id: int, payload: bytes, now: float) -> None:

@@ -50,8 +50,8 @@ class Target:
     """The instance behind the door that gets the requests, over gRPC; ``None``: any."""
 
     @property
-    def token_ids(self) -> bool:
-        """Whether it takes token ids instead of a text."""
+    def takes_token_ids(self) -> bool:
+        """Whether the model takes token ids instead of a text."""
         return not self.served.takes_text
 
     @property

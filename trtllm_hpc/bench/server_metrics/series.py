@@ -21,7 +21,7 @@ from trtllm_hpc.bench.server_metrics.trtllm_serve import (
     GENERAL,
     MEMORY,
     REQUESTS,
-    Found,
+    TritonFigure,
     from_page,
     from_statistics,
 )
@@ -48,7 +48,7 @@ class Page:
         from prometheus_client.parser import text_string_to_metric_families
 
         self._samples: dict[tuple[str | None, str], list[tuple[Mapping[str, str], float]]] = defaultdict(list)
-        steps: list[Found] = []
+        steps: list[TritonFigure] = []
         if text.startswith("["):
             statistics, _, text = text.partition("\n")
             steps = from_statistics(statistics)
@@ -58,10 +58,10 @@ class Page:
                 if math.isfinite(sample.value):
                     # The library names counters as OpenMetrics does; Triton's have no such suffix.
                     name = sample.name.removesuffix("_total")
-                    found = Found(name, sample.labels, float(sample.value))
-                    self._add(from_page(*found, is_idle=not steps) or found)
+                    found = TritonFigure(name, sample.labels, float(sample.value))
+                    self._add(from_page(*found, without_statistics=not steps) or found)
 
-    def _add(self, *figures: Found) -> None:
+    def _add(self, *figures: TritonFigure) -> None:
         for name, labels, value in figures:
             self._samples[labels.get("model"), name].append((labels, value))
 

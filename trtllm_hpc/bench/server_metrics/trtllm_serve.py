@@ -16,7 +16,7 @@ ENGINE = "trtllm-serve"
 """Stands for the model's name, which the statistics do not have."""
 
 
-class Found(NamedTuple):
+class TritonFigure(NamedTuple):
     """A figure as Triton's page would have it."""
 
     name: str
@@ -53,7 +53,7 @@ _FIGURES: tuple[tuple[tuple[str, str], str, str, str | None], ...] = (
 """Triton's metric and label, the keys in the statistics, and the gauge on the page of newer releases, after
 ``trtllm_``. A gauge counts where there are no statistics, which another reader may have taken away."""
 _GAUGES = {f"trtllm_{gauge}": (group, value) for group, value, _, gauge in _FIGURES if gauge is not None}
-_OF_REQUESTS = {
+_REQUEST_TOTALS = {
     "trtllm_generation_tokens": ("nv_llm_output_token_len_sum", 1.0),
     "trtllm_prompt_tokens": ("nv_llm_input_token_len_sum", 1.0),
     "trtllm_request_success": ("nv_inference_request_success", 1.0),
@@ -63,7 +63,7 @@ _OF_REQUESTS = {
 """What is counted for each finished request: its name with Triton, and the factor between the units."""
 
 
-def from_statistics(text: str) -> list[Found]:
+def from_statistics(text: str) -> list[TritonFigure]:
     """Return the figures of the last step in the statistics; none if there was no step.
 
     Raises ValueError if it is not such a list.
@@ -74,7 +74,7 @@ def from_statistics(text: str) -> list[Found]:
     return list(_of_step(steps[-1])) if steps else []
 
 
-def _of_step(step: dict[str, Any]) -> Iterator[Found]:
+def _of_step(step: dict[str, Any]) -> Iterator[TritonFigure]:
     for group, value, keys, _ in _FIGURES:
         found: Any = step
         for key in keys.split("."):
@@ -83,21 +83,23 @@ def _of_step(step: dict[str, Any]) -> Iterator[Found]:
             yield _engine(group, value, float(found))
 
 
-def from_page(name: str, labels: Mapping[str, str], value: float, *, is_idle: bool) -> Found | None:
-    """Return one figure of the page for Prometheus; ``None`` if Triton has none that is the same.
+def from_page(
+    name: str, labels: Mapping[str, str], value: float, *, without_statistics: bool
+) -> TritonFigure | None:
+    """Return one figure of the page for Prometheus; ``None`` if Triton has no such figure.
 
-    ``name`` is without the ending ``_total``; ``is_idle``: there are no statistics.
+    ``name`` is without the ending ``_total``. Only ``without_statistics`` do the page's gauges count.
     """
-    if name in _GAUGES and is_idle:
+    if name in _GAUGES and without_statistics:
         return _engine(*_GAUGES[name], value)
-    if name not in _OF_REQUESTS:
+    if name not in _REQUEST_TOTALS:
         return None
-    known, factor = _OF_REQUESTS[name]
+    known, factor = _REQUEST_TOTALS[name]
     is_models = known.startswith("nv_inference_")
     model = labels.get("model_name", ENGINE) if is_models else ENGINE
-    return Found(known, {"model": model}, value * factor)
+    return TritonFigure(known, {"model": model}, value * factor)
 
 
-def _engine(group: tuple[str, str], value: str, figure: float) -> Found:
+def _engine(group: tuple[str, str], value: str, figure: float) -> TritonFigure:
     name, label = group
-    return Found(name, {"model": ENGINE, label: value}, figure)
+    return TritonFigure(name, {"model": ENGINE, label: value}, figure)

@@ -54,17 +54,20 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengt
         ConfigError: the file has no bins, the prefix leaves no room, or more than half of the prompts would
             be cut to the engine's limit. Cutting to ``max_input_tokens`` is allowed: the user has set it.
     """
-    sides = read_bins(spec.file) if spec.workload.kind == "histogram" else []
-    limit, room = spec.limit, (spec.limit or 0) - prefix_tokens
-    if limit is not None and room < 1:
-        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
-        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
-    if limit is not None and limit == spec.max_input_len != spec.workload.max_input_tokens:
-        share = _bins_share_above(sides[0], room) if sides else _normal_share_above(spec.workload, room)
-        _refuse_mostly_cut("path" if sides else "input_tokens", share, limit)
-    drawn = _bin_lengths(spec, sides) if sides else _normal_lengths(spec)
+    bin_lists = read_bins(spec.file) if spec.workload.kind == "histogram" else []
+    drawn = _bin_lengths(spec, bin_lists) if bin_lists else _normal_lengths(spec)
+    limit = spec.limit
     if limit is None:
         return drawn, []
+    room = limit - prefix_tokens
+    if room < 1:
+        message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
+        raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
+    is_engine_limit = limit == spec.max_input_len != spec.workload.max_input_tokens
+    if is_engine_limit and bin_lists:
+        _refuse_mostly_cut("path", _bins_share_above(bin_lists[0], room), limit)
+    elif is_engine_limit:
+        _refuse_mostly_cut("input_tokens", _normal_share_above(spec.workload, room), limit)
     cut = sum(length.input_tokens > room for length in drawn)
     kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in drawn]
     return kept, [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []

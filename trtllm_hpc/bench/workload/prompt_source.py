@@ -65,7 +65,7 @@ def generated_requests(spec: WorkloadSpec, shapes: Iterable[PromptShape]) -> tup
     Prompts are token ids for a model that takes ids, else texts. Raises ConfigError if there is neither
     tokenizer nor vocabulary for them.
     """
-    if not spec.token_ids:
+    if not spec.takes_token_ids:
         if spec.tokenizer is None:
             message = "prompts of a given length need the model's tokenizer, and none was found"
             raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)

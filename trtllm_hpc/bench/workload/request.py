@@ -101,7 +101,7 @@ class WorkloadSpec:
 
     settings: Benchmark
     count: int
-    token_ids: bool
+    takes_token_ids: bool
     """Whether the model takes ids (``tensorrt_llm``) instead of texts."""
     tokenizer: Tokenizer | None = None
     """The server's, or an equal one; ``None`` if there is none."""
@@ -112,7 +112,7 @@ class WorkloadSpec:
     ids_allowed: bool = False
     """Whether the model takes a file's ids, too, though it takes texts (OpenAI's completions)."""
     counted_by_server: bool = False
-    """Whether the server tells the length of each prompt in its answer (OpenAI's protocol)."""
+    """Whether the server reports the length of each prompt in its answer (OpenAI's protocol)."""
 
     @property
     def workload(self) -> Workload:

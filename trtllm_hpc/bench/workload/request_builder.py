@@ -21,7 +21,7 @@ class RequestBuilder:
         self._spec = spec
         self._seen = 0
         self._too_long = 0
-        if spec.tokenizer is None and not spec.token_ids and spec.workload.max_input_tokens is not None:
+        if spec.tokenizer is None and not spec.takes_token_ids and spec.workload.max_input_tokens is not None:
             message = "prompts can only be limited with a tokenizer, and none was found"
             raise settings_error("max_input_tokens", message, code="no-tokenizer", hint=TOKENIZER_HINT)
 
@@ -35,7 +35,7 @@ class RequestBuilder:
         notes = []
         if self._too_long:
             notes.append(too_long_note(self._too_long, self._seen, "prompts", self._spec.limit))
-        if self._spec.tokenizer is None and not (self._spec.token_ids or self._spec.counted_by_server):
+        if self._spec.tokenizer is None and not (self._spec.takes_token_ids or self._spec.counted_by_server):
             notes.append("The prompts' tokens were not counted: no tokenizer was found.")
         return notes
 
@@ -60,7 +60,7 @@ class RequestBuilder:
         tokenizer = self._spec.tokenizer
         if tokenizer is not None:
             return iter(tokenizer.encode(prompts))
-        if prompts and self._spec.token_ids:
+        if prompts and self._spec.takes_token_ids:
             message = "the core model takes token ids, and there is no tokenizer to encode the texts"
             raise settings_error("tokenizer", message, code="no-tokenizer", hint=TOKENIZER_HINT)
         return iter([None] * len(prompts))
@@ -71,7 +71,7 @@ class RequestBuilder:
         if ids is not None and self._spec.limit is not None and len(ids) > self._spec.limit:
             self._too_long += 1
             return None
-        sends_ids, tokenizer = self._spec.token_ids or prompt.prompt is None, self._spec.tokenizer
+        sends_ids, tokenizer = self._spec.takes_token_ids or prompt.prompt is None, self._spec.tokenizer
         counted_by = BY_WORKLOAD if sends_ids or tokenizer is None else tokenizer.counted_by
         return Request(
             prompt.max_tokens or self._spec.settings.max_tokens,
@@ -85,7 +85,7 @@ class RequestBuilder:
 
     def _checked_ids(self, prompt: SourcePrompt, ids: tuple[int, ...]) -> tuple[int, ...]:
         """The ids of a file's prompt, if the model takes ids and has these."""
-        if not (self._spec.token_ids or self._spec.ids_allowed):
+        if not (self._spec.takes_token_ids or self._spec.ids_allowed):
             message = "has token ids, but the model takes texts"
             hint = "--model tensorrt_llm, or --protocol openai"
             raise file_error(self._spec.file, prompt.line, message, hint=hint)

@@ -18,7 +18,7 @@ from trtllm_hpc.bench.workload.request import (
     Vocabulary,
     settings_error,
 )
-from trtllm_hpc.client.calls import call_json, grpc_calls
+from trtllm_hpc.client.single_calls import call_json, grpc_calls
 from trtllm_hpc.client.tokenizer_file import read_tokenizer
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.errors import NotReady, RequestFailed, ServerUnreachable
