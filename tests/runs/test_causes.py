@@ -73,6 +73,13 @@ def test_what_the_first_rank_recorded_goes_before_a_traceback_that_followed(run:
     assert status.causes[0].sentence == "The model's process of rank 0 was killed or crashed."
 
 
+def test_a_recorded_reason_has_the_advice_that_the_log_gives_with_it(run: RunPaths) -> None:
+    reason = "there is no program 'tritonserver' on n0"
+    log = f"error: {reason}.\n  next: set triton.server in the cluster profile\n"
+    add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=7, reason=reason)
+    assert run_status(run).causes[0].next == "set triton.server in the cluster profile"
+
+
 def test_json_has_the_causes(run: RunPaths) -> None:
     add_rank(run, 0, world_size=1, log=OOM, ended_at=20.0, exit_code=1)
     words = [str(run.folder), "--runs", str(run.folder.parent), "--json"]

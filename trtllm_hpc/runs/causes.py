@@ -56,7 +56,8 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         ]
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
-        candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))
+        said = _said(run.paths, failure.stage, reported, [it.own_error for it in facts])
+        candidates.append(Candidate(said, Certainty.REPORTED))
     elif not _has_root(candidates):
         own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
         if own is not None:
@@ -103,9 +104,11 @@ def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) 
     return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
 
 
-def _said(paths: RunPaths, stage: str, reported: str) -> Finding:
-    """Return the reason that the job has given; the table says what to do if it has one like that."""
+def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding | None]) -> Finding:
+    """Return the reason that the job has given, with what to do by the table, or by one of these errors."""
     said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
+    advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
+    said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
     lines = findings(scan(io.BytesIO(reported.encode())), "")
     known = next((finding for finding in lines if finding.kind is Kind.ROOT), None)
     return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)

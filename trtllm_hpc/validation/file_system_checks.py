@@ -18,6 +18,7 @@ from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
+from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"
@@ -185,7 +186,10 @@ def server(context: Context) -> Diagnostic | None:
     if shutil.which(name) is None:
         message = f"there is no {name} on this machine"
         hint = "set triton.server in the profile, or container.runtime"
-        return unknown(message, hint) if context.on_slurm else fail(message, hint)
+        if only_wheel_has_server():
+            hint = "set triton.server in the profile to pytriton, which this Python has"
+        sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
+        return fail(message, hint) if sees_nodes else unknown(message, hint)
     return ok(f"{shutil.which(name)} is there")
 
 
