@@ -114,7 +114,7 @@ class Context:
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
 """What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` asks the
-controller too for the limits of its partitions: beyond them a job is taken and waits for ever."""
+controller too for its partitions and their limits: beyond them a job is taken and waits for ever."""
 
 
 @dataclass(frozen=True)

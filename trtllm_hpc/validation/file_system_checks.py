@@ -126,6 +126,22 @@ def _file_system(path: str) -> str:
     return found[1]
 
 
+def absent(context: Context, path: str, key: str) -> Diagnostic:
+    """Judge a path of the job file that cannot be read here, and is there for the nodes at best."""
+    here = context.path_here(path)
+    if os.path.lexists(here):
+        return unknown(f"{key} {path} cannot be read on this machine", f"ls -l {here}")
+    above = next(folder for folder in here.parents if folder.is_dir())
+    message = f"{key} {path} does not exist: {above} is there, and has no {here.relative_to(above).parts[0]}"
+    nodes_see_it = not context.on_slurm or context.cluster.is_sandbox
+    # Of a root file system that the nodes share they may have mounted other folders.
+    if nodes_see_it or (above != Path("/") and _SHARED.match(_file_system(os.path.realpath(above)))):
+        return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
+    where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
+    message = f"{key} {path} is not on this machine; the nodes may have it"
+    return warn(message, f"srun{where} ls {path} looks on a node")
+
+
 def container_image(context: Context) -> Diagnostic | None:
     """A file must exist; a registry's image is pulled when the job starts."""
     image = context.cluster.container.image

@@ -12,6 +12,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, 
 from trtllm_hpc.layout import seats
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
@@ -215,7 +216,7 @@ def model_files(context: Context) -> Diagnostic | None:
         return None
     folder = context.model_folder
     if folder is None:
-        return unknown(f"{context.job.model.path} cannot be read on this machine")
+        return absent(context, context.job.model.path, "model.path")
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
