@@ -373,3 +373,9 @@ def test_a_run_that_may_still_answer_is_waited_for(fake_slurm: FakeSlurm, home: 
     assert asked.code == ExitCode.READINESS and "no endpoint within 0.2 s" in asked.errors
     # One question at the first pause and one at the end: Slurm is not asked at every turn.
     assert len([call for call in fake_slurm.calls() if call[0] == "squeue"]) == 2
+
+
+def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Types) -> None:
+    refused = types("client", "What", "is", "ML?")
+    assert refused.code == ExitCode.RUN
+    assert "next: trtllm-hpc client 'What is ML?', if all of it is the prompt: quote it" in refused.errors

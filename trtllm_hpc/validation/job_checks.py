@@ -96,7 +96,7 @@ def _benchmark(context: Context) -> Benchmark | None:
 
 
 def slo(context: Context) -> Diagnostic | None:
-    """Limits on times of tokens need streamed answers; the benchmark would fail only after the server is up."""
+    """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
     if benchmark is None or benchmark.slo is None:
         return None
