@@ -54,6 +54,10 @@ UNKNOWN: State = "unknown"
 """``warn``: works, but not as the user may expect. ``unknown``: cannot be judged here."""
 
 
+MOST_CHOICES = 20
+"""An error that says what to do has no longer list of choices."""
+
+
 @dataclass(frozen=True)
 class Diagnostic:
     """One fact about a job file, a cluster profile, a run or a machine, usually a fault.
@@ -78,10 +82,10 @@ class Diagnostic:
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         parts = [": ".join(part for part in (place, self.field, self.message) if part)]
-        if self.choices:
-            parts.append(f"    choices: {', '.join(self.choices)}")
         if self.hint:
             parts.append(f"    next: {self.hint}")
+        if self.choices and not (self.hint and len(self.choices) > MOST_CHOICES):
+            parts.append(f"    choices: {', '.join(self.choices)}")
         return "\n".join(parts)
 
     def as_json(self) -> dict[str, Any]:

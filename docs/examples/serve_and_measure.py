@@ -33,4 +33,6 @@ for level, group in requests[requests.phase == "measured"].groupby("level"):
     axes.plot(group.scheduled_s, group.latency_ms, "o", label=level)
 axes.set(xlabel="time of the request (s)", ylabel="latency (ms)")
 axes.legend(title="load")
-figure.savefig("latency.png")
+chart = run.folder / "latency.png"
+figure.savefig(chart)
+print(f"chart: {chart}")

@@ -75,11 +75,16 @@ def test_a_measurement_is_found_by_run_name_and_file(
 ) -> None:
     find, runs = trtllm_hpc.Measurement.find, tmp_path / "runs"
     assert find("latest:benchmark", runs).summary == measurement.summary
+    newer = measurement.paths.measurement("newer")
+    shutil.copy(measurement.files.requests, newer.requests)
+    assert find("latest", runs).name == "benchmark", "the newer has not finished"
+    shutil.copy(measurement.files.summary, newer.summary)
+    assert find("latest", runs).name == "newer"
     copy = tmp_path / "copied.json"
     shutil.copy(measurement.files.summary, copy)
     assert find(copy).summary == measurement.summary and find(copy).records == []
     with pytest.raises(RunNotFound, match="is in no run folder") as refused:
         find(copy).report()
     assert "copied.json" in (refused.value.hint or "")
-    with pytest.raises(RunNotFound, match="no measurement called 'sweep'; it has benchmark"):
+    with pytest.raises(RunNotFound, match="no measurement called 'sweep'; it has newer, benchmark"):
         find("demo-1:sweep", runs)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.logs.runs import make_run
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
@@ -75,3 +76,12 @@ def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     assert explain(str(tmp_path / "none")).exit_code == ExitCode.USAGE
+
+
+def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs: tuple[str, str]) -> None:
+    assert explain(str(tmp_path)).output == explain(*logs).output
+    run = make_run(tmp_path / "run")
+    run.rank_log("serve", 1).write_text(OOM)
+    assert explain(str(run.folder)).output.startswith("cause: The GPU's memory is full.")
+    (tmp_path / "empty").mkdir()
+    assert "has no file in it" in explain(str(tmp_path / "empty")).output

@@ -22,6 +22,7 @@ from trtllm_hpc.validation.load import load
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
 
 
@@ -106,12 +107,24 @@ def test_the_job_file_differs_from_the_built_in_defaults_in_its_ranks_only() -> 
 def test_the_profile_has_slurms_values() -> None:
     result = init("cluster", "mysite.yaml")
     assert "chosen: partition gpu: 4 nodes, GPUs: 8" in result.output
-    assert result.output.endswith("next: trtllm-hpc render tiny-llama --cluster mysite.yaml\n")
+    assert result.output.endswith("next: trtllm-hpc doctor tiny-llama --cluster mysite.yaml\n")
     cluster = load(Path("tiny-llama"), "mysite.yaml").cluster
     assert cluster == ClusterProfile(name="mysite", partition="gpu", gpus_per_node=8, mpi="pmix")
     text = Path("mysite.yaml").read_text()
     assert "#   cpu (default): 10 nodes, no GPU, 64 CPUs" in text
     assert "pmix, pmi2, pmix_v4, pmix_v5" in text
+
+
+@pytest.mark.usefixtures("slurm")
+def test_the_profile_has_the_server_of_the_wheel_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "pytriton")
+    assert "chosen: Triton server of the nvidia-pytriton wheel" in init("cluster", "wheel.yaml").output
+    assert load(Path("tiny-llama"), "wheel.yaml").cluster.triton.server == "pytriton"
+    (tmp_path / "tritonserver").symlink_to("/bin/true")
+    assert "wheel" not in init("cluster", "own.yaml").output
+    assert load(Path("tiny-llama"), "own.yaml").cluster.triton.server == "tritonserver"
 
 
 @pytest.mark.usefixtures("slurm")
@@ -125,7 +138,7 @@ def test_with_pyxis_the_profile_has_nvidias_image(tmp_path: Path, monkeypatch: p
     """So that a shipped job for it, which names 1.2.1, can be rendered at once."""
     fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST, "      --container-image=[USER@]IMAGE")
     result = init("cluster", "mysite.yaml")
-    assert result.output.endswith("next: trtllm-hpc render qwen3-8b --cluster mysite.yaml\n")
+    assert result.output.endswith("next: trtllm-hpc doctor qwen3-8b --cluster mysite.yaml\n")
     container = load(Path("qwen3-8b"), "mysite.yaml").cluster.container
     assert (container.runtime, container.image) == (
         "pyxis",

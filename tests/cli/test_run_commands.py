@@ -138,7 +138,8 @@ def test_a_refused_submission_does_not_take_over_latest(
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
-    assert types("submit", "job.yaml", "--cluster", "./here.yaml").code == ExitCode.SUBMISSION
+    ignoring = ("--ignore", "partition")
+    assert types("submit", "job.yaml", "--cluster", "./here.yaml", *ignoring).code == ExitCode.SUBMISSION
     assert types("render", "job.yaml", "--cluster", "./here.yaml").code == 0
     assert len(list((home / "runs").iterdir())) == 3
     for words in (("status",), ("status", "latest"), ("status", "demo")):
@@ -161,12 +162,17 @@ def test_a_refused_submission_ends_with_its_own_exit_code(
 ) -> None:
     (home / "job.yaml").write_text("name: demo\n")
     (home / "here.yaml").write_text("name: here\npartition: gpuu\nnode_local_folders: []\n")
-    refused = types("submit", "job.yaml", "--cluster", "./here.yaml")
+    before = types("submit", "job.yaml", "--cluster", "./here.yaml")
+    assert before.code == ExitCode.CONFIG and "there is no partition 'gpuu'" in before.errors
+    refused = types("submit", "job.yaml", "--cluster", "./here.yaml", "--ignore", "partition")
     assert refused.code == ExitCode.SUBMISSION
     assert "Invalid partition name specified" in refused.errors
     assert "set partition in the cluster profile" in refused.errors
     [run] = (home / "runs").iterdir()
     assert f"The rendered scripts are in {run}/scripts." in refused.errors
+    status = types("status", run.name).output
+    assert "cause: Sbatch refused" in status and "Invalid partition name specified" in status
+    assert "next: sinfo, then set partition in the cluster profile" in status
 
 
 def test_the_next_command_names_the_folder_where_the_id_would_not_do(
@@ -367,3 +373,9 @@ def test_a_run_that_may_still_answer_is_waited_for(fake_slurm: FakeSlurm, home: 
     assert asked.code == ExitCode.READINESS and "no endpoint within 0.2 s" in asked.errors
     # One question at the first pause and one at the end: Slurm is not asked at every turn.
     assert len([call for call in fake_slurm.calls() if call[0] == "squeue"]) == 2
+
+
+def test_a_prompt_without_quotes_is_advised_to_have_them(home: Path, types: Types) -> None:
+    refused = types("client", "What", "is", "ML?")
+    assert refused.code == ExitCode.RUN
+    assert "next: trtllm-hpc client 'What is ML?', if all of it is the prompt: quote it" in refused.errors

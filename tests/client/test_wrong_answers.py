@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import serialize_byte_tensor
 
 from tests.waiting import eventually
+from trtllm_hpc.client.connect import Address
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import AnswerTimedOut, RequestFailed, ServerUnreachable
 from trtllm_hpc.runtime.records import Endpoint
@@ -201,6 +202,17 @@ def test_a_wrong_answer_over_http_is_one_sentence(
     server.status, server.body = status, body
     with pytest.raises(RequestFailed, match=sentence):
         over_http.generate("x")
+
+
+def test_a_model_without_a_chat_template_is_asked_without_chat(
+    server: Server,
+) -> None:
+    with serving(server, ("m", {})) as endpoint:
+        client = Client(Address(f"http://127.0.0.1:{endpoint.http_port}/v1"), "m", protocol="openai")
+        with client, pytest.raises(RequestFailed) as caught:
+            server.status, server.body = 400, b'{"error": {"message": "This model has no chat template."}}'
+            client.chat([{"role": "user", "content": "What?"}])
+    assert caught.value.hint == "leave out --chat"
 
 
 def test_a_stream_over_http(server: Server, over_http: Client) -> None:

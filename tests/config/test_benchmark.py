@@ -6,7 +6,7 @@ import pytest
 
 from tests.config.files import JOB, Folder
 from trtllm_hpc.config.benchmark import Benchmark, Workload
-from trtllm_hpc.validation.benchmark_rules import scheduled_seconds
+from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
 HEAD = "companion:\n  benchmark:\n"
 
@@ -59,3 +59,11 @@ def test_a_rate_of_a_list_is_above_zero(files: Folder) -> None:
 )
 def test_how_long_the_load_takes_at_least(settings: Benchmark, seconds: float) -> None:
     assert scheduled_seconds(settings) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("slo", "words"), [("foo<1", "no metric is called"), ("ttft.p98<1s", "no statistic")]
+)
+def test_wrong_limits_are_named_with_the_other_errors(slo: str, words: str) -> None:
+    [problem] = settings_problems(Benchmark(slo=slo))
+    assert problem.field == "slo" and words in problem.message

@@ -109,6 +109,11 @@ def test_choices_are_listed(files: Folder) -> None:
     assert choices == ("auto", "float32", "float16", "bfloat16")
 
 
+def test_a_long_list_of_choices_does_not_hide_the_one_that_is_meant(files: Folder) -> None:
+    lines = str(files.diagnostic(JOB + "engine: {tensor_parallell: 2}\n")).splitlines()
+    assert len(lines) == 2 and "did you mean 'tensor_parallel'" in lines[1]
+
+
 def test_the_error_ends_with_the_next_command(files: Folder) -> None:
     job_file = files.folder / "my job.yaml"
     job_file.write_text("nam: x\n", encoding="utf-8")

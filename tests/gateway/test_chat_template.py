@@ -72,6 +72,9 @@ def test_prompts_are_those_of_transformers(folder: Path) -> None:
 
 
 def test_a_template_is_found_where_models_have_it(folder: Path) -> None:
+    chat = "<s>system: Be brief <b>&</b>.\nuser: Où?\nassistant:  Là. \nuser: Merci\nassistant:"
+    assert render(folder, CHAT) == chat, "a synthetic model's own"
+    configure(folder, chat_template=None)
     with pytest.raises(ApiError, match=r"^This model has no chat template.*Ask /v1/completions") as caught:
         render(folder, CHAT)
     assert caught.value.code == "no_chat_template"

@@ -81,6 +81,7 @@ def test_the_script_tells_the_same_story(folder: Path) -> None:
     assert script.returncode == 0, script.stdout + script.stderr
     assert "serve: runs, ready at 127.0.0.1" in script.stderr, script.stderr
     assert "at 8/s" in script.stdout or "at 4/s" in script.stdout
-    assert (folder / "latency.png").read_bytes().startswith(b"\x89PNG")
     [run] = trtllm_hpc.Run.list(folder / "runs")
+    assert (run.folder / "latency.png").read_bytes().startswith(b"\x89PNG")
+    assert {file.name for file in folder.iterdir()} == {"runs", "engines"}
     assert run.status.state is trtllm_hpc.RunState.CANCELLED

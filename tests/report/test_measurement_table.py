@@ -199,7 +199,15 @@ def test_it_fits_its_width(width: int, slo: str | None) -> None:
     assert "…" not in table
     assert row(table, "at 1000/s")[-1] == "max"
     failed = sum(one.failed for one in made.measurement.levels[1].passes)
-    assert failed and row(table, "20000/s")[1] == str(failed)
+    assert failed and row(table, "20000/s")[1:4] == [str(failed), "of", "120"]
+
+
+def test_eighty_columns_have_every_figure_and_sixty_the_most_important() -> None:
+    made = make([OpenLoop(4.0)], requests=80, slo="ttft.p99<500ms")
+    wide, narrow = (measurement_text(made.measurement, (), width).splitlines() for width in (80, 60))
+    assert wide[:7] == measurement_text(made.measurement, (), 100).splitlines()[:7]
+    assert wide[4].split()[-8:] == ["(1/s)", "(1/s)", "(1/s)", "p50", "p99", "p50", "p50", "p99"]
+    assert narrow[3].split() == ["finished", "goodput", "tokens", "TTFT", "latency"]
 
 
 def test_the_summary_of_a_run_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

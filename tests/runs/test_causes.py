@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
 from tests.schemas.check import documented
+from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.cli.status import command
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunStatus, run_status
@@ -71,6 +72,19 @@ def test_what_the_first_rank_recorded_goes_before_a_traceback_that_followed(run:
     add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=-9, reason=reason)
     status = run_status(run)
     assert status.causes[0].sentence == "The model's process of rank 0 was killed or crashed."
+
+
+def test_a_recorded_reason_has_the_advice_that_the_log_gives_with_it(run: RunPaths) -> None:
+    reason = "there is no program 'tritonserver' on n0"
+    log = f"error: {reason}.\n  next: set triton.server in the cluster profile\n"
+    add_rank(run, 0, world_size=1, log=log, ended_at=20.0, exit_code=7, reason=reason)
+    assert run_status(run).causes[0].next == "set triton.server in the cluster profile"
+
+
+def test_status_has_the_companions_progress(run_of: RunOf) -> None:
+    run = run_of("COMPLETED", "RUNNING", "RUNNING")
+    write_progress(run.benchmark_progress, Snapshot(Step(label="8/s"), done=7, errors=0, elapsed_s=2.0))
+    assert "companion: benchmark: 8/s, 7 requests" in shown(run)
 
 
 def test_json_has_the_causes(run: RunPaths) -> None:

@@ -105,7 +105,9 @@ def test_a_refusal_halfway_cancels_the_submitted_jobs(fake_slurm: FakeSlurm, tmp
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
     record = read_submission(paths)
     assert record is not None and not record.complete
-    assert run_status(paths).state.value == "cancelled"
+    status = run_status(paths)
+    assert (status.state.value, status.exit_code) == ("failed", ExitCode.SUBMISSION)
+    assert "stage companion was not submitted" in status.sentence and "Invalid partition" in status.sentence
 
 
 def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
@@ -234,7 +236,7 @@ def test_without_wait_the_ids_are_printed_and_that_is_all(fake_slurm: FakeSlurm,
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert documented("submit", output)["jobs"] == {"build": "101", "serve": "102", "companion": "103"}
-    assert [call[0] for call in fake_slurm.calls()] == ["scontrol", "sbatch", "sbatch", "sbatch"]
+    assert [call[0] for call in fake_slurm.calls()] == ["sinfo", "scontrol", *["sbatch"] * 3]
 
 
 @pytest.mark.parametrize(

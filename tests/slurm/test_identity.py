@@ -68,15 +68,6 @@ def people(sandbox: Sandbox, installed: Path, home: Path) -> Iterator[tuple[Pers
     for person in found:
         person.slurm("scancel", f"--user={person.user.pw_name}")
         assert person.has_no_jobs()
-        remove_scratch(person)
-
-
-def remove_scratch(person: Person) -> None:
-    """Remove what their servers left in /tmp when ``sandbox down`` killed them: other tests look there."""
-    for scratch in Path("/tmp").glob("trt*"):
-        repository = scratch / "repository"
-        if repository.is_symlink() and repository.readlink().is_relative_to(person.folder):
-            shutil.rmtree(scratch)
 
 
 def started(person: Person, engine: Path) -> tuple[RunPaths, str]:

@@ -255,12 +255,20 @@ def test_orphans_without_an_environment_die_with_their_job(sandbox: Sandbox, end
 
 def test_down_ends_running_jobs_and_leaves_nothing(other: Sandbox) -> None:
     other.up(nodes=1, gpus_per_node=0)
-    slurm(other, "sbatch", "--output=/dev/null", "--wrap=(env -i setsid sleep 4343 &); sleep 600")
+    sleeps = "--wrap=(env -i setsid sleep 4343 &); sleep 600"
+    job = slurm(other, "sbatch", "--parsable", "--job-name=sleeps", "--output=/dev/null", sleeps).strip()
     node = other.nodes[0]
     assert eventually(lambda: node.has_process("sleep"))
+    assert other.jobs() == [f"{job} sleeps RUNNING of root"]
     inside = [each.pid for each in node.processes()]
+    environment = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
+    own = Path(tempfile.mkdtemp(prefix=f"trt{job}_0_0_", dir="/tmp"))
+    (own / "python_environment").symlink_to(environment)
+    foreign = Path(tempfile.mkdtemp(prefix=f"trt{int(job) + 10**9}_0_0_", dir="/tmp"))
     assert other.down()
-    assert traces(other) == []
+    assert traces(other) == [] and other.jobs() == []
+    assert (own.exists(), environment.exists(), foreign.exists()) == (False, False, True)
+    foreign.rmdir()
     assert [pid for pid in inside if Path(f"/proc/{pid}").exists()] == []
     assert not other.down()
 

@@ -207,12 +207,16 @@ def test_the_partitions_of_both_phases_are_judged(checked: Checked, slurm: Calla
     missing = found(generation={"partition": "big"})["partition"]
     assert (
         "no partition 'big'" in missing.message
-        and missing.hint == "set phases.generation.partition in the profile"
+        and missing.hint
+        == "set phases.generation.partition in the profile, or --set cluster.phases.generation.partition=NAME"
     )
     small = found(generation={"partition": "cpu"})["partition"]
     assert "'cpu' has 0 GPUs" in small.message and "set phases.generation.gpus_per_node to 0" in (
         small.hint or ""
     )
+    alone = {"partition": "cpu,gpu", "companion_partition": "none"}
+    says(checked(needs=ALL, cluster=alone), "partition", "no partition 'none'")
+    assert state(checked(needs=ALL, cluster={"partition": "cpu,gpu"}), "partition") == "ok"
     there = {"partition": "gpu"}
     apart = checked(
         needs=ALL, **PHASES, cluster={"partition": "cpu", "phases": {"context": there, "generation": there}}

@@ -98,7 +98,21 @@ def test_a_model_without_a_configuration_is_refused_for_the_llm_api_too(
 
 def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
     rows = checked(model={"path": "/nowhere/llama", "synthetic": None, "family": "llama"})
-    assert {state(rows, name) for name in ("model-files", "tokenizer", "memory")} == {"unknown"}
+    assert {state(rows, name) for name in ("tokenizer", "memory")} == {"unknown"}
+    assert state(rows, "model-files") == "warn" and "ls /nowhere/llama" in (rows["model-files"].hint or "")
+
+
+def test_a_model_that_is_not_on_a_file_system_which_this_machine_sees(
+    checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"path": f"{tmp_path}/no/llama", "synthetic": None, "family": "llama"}
+    assert state(checked(model=model), "model-files") == "warn", "this machine's own disk"
+    monkeypatch.setattr("trtllm_hpc.validation.file_system_checks._file_system", lambda path: "lustre")
+    says(checked(model=model), "model-files", f"{tmp_path} is there, and has no no")
+    here = {"scheduler": "local", "partition": None}
+    monkeypatch.undo()
+    found = checked(model=model, cluster=here)["model-files"]
+    assert found.state == "fail" and f"ls {tmp_path}, then correct model.path" in (found.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +144,6 @@ def test_a_tokenizer_is_needed(checked: Checked, model: Path, engine: Path) -> N
 
 
 def test_limits_of_the_benchmark_that_cannot_be_read(checked: Checked) -> None:
-    wrong = {"benchmark": {"slo": "ttft.p98<500ms"}}
-    says(checked(companion=wrong), "slo", "no statistic is called")
     assert state(checked(companion={"benchmark": {"slo": "latency<500ms"}}), "slo") == "ok"
     assert "slo" not in checked()
 

@@ -69,7 +69,7 @@ class Measurement:
         """Return a measurement by ``RUN``, ``RUN:NAME`` or its file ``results/NAME.json``.
 
         Args:
-            name: a ``RUN`` alone means its companion's measurement, else its newest.
+            name: a ``RUN`` alone means its newest measurement that has finished.
             runs: folder of the runs, as for :meth:`Run.find`.
 
         Raises:
@@ -91,7 +91,7 @@ class Measurement:
             hint = f"trtllm-hpc bench {call_name(paths)}"
             raise RunNotFound(f"Run {paths.run_id} has no measurement yet.", hint=hint)
         if not colon:
-            wanted = COMPANION_MEASUREMENT if COMPANION_MEASUREMENT in names else names[0]
+            wanted = next((it for it in names if paths.measurement(it).summary.is_file()), names[0])
         return cls(paths, wanted)
 
     @classmethod

@@ -34,7 +34,7 @@ def _folder(ctx: click.Context, param: click.Parameter, value: str) -> RunPaths:
 
 
 def _found(ctx: click.Context, param: click.Parameter, value: str) -> Measurement:
-    """Callback of ``RUN``, the companion's measurement or else the newest, or ``RUN:NAME``, or a file."""
+    """Callback of ``RUN``, its newest measurement that has finished, or ``RUN:NAME``, or a file."""
     return Measurement.find(value, runs_folder(ctx))
 
 
@@ -125,7 +125,7 @@ def _table(rows: Sequence[MeasurementRow]) -> Table:
 def show_command(found: Measurement, runs: Any, as_json: bool) -> None:
     """Print the saved measurement NAME of RUN.
 
-    The default is the companion's measurement, else the newest of the run.
+    The default is the newest measurement of the run that has finished.
     'trtllm-hpc bench list' lists the names. A file results/NAME.json works as well.
 
     \b
@@ -222,7 +222,7 @@ def compare_command(
 def report_command(found: Measurement, runs: Any, output: Path | None, png: bool) -> None:
     """Write the report of a measurement: one HTML file that opens without a network.
 
-    Without NAME it is the companion's measurement, or else the run's newest;
+    Without NAME it is the run's newest measurement that has finished;
     'trtllm-hpc bench list' lists the names. Needs the extra: pip install 'trtllm-hpc[report]'.
 
     \b

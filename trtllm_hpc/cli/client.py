@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -306,7 +307,12 @@ def _run_and_prompts(words: Sequence[str], more: list[Any], ctx: click.Context) 
             return find_run(words[0], folder), []
         except RunNotFound:
             return find_run("latest", folder), [words[0]]
-    return find_run(words[0], folder), [*words[1:], *more]
+    try:
+        return find_run(words[0], folder), [*words[1:], *more]
+    except RunNotFound as error:
+        quoted = shlex.quote(" ".join(words))
+        error.hint = f"trtllm-hpc client {quoted}, if all of it is the prompt: quote it"
+        raise
 
 
 def _lines(file: Path | None) -> list[str]:

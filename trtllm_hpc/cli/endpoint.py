@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import shlex
 import socket
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ _TIMEOUT_S = 30.0
 _QUESTION = "What is machine learning?"
 _TOKENS = 64
 _LOCAL_PORT = 8000
+_PLACEHOLDER = "LOGIN_NODE"
 
 
 @click.command("endpoint")
@@ -68,6 +70,8 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
         if lines is not None:
             click.echo(f"\n{title}:\n")
             click.echo("\n".join(f"  {line}".rstrip() for line in lines.splitlines()))
+    if found.ssh.endswith(_PLACEHOLDER):
+        click.echo(f"\n{_PLACEHOLDER} is the name that you give to ssh to log in here.")
 
 
 def _chats(endpoint: Endpoint, model: str) -> bool:
@@ -128,8 +132,16 @@ def access(
         endpoint.certificate_file,
         _curl(endpoint, url, model, chats, length),
         None if endpoint.openai_url is None else _python(endpoint, model, chats),
-        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{socket.getfqdn()}",
+        f"ssh -N -L {_LOCAL_PORT}:{urlsplit(url).netloc} {getpass.getuser()}@{_this_host()}",
     )
+
+
+def _this_host() -> str:
+    """Return this machine for a laptop: its name with a domain, or the address that ssh came in by."""
+    name, by_ssh = socket.getfqdn(), os.environ.get("SSH_CONNECTION", "").split()
+    if "." in name:
+        return name
+    return by_ssh[2] if len(by_ssh) == 4 else _PLACEHOLDER
 
 
 def _body(model: str, chats: bool) -> dict[str, object]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.find import is_run
 
 CAUSE_FOUND = 1
 """Exit code if a log tells a cause."""
@@ -15,7 +17,7 @@ CAUSE_FOUND = 1
 
 @click.command("explain")
 @click.argument(
-    "files", nargs=-1, metavar="[FILE...|-]", type=click.Path(exists=True, dir_okay=False, allow_dash=True)
+    "files", nargs=-1, metavar="[FILE|FOLDER...|-]", type=click.Path(exists=True, allow_dash=True)
 )
 @json_option
 def command(files: tuple[str, ...], as_json: bool) -> int:
@@ -23,13 +25,14 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. Without FILE,
-    or with '-', the standard input is read. Of a run of this toolkit `status`
-    says the same.
+    or with '-', the standard input is read. Of a run folder all logs are read,
+    of another folder the files in it. Of a run of this toolkit `status` says the same.
 
     \b
     Examples:
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
+      trtllm-hpc explain runs/chat-20261126-000122-1fa0
       journalctl -k | trtllm-hpc explain -
 
     \b
@@ -42,6 +45,7 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
+    files = tuple(name for file in files for name in _logs_in(file))
     named = [file for file in files if file != "-"]
     facts = dict(zip(named, logs_facts([Path(file) for file in named]), strict=True))
     causes = [
@@ -59,3 +63,16 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
             if (error := facts[file].first_error) is not None:
                 click.echo(for_output(f"  looks like an error: {file}: {error}"))
     return CAUSE_FOUND if found else 0
+
+
+def _logs_in(name: str) -> list[str]:
+    """Return the file itself, or the logs in a folder. Raises click.UsageError if a folder has none."""
+    folder = Path(name)
+    if not folder.is_dir():
+        return [name]
+    if is_run(folder):
+        folder = RunPaths(folder).logs
+    found = sorted(str(file) for file in folder.rglob("*") if file.is_file())
+    if not found:
+        raise click.UsageError(f"{folder} has no file in it: name a log, or a run folder.")
+    return found

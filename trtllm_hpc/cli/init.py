@@ -130,17 +130,22 @@ def cluster(file: Path, from_slurm: bool | None, force: bool) -> None:
       trtllm-hpc init cluster mysite.yaml
     """
     from trtllm_hpc.config.files import as_argument
+    from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
 
     refuse_existing(file, force)
     facts = _facts(from_slurm)
     chosen = facts.chosen if facts is not None else None
-    _write(file, "cluster", title=_name_from(file, "my-cluster"), facts=facts, chosen=chosen)
+    wheel = facts is not None and not facts.has_pyxis and only_wheel_has_server()
+    title = _name_from(file, "my-cluster")
+    _write(file, "cluster", title=title, facts=facts, chosen=chosen, wheel=wheel)
     click.echo(f"Wrote {click.format_filename(file)}.")
     if chosen is not None:
         click.echo(f"  chosen: partition {chosen}")
+    if wheel:
+        click.echo("  chosen: Triton server of the nvidia-pytriton wheel; there is no tritonserver on PATH")
     # A shipped job that fits the profile: NVIDIA's image has no reference backend.
     job = "qwen3-8b" if facts is not None and facts.has_pyxis else "tiny-llama"
-    click.echo(f"  next: trtllm-hpc render {job} --cluster {as_argument(click.format_filename(file))}")
+    click.echo(f"  next: trtllm-hpc doctor {job} --cluster {as_argument(click.format_filename(file))}")
 
 
 def _facts(from_slurm: bool | None) -> SlurmFacts | None:

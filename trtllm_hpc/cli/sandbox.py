@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,12 +98,25 @@ def up(
 
 @command.command()
 @name_option
+@click.option("--yes", is_flag=True, help="Kill its jobs without asking.")
 @json_option
-def down(name: str, as_json: bool) -> None:
-    """Remove every trace of a sandbox, whatever state it is in; its jobs are killed."""
+def down(name: str, yes: bool, as_json: bool) -> None:
+    """Remove every trace of a sandbox, whatever state it is in; its jobs are killed.
+
+    In a terminal it asks first if there are jobs.
+
+    \b
+    Examples:
+      trtllm-hpc sandbox down
+      trtllm-hpc sandbox down --name trixie --yes
+    """
     from trtllm_hpc.sandbox import Sandbox
 
     sandbox = Sandbox(name)
+    if not yes and (jobs := sandbox.jobs()):
+        click.echo("\n".join([f"sandbox {name} has jobs:", *(f"  {job}" for job in jobs)]), err=True)
+        if sys.stdin.isatty():
+            click.confirm("Kill them?", abort=True, err=True)
     was_there = sandbox.down(tell=_print_step)
     outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
     click.echo(f"sandbox {name}: {outcome}", err=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.run import Run
+from trtllm_hpc.bench.progress import read_progress
 from trtllm_hpc.cli.options import (
     json_option,
     optional_run,
@@ -52,6 +53,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     click.echo(f"run {status.run_id}")
     print_table(status_table(status.stages, time.time()))
+    measures = any(stage.stage == "companion" and stage.state == "RUNNING" for stage in status.stages)
+    if measures and (progress := read_progress(run.benchmark_progress)) is not None:
+        click.echo(f"companion: benchmark: {progress}")
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
         click.echo(f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncGenerator, Mapping
 
 from trtllm_hpc.client.request import Request
@@ -15,6 +16,8 @@ from trtllm_hpc.wire.response import error_message
 
 _LOST = (502, 503)
 """What the door answers for a server that was lost, and for one that is not ready."""
+_NO_TEMPLATE = re.compile("no chat template|provide a chat template")
+"""In the words of the gateway here, and of transformers, which vLLM and trtllm-serve pass on."""
 
 
 class HttpServer:
@@ -59,7 +62,9 @@ class HttpServer:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:
                     kind = ServerUnreachable if reply.status in _LOST else RequestFailed
-                    raise kind(f"{url} answered {reply.status}: {error_message(await reply.read())}")
+                    message = error_message(await reply.read())
+                    hint = "leave out --chat" if request.messages and _NO_TEMPLATE.search(message) else None
+                    raise kind(f"{url} answered {reply.status}: {message}", hint=hint)
                 if not stream:
                     yield Event(await reply.read())
                     return

@@ -18,6 +18,11 @@ from trtllm_hpc.paths import write_json
 SPECIAL_TOKENS = ("<unk>", "<s>", "</s>")
 """In the order of their ids, as in Llama 2, where 2 ends a text."""
 
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
 _CORPUS = """
 The scheduler holds a queue of jobs and gives each of them a set of nodes for a bounded time. A job
 that asks
@@ -96,7 +101,8 @@ def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"unk_token": unknown, "bos_token": begin, "eos_token": end, "pad_token": end}
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names, "chat_template": CHAT_TEMPLATE}
+    write_json(folder / "tokenizer_config.json", config)
 
 
 def _add_words(tokenizer: Any, count: int) -> None:

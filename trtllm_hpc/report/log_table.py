@@ -32,7 +32,8 @@ from trtllm_hpc.runs.status import run_status
 _WELL = "ended 0"
 _STOPPED = "stopped by "
 _ERROR = "first error"
-_HOST_WIDTH = 12
+_HOST_WIDTH = 24
+"""Names of hosts often differ at their end only, so they are cut late."""
 _ERROR_WIDTH = 30
 """Width that an error needs in the table; where there is less, errors are printed below."""
 
@@ -117,15 +118,17 @@ def fitted(rows: Sequence[LogRow], width: int | None) -> str:
 
 def log_table(rows: Sequence[LogRow]) -> Table:
     """Return the rows as a table; many ranks in the same state are one row of it."""
+    groups = list(_groups(rows))
+    longest = max((len(_error(group)) for group in groups), default=0)
     table = Table(
         *("step", "rank", "host", "state", "size", _ERROR),
         right=("rank", "size"),
         one_line=("size",),
-        least={"host": _HOST_WIDTH, _ERROR: _ERROR_WIDTH},
+        least={"host": _HOST_WIDTH, _ERROR: min(_ERROR_WIDTH, longest)},
         cut=("host", _ERROR),
         optional=(_ERROR,),
     )
-    for group in _groups(rows):
+    for group in groups:
         sizes = [row.size_bytes for row in group.members if row.size_bytes is not None]
         size = format_bytes(sum(sizes)) if sizes else NONE
         where = (group.ranks or NONE, group.host or NONE)

@@ -38,11 +38,12 @@ _LEVEL_FIGURES = {
     "latency\np50": ("latency_ms", "p50"),
     "latency\np99": ("latency_ms", "p99"),
 }
-_FEW_FIGURES = ("finished\n(1/s)", _GOODPUT, _TOKENS, "TTFT\np99", "latency\np99")
+_OPTIONAL = (_GOODPUT, "latency\np99", _TOKENS, "TTFT\np99", "TPOT\np50", "TTFT\np50", "latency\np50")
+"""What a terminal that is too narrow for all figures does without, the last first."""
 
 
 def print_measurement(measurement: MeasurementSummary, records: Sequence[RequestRecord] = ()) -> None:
-    """Print the table, in its narrow form where the terminal is narrow."""
+    """Print the table with as many figures as there is room for in the terminal."""
     sys.stdout.write(measurement_text(measurement, records, terminal_width() or _WIDTH))
 
 
@@ -51,15 +52,14 @@ def measurement_text(
 ) -> str:
     """Return what there is to say of a measurement, in ``width`` columns, of which it needs 60.
 
-    ``records`` are needed only for the rows of each LoRA adapter. Fewer than 100 columns have fewer figures.
+    ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
     """
-    narrow = width < NARROW
-    tables = [_levels(measurement, narrow)]
+    tables = [_levels(measurement)]
     level = headline_level(measurement)
     if level is not None:
-        tables.append(_latencies(measurement, level, narrow))
+        tables.append(_latencies(measurement, level))
         rows = adapter_rows(measurement, records, level)
-        if rows and not narrow:
+        if rows and width >= NARROW:
             tables.append(Table(*HEADER, right=HEADER[1:]))
             for row in rows:
                 tables[-1].add_row(*row)
@@ -68,33 +68,26 @@ def measurement_text(
     return "\n\n".join(parts) + "\n"
 
 
-def _levels(measurement: MeasurementSummary, narrow: bool) -> Table:
-    figures = _figures_of(measurement, narrow)
-    table = Table("level", "failed", *figures, right=("failed", *figures), gap=2)
+def _levels(measurement: MeasurementSummary) -> Table:
+    known = {key for result in measurement.levels for key in result.metrics}
+    figures = [
+        header
+        for header, (key, _) in _LEVEL_FIGURES.items()
+        if key in known or (not known and header != _GOODPUT)
+    ]
+    fixed = ("level", "failed")
+    right = ("failed", *figures)
+    table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL, gap=2)
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
         failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
         table.add_row(
             label if is_valid(result) else f"{label} !",
-            f"{failed:,}" if narrow else f"{failed:,} of {measured:,}",
+            f"{failed:,} of {measured:,}",
             *(_figure(result, *_LEVEL_FIGURES[header]) for header in figures),
         )
     return table
-
-
-def _figures_of(measurement: MeasurementSummary, narrow: bool) -> list[str]:
-    """Return the headers of the figures that were measured.
-
-    In the narrow form goodput, where there is an SLO, takes the place of tokens.
-    """
-    known = {key for result in measurement.levels for key in result.metrics}
-    figures = [
-        header
-        for header in (_FEW_FIGURES if narrow else _LEVEL_FIGURES)
-        if (_LEVEL_FIGURES[header][0] in known) or (not known and header != _GOODPUT)
-    ]
-    return [header for header in figures if not (narrow and _GOODPUT in figures and header == _TOKENS)]
 
 
 def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
@@ -103,17 +96,18 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
 
 
-def _latencies(measurement: MeasurementSummary, level: int, narrow: bool) -> Table:
+def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     result = measurement.levels[level]
-    statistics = ("p50", "p99", "max") if narrow else ("mean", "p50", "p90", "p95", "p99", "max")
+    statistics = ("mean", "p50", "p90", "p95", "p99", "max")
     margin = "± of p99"
     headers = list(statistics)
-    if len(result.passes) > 1 and not narrow:
+    if len(result.passes) > 1:
         headers.insert(headers.index("p99") + 1, margin)
     table = Table(
         *(f"at {level_labels(measurement)[level]}", *headers),
         right=headers,
         least=dict.fromkeys(statistics, 6),
+        optional=("p95", "mean", "p90", margin),
     )
     for key, name in _LATENCIES.items():
         figures = result.metrics.get(key)

@@ -28,7 +28,7 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.stages import StageFailure
 from trtllm_hpc.runtime.checks import disk_space
-from trtllm_hpc.scheduler.states import NO_OUTPUT_FILE
+from trtllm_hpc.scheduler.states import INTERRUPTED, NO_OUTPUT_FILE
 
 UNKNOWN = "unknown"
 """Id of the finding that nothing in the table of causes matches."""
@@ -56,7 +56,9 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         ]
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
-        candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))
+        said = _said(run.paths, failure.stage, reported, [it.own_error for it in facts])
+        said = replace(said, next=failure.next or said.next)
+        candidates.append(Candidate(said, Certainty.REPORTED))
     elif not _has_root(candidates):
         own = next(((log, it.own_error) for log, it in zip(logs, facts, strict=True) if it.own_error), None)
         if own is not None:
@@ -75,7 +77,10 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
         of_state = causes()["slurm-output-file"]
     if of_state is not None:
         candidates.append(Candidate(_without_log(of_state, {}), Certainty.JOB_STATE))
-    return likeliest_first(candidates) or (_unknown(run.paths, logs),)
+    if not candidates and failure.status.state == INTERRUPTED.name:
+        following = f"trtllm-hpc resume {call_name(run.paths)} --wait submits its scripts"
+        return (Finding.without_log(UNKNOWN, "The submission was interrupted.", following),)
+    return likeliest_first(candidates) or (_unknown(run.paths, logs, failure.status.job_id),)
 
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:
@@ -103,9 +108,11 @@ def _without_log(cause: Cause, groups: dict[str, str], rank: int | None = None) 
     return Finding(cause.id, cause.kind, sentence, following, None, None, rank, "")
 
 
-def _said(paths: RunPaths, stage: str, reported: str) -> Finding:
-    """Return the reason that the job has given; the table says what to do if it has one like that."""
+def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding | None]) -> Finding:
+    """Return the reason that the job has given, with what to do by the table, or by one of these errors."""
     said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
+    advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
+    said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
     lines = findings(scan(io.BytesIO(reported.encode())), "")
     known = next((finding for finding in lines if finding.kind is Kind.ROOT), None)
     return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
@@ -119,11 +126,11 @@ def _look_at(paths: RunPaths, log: LogFile) -> str:
     return f"trtllm-hpc logs {call_name(paths)} {options} --tail 50"
 
 
-def _unknown(paths: RunPaths, logs: list[LogFile]) -> Finding:
+def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Finding:
     """Return that no log shows a known cause, with the last lines of the log that may show most."""
     log = next((log for log in logs if log.size_bytes), None)
     if log is None:
-        following = f"trtllm-hpc status {call_name(paths)}; `sacct -j JOB` knows where it ran"
+        following = f"sacct -j {job_id} shows where it ran" if job_id else f"ls {paths.logs}"
         return Finding.without_log(UNKNOWN, "The job has written no log", following)
     lines = [line[:300] for line in last_lines(log.path, 4 * _LAST_LINES) if line.strip()]
     return Finding(

@@ -52,8 +52,11 @@ class ShippedText(ShippedJob):
 
 
 def shipped_jobs() -> list[ShippedJob]:
-    """Return the shipped job files by name. Raises ConfigError if one of them is wrong."""
-    return [_described(name, path) for name, path in jobs().items()]
+    """Return the shipped job files by name, those that need no GPU first.
+
+    Raises ConfigError if one of them is wrong.
+    """
+    return sorted((_described(name, path) for name, path in jobs().items()), key=lambda job: job.gpus > 0)
 
 
 def copy_of(name: str, own_name: str, model: str | None) -> str:

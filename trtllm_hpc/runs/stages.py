@@ -90,7 +90,9 @@ class StageFailure:
     first: RankFailure | None
     """The rank that died first, if a rank is the cause."""
     reported: str | None
-    """The reason that the stage's job has recorded itself."""
+    """The reason that the stage's job, or its submission, has recorded."""
+    next: str | None = None
+    """What to do about it, if that is recorded too."""
 
 
 def watcher_of(run: RunSnapshot) -> JobWatcher:

@@ -225,10 +225,11 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     by_companion = failed.stage == "serve" and _companion_failed_in(run, failed)
     stage = "companion" if by_companion else failed.stage
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
-    reasons = [event.data["reason"] for event in run.events(stage) if "reason" in event.data]
-    return StageFailure(
-        failed, stage, first_failure(run) if by_a_rank else None, str(reasons[-1]) if reasons else None
-    )
+    first = first_failure(run) if by_a_rank else None
+    recorded = [event.data for event in run.events(stage) if "reason" in event.data]
+    if not recorded:
+        return StageFailure(failed, stage, first, None)
+    return StageFailure(failed, stage, first, str(recorded[-1]["reason"]), recorded[-1].get("next"))
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runtime.bad_nodes import exclude_option
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, try_event
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
 from trtllm_hpc.scheduler.slurm import is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
@@ -92,10 +92,13 @@ def submit_stages(
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
-        if not jobs:
-            # There is no job whose state could show that this run is over.
-            with suppress(OSError):
-                add_event(paths, plan.stages[0].name, "submission_interrupted")
+        why = {}
+        if isinstance(error, SubmissionError):
+            why = {"reason": " ".join(error.message.split()), "next": error.hint}
+        if why or not jobs:
+            # There is no job whose state could show that this run is over, or why.
+            last = plan.stages[min(len(jobs), len(plan.stages) - 1)]
+            try_event(paths, last.name, "submission_interrupted", **why)
         _undo(record, jobs, paths)
         if isinstance(error, SubmissionError):
             error.message += f"\nThe rendered scripts are in {paths.scripts}."

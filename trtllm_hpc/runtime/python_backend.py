@@ -127,11 +127,11 @@ class PythonEnvironment:
 
 
 def environment_of(scratch: Path) -> Path | None:
-    """Return the folder of a rank's server, which has ended; another user's link does not count."""
+    """Return the folder of a rank's server, which has ended; another user's does not count."""
     with suppress(OSError):
         folder = (scratch / _LINK).readlink()
         if (
-            scratch.lstat().st_uid == os.getuid()
+            scratch.lstat().st_uid == folder.lstat().st_uid
             and folder.parent == _FOLDER
             and folder.name.startswith(_PREFIX)
         ):

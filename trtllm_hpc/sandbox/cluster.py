@@ -143,6 +143,12 @@ class Cluster:
         states = self._answer("sinfo", "--Node", "--noheader", "--format=%N %T") or ""
         return dict(line.split(" ", 1) for line in states.split("\n") if " " in line)
 
+    def jobs(self) -> list[str]:
+        """A line ``ID NAME STATE of USER`` for each job in the queue; none if slurmctld does not answer."""
+        if not self.controller_answers():
+            return []
+        return (self._answer("squeue", "--noheader", "--format=%i %j %T of %u") or "").splitlines()
+
     def status(self) -> Status:
         """Which daemons and nodes answer, and what is wrong."""
         daemons = {

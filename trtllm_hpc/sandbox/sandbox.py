@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from typing import Any
 
 from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.paths import read_json, write_text
+from trtllm_hpc.runtime.node import SCRATCH, remove_leftovers
 from trtllm_hpc.sandbox import files, gpus, network, nodes, requirements
 from trtllm_hpc.sandbox.cluster import Cluster, Status, check_pmix, start_daemons
-from trtllm_hpc.sandbox.layout import ROOT, Folder, Layout, Shape, check_name
+from trtllm_hpc.sandbox.layout import JOB_IDS, ROOT, Folder, Layout, Shape, check_name
 from trtllm_hpc.sandbox.nodes import Node, end_all, marked_processes
 from trtllm_hpc.sandbox.processes import Progress, lock, silent
 
@@ -198,8 +200,19 @@ class Sandbox:
         record = {**asdict(layout.shape), **addresses, "complete": complete}
         write_text(self.folder.state, json.dumps(record) + "\n", mode=0o644)
 
+    def jobs(self) -> list[str]:
+        """A line ``ID NAME STATE of USER`` for each job in its queue; none if its Slurm does not answer."""
+        layout = self.layout
+        return [] if layout is None else Cluster(layout).jobs()
+
     def _remove(self) -> None:
+        layout = self.layout
         end_all(self.folder)
+        if layout is not None:
+            for name in SCRATCH.iterdir():
+                of_job = re.match(r"trt(\d+)_", name.name)
+                if of_job and 0 <= int(of_job[1]) - layout.first_job_id < JOB_IDS:
+                    remove_leftovers(of_job[0])
         network.remove(self.name)
         with lock("state folders"), suppress(FileNotFoundError):
             shutil.rmtree(self.folder.path)

@@ -28,7 +28,7 @@ _ROUNDING = 1e-6
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
     """Return every conflict between the settings; fields are relative to the benchmark's section."""
-    rules = (_workload, _lora, _models, _levels, _twice, _length, _too_short, _warmup, _search)
+    rules = (_workload, _lora, _models, _levels, _twice, _length, _too_short, _warmup, _search, _slo)
     return [problem for rule in rules for problem in rule(settings)]
 
 
@@ -183,6 +183,18 @@ def _search(settings: Benchmark) -> Diagnostics:
     if settings.arrival == "trace":
         message = "a trace has its own times, and the search chooses the rate"
         yield in_job("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
+
+
+def _slo(settings: Benchmark) -> Diagnostics:
+    if settings.slo is None:
+        return
+    from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
+
+    try:
+        parse_slo(settings.slo)
+    except BadSlo as error:
+        message = " ".join(error.message.split()).rstrip(".")
+        yield in_job("value", "slo", message, error.hint or "correct the limit", settings.slo)
 
 
 def scheduled_seconds(settings: Benchmark) -> float:

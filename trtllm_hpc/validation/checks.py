@@ -127,8 +127,8 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
 def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
     """Refuse a plan that cannot work; returns the lines of all warnings.
 
-    Slurm's controller is asked only for the limits of its partitions: ``sbatch`` asks it for the rest a
-    moment later, but takes a job that can never start.
+    Slurm's controller is asked only for its partitions and their limits: ``sbatch`` asks it for the rest a
+    moment later, but takes a job that can never start, and does not list the partitions.
 
     Raises:
         ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.

@@ -117,7 +117,7 @@ class Context:
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
 """What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` also
-asks the controller for partition limits, because Slurm accepts a job beyond them and never starts it."""
+asks the controller for partitions and their limits, because Slurm never starts a job beyond them."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
 from trtllm_hpc.runtime.checks import shared_memory
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
+from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
 from trtllm_hpc.validation.context import Check, Context
 
 CHECKOUT = "/tensorrtllm_backend"
@@ -125,6 +126,22 @@ def _file_system(path: str) -> str:
     return found[1]
 
 
+def absent(context: Context, path: str, key: str) -> Diagnostic:
+    """Judge a path of the job file that cannot be read here, and is there for the nodes at best."""
+    here = context.path_here(path)
+    if os.path.lexists(here):
+        return unknown(f"{key} {path} cannot be read on this machine", f"ls -l {here}")
+    above = next(folder for folder in here.parents if folder.is_dir())
+    message = f"{key} {path} does not exist: {above} is there, and has no {here.relative_to(above).parts[0]}"
+    nodes_see_it = not context.on_slurm or context.cluster.is_sandbox
+    # Of a root file system that the nodes share they may have mounted other folders.
+    if nodes_see_it or (above != Path("/") and _SHARED.match(_file_system(os.path.realpath(above)))):
+        return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
+    where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
+    message = f"{key} {path} is not on this machine; the nodes may have it"
+    return warn(message, f"srun{where} ls {path} looks on a node")
+
+
 def container_image(context: Context) -> Diagnostic | None:
     """A file must exist; a registry's image is pulled when the job starts."""
     image = context.cluster.container.image
@@ -185,7 +202,10 @@ def server(context: Context) -> Diagnostic | None:
     if shutil.which(name) is None:
         message = f"there is no {name} on this machine"
         hint = "set triton.server in the profile, or container.runtime"
-        return unknown(message, hint) if context.on_slurm else fail(message, hint)
+        if only_wheel_has_server():
+            hint = "set triton.server in the profile to pytriton, which this Python has"
+        sees_nodes = not context.on_slurm or (context.cluster.is_sandbox and not context.cluster.setup)
+        return fail(message, hint) if sees_nodes else unknown(message, hint)
     return ok(f"{shutil.which(name)} is there")
 
 

@@ -12,6 +12,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, 
 from trtllm_hpc.layout import seats
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
@@ -95,17 +96,13 @@ def _benchmark(context: Context) -> Benchmark | None:
 
 
 def slo(context: Context) -> Diagnostic | None:
-    """The benchmark would otherwise fail with this message only after the server is up."""
+    """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
     if benchmark is None or benchmark.slo is None:
         return None
-    from trtllm_hpc.bench.analysis.slo import BadSlo, parse_slo
+    from trtllm_hpc.bench.analysis.slo import parse_slo
 
-    try:
-        limits = parse_slo(benchmark.slo)
-    except BadSlo as error:
-        # The message of a check is one line without a full stop.
-        return fail(" ".join(error.message.split()).rstrip("."), "correct companion.benchmark.slo")
+    limits = parse_slo(benchmark.slo)
     # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
     streams = context.plan.backend.streams(context.job)
     unstreamed = None if streams else "repository.decoupled"
@@ -215,7 +212,7 @@ def model_files(context: Context) -> Diagnostic | None:
         return None
     folder = context.model_folder
     if folder is None:
-        return unknown(f"{context.job.model.path} cannot be read on this machine")
+        return absent(context, context.job.model.path, "model.path")
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")

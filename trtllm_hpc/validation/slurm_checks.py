@@ -102,7 +102,10 @@ def partition(context: Context) -> Diagnostic | None:
             phases = ()
         else:  # the server is on the phases' nodes
             cluster = cluster.model_copy(update={"gpus_per_node": 0, "gpu_type": None})
-    answers = [_partition(context, cluster, "")]
+    alone = cluster.model_copy(
+        update={"partition": cluster.companion_partition, "gpus_per_node": 0, "gpu_type": None}
+    )
+    answers = [_partition(context, cluster, ""), _partition(context, alone, "companion_")]
     answers += [_partition(context, context.cluster.for_phase(it), f"phases.{it}.") for it in phases]
     found = [answer for answer in answers if answer is not None]
     wrong = next((answer for answer in found if answer.state != OK), None)
@@ -114,14 +117,16 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
     name = cluster.partition
     if name is None:
         return None
+    wanted_names = name.split(",")
     try:
-        found = [item for item in context.partitions if item.name == name]
+        found = [item for item in context.partitions if item.name in wanted_names]
     except SubmissionError as error:
         return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
-    if not found:
+    absent = [it for it in wanted_names if it not in {item.name for item in found}]
+    if absent:
         names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
-        message = f"there is no partition {name!r}; you may see {names}"
-        return fail(message, f"set {keys}partition in the profile")
+        message = f"there is no partition {absent[0]!r}; you may see {names}"
+        return fail(message, f"set {keys}partition in the profile, or --set cluster.{keys}partition=NAME")
     kind = cluster.gpu_type
     if kind is not None and kind not in {item.gpu_type for item in found}:
         kinds = ", ".join(sorted({item.gpu_type for item in found} - {""})) or "none by a type"
@@ -267,7 +272,7 @@ CHECKS = (
     Check("slurm-conf", "the profile's slurm.conf can be read", configuration, SRUN),
     Check("slurm-controller", "Slurm's controller answers", controller, CONTROLLER),
     Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
-    Check("partition", "the partition has the profile's GPUs", partition, CONTROLLER),
+    Check("partition", "the partition has the profile's GPUs", partition, LIMITS),
     Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
     Check("pyxis", "srun takes container images", pyxis, SRUN),
     Check("pyxis-scope", "pyxis keeps imported images as long as the profile says", pyxis_scope),

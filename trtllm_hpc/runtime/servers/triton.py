@@ -98,6 +98,11 @@ def find_server(server: str, scratch: Path) -> StartCommand:
     return StartCommand([find_program(server, hint)])
 
 
+def only_wheel_has_server() -> bool:
+    """Whether ``PATH`` has no ``tritonserver``, but this Python has the nvidia-pytriton wheel."""
+    return shutil.which("tritonserver") is None and importlib.util.find_spec(WHEEL) is not None
+
+
 def _from_wheel(scratch: Path) -> StartCommand:
     spec = importlib.util.find_spec(WHEEL)
     if spec is None or spec.origin is None:
