@@ -135,7 +135,9 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     message = f"{key} {path} does not exist: {above} is there, and has no {here.relative_to(above).parts[0]}"
     nodes_see_it = not context.on_slurm or context.cluster.is_sandbox
     # Of a root file system that the nodes share they may have mounted other folders.
-    if nodes_see_it or (above != Path("/") and _SHARED.match(_file_system(os.path.realpath(above)))):
+    if nodes_see_it or (
+        above != Path("/") and _NETWORK_FILE_SYSTEMS.match(_file_system(os.path.realpath(above)))
+    ):
         return fail(message, f"ls {above}, then correct {key} (--set {key}=PATH)")
     where = f" --partition={context.cluster.partition}" if context.cluster.partition else ""
     message = f"{key} {path} is not on this machine; the nodes may have it"
