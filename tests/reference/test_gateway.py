@@ -426,3 +426,29 @@ def test_aiperf_measures_it_unchanged(
     assert (length["min"], length["max"]) == (12, 12)
     prompt = found["input_sequence_length"]
     assert prompt["min"] > 30 if kind == "chat" else prompt["avg"] == 30
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    shutil.which("guidellm") is None, reason="guidellm is not on PATH (pipx install guidellm)"
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_guidellm_measures_it_unchanged(
+    gateway: Gateway, tokenizer_folder: Path, tmp_path: Path, path: str
+) -> None:
+    """The command is that of docs/gateway.md; it asks for ``continuous_usage_stats``."""
+    file = tmp_path / "guidellm.json"
+    words = {
+        "backend": f"kind=openai_http,target={gateway.url},model={NAME},request_format=/v1/{path}",
+        "profile": "kind=concurrent,streams=2",
+        "constraint": "kind=max_requests,count=20",
+        "tokenizer": f"kind=huggingface_auto,model={tokenizer_folder}",
+        "data": "kind=synthetic_text,prompt_tokens=20,output_tokens=8",
+        "output": f"kind=json,path={file}",
+    }
+    command = ["guidellm", "run", "--disable-console", *(f"--{name}={word}" for name, word in words.items())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [measured] = json.loads(file.read_text())["benchmarks"]
+    found = measured["requests"]
+    assert len(found["successful"]) == 20 and found["errored"] == found["incomplete"] == []
