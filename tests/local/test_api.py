@@ -13,7 +13,15 @@ import pytest
 
 import trtllm_hpc
 from tests.waiting import eventually
-from trtllm_hpc.errors import ConfigError, ExitCode, InvalidMeasurement, NotReady, RequestFailed, RunNotFound
+from trtllm_hpc.errors import (
+    ConfigError,
+    ExitCode,
+    InvalidMeasurement,
+    InvalidRequest,
+    NotReady,
+    RequestFailed,
+    RunNotFound,
+)
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.status import RunState
 
@@ -75,15 +83,27 @@ def test_a_run_is_found_and_told(run: trtllm_hpc.Run, folder: Path) -> None:
 
 def test_a_client_asks_streams_and_asks_many(run: trtllm_hpc.Run) -> None:
     client = run.client()
-    whole = client.generate(PROMPT, max_tokens=8, exclude_input=True)
-    parts = list(client.stream(PROMPT, max_tokens=8, exclude_input=True))
+    whole = client.generate(PROMPT, max_tokens=8)
+    parts = list(client.stream(PROMPT, max_tokens=8))
     assert len(parts) > 2 and "".join(parts) == whole.text
-    many = client.batch([PROMPT] * 5, concurrency=3, max_tokens=8, exclude_input=True)
+    assert whole.output_tokens is not None and 4 <= whole.output_tokens <= 8
+    assert client.generate(PROMPT, max_tokens=8, exclude_input=False).text == PROMPT + whole.text
+    many = client.batch([PROMPT] * 5, concurrency=3, max_tokens=8)
     assert [answer.text for answer in many] == [whole.text] * 5
     with pytest.raises(RequestFailed, match="has no input for --min-p"):
         client.generate(PROMPT, min_p=0.5)
     with pytest.raises(TypeError, match="'temprature'"):
         client.generate(PROMPT, temprature=0.5)
+    with pytest.raises(InvalidRequest) as refused:
+        client.chat([{"role": "user", "content": PROMPT}])
+    assert refused.value.hint is not None and 'run.client(protocol="openai")' in refused.value.hint
+    with pytest.raises(TypeError, match=r"call run\.client"):
+        trtllm_hpc.Client(run, protocol="openai")  # type: ignore[arg-type]
+
+
+def test_a_client_asks_over_openais_protocol(run: trtllm_hpc.Run) -> None:
+    with run.client(protocol="openai") as client:
+        assert client.generate(PROMPT, max_tokens=8, temperature=0.0).output_tokens == 8
 
 
 def test_a_stream_that_is_left_ends_on_the_server(run: trtllm_hpc.Run) -> None:

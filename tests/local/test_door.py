@@ -5,6 +5,7 @@ All tests share one run; ``test_door_runs.py`` has those with runs of their own.
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import os
@@ -22,6 +23,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -38,7 +40,14 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"),
 ]
 
-DOOR = {"ready_timeout_seconds": 120, "door": "haproxy", "max_request_mib": 1, "restarts": 3}
+PAGE = "https://chat.example.org"
+DOOR = {
+    "ready_timeout_seconds": 120,
+    "door": "haproxy",
+    "max_request_mib": 1,
+    "restarts": 3,
+    "cors": [PAGE],
+}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +137,27 @@ def test_without_the_key_no_call_over_grpc_is_let_in(endpoint: Endpoint) -> None
         for call in (client.is_server_live, client.get_model_repository_index, client.get_log_settings):
             with pytest.raises(InferenceServerException, match="UNAUTHENTICATED"):
                 call()
+
+
+def test_only_pages_of_listed_origins_may_call(endpoint: Endpoint) -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+    assert endpoint.openai_url is not None
+    for port in (endpoint.http_port, urlsplit(endpoint.openai_url).port):
+        for method, origin, further, status in (
+            ("OPTIONS", PAGE, asked, 204),
+            ("POST", PAGE, {}, 401),
+            ("OPTIONS", PAGE, {}, 401),
+            ("OPTIONS", "https://other.example.org", asked, 401),
+        ):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request(method, "/v1/chat/completions", headers={"Origin": origin, **further})
+            answer = connection.getresponse()
+            connection.close()
+            assert (answer.status, answer.getheader("Vary")) == (status, "origin")
+            allowed = answer.getheader("Access-Control-Allow-Origin")
+            assert allowed == (PAGE if origin == PAGE else None)
+            named = answer.getheader("Access-Control-Allow-Headers")
+            assert named == ("authorization" if status == 204 else None)
 
 
 _STRANGER = """
@@ -321,6 +351,24 @@ def lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
     assert text and program.stdout.strip()
 
 
+def bodies_may_be_chunked_and_compressed(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    """Their length is unknown to the door, so the gateway bounds them."""
+    plain = json.dumps(body).encode()
+    port = urlsplit(str(endpoint.openai_url)).port
+    chunks: list[tuple[Any, dict[str, str], int]] = [
+        (iter([plain[:9], plain[9:]]), {}, 200),
+        (iter([b" " * (1 << 19)] * 3), {}, 413),
+        (gzip.compress(plain), {"Content-Encoding": "gzip"}, 200),
+        (gzip.compress(b" " * (2 << 20)), {"Content-Encoding": "gzip"}, 413),
+    ]
+    for content, headers, status in chunks:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        headers = {"Content-Type": "application/json", **headers, **endpoint.authorization}
+        connection.request("POST", "/v1/completions", content, headers)
+        assert connection.getresponse().status == status
+        connection.close()
+
+
 def every_way_answers_the_same(run: RunPaths) -> None:
     """Also where OpenAI's protocol lacks what is asked for."""
     asked = ("client", run.folder, "a cat", "--max-tokens", "8", "--check")
@@ -340,8 +388,9 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     words = ("--prompt", "a cat", "--max-tokens", "8", "--model", "ensemble", "--json")
     answer = types("client", run.folder, *words)
     [told] = json.loads(answer.stdout)["answers"]
-    with pytest.raises(openai.AuthenticationError, match="a key is needed"):
+    with pytest.raises(openai.AuthenticationError, match="a key is needed") as refused:
         openai.OpenAI(base_url=endpoint.openai_url, api_key="another").models.list()
+    assert (refused.value.type, refused.value.code) == ("invalid_request_error", "invalid_api_key")
     assert gateways(run) == []
     key = endpoint.authorization["authorization"].removeprefix("Bearer ")
     client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key)
@@ -350,6 +399,7 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     assert told["text"] == "a cat" + ask().choices[0].text
     lines_of_endpoint_ask_the_server(run)
     every_way_answers_the_same(run)
+    bodies_may_be_chunked_and_compressed(endpoint, {"model": model.id, "prompt": "a cat", "max_tokens": 8})
     [gateway] = gateways(run)
     os.kill(gateway, signal.SIGKILL)
     assert eventually(lambda: gateways(run) == [])

@@ -85,7 +85,7 @@ def test_seed_prompt_and_bias(ask: Asked, ensemble: Asked) -> None:
     again = ask(**sampled).text
     assert ensemble(**sampled).text == again != ask().text
     assert ask(**{**sampled, "seed": 2**63 + 1}).text != again
-    assert ask(exclude_input=None).text.startswith(PROMPT)
+    assert ask(exclude_input=False).text.startswith(PROMPT)
     bias: dict[str, Any] = {"embedding_bias_words": ["the"], "embedding_bias_weights": [1e4]}
     assert ask(**bias).text.count("the") > 1
 

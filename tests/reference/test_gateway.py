@@ -287,11 +287,12 @@ def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
     ("key", "value", "message"),
     [
         ("tools", [{"type": "function"}], "tools is not supported by this server."),
-        ("response_format", {"type": "json_object"}, "response_format is not supported by this server."),
+        ("response_format", {"type": "json_object"}, "The served model has no input for response_format."),
+        ("messages", [{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ("temprature", 1, "temprature is not known here. Did you mean temperature?"),
         ("temperature", "hot", "temperature: input should be a valid number."),
         ("max_tokens", 0, "max_tokens: input should be greater than or equal to 1."),
-        ("max_tokens", MAX_SEQ_LEN, f"more than the {MAX_SEQ_LEN} tokens"),
+        ("max_tokens", MAX_SEQ_LEN, f"maximum context length is {MAX_SEQ_LEN} tokens"),
         ("n", True, "n: input should be a valid integer."),
         ("stop", 3, "stop: input should be a valid list."),
         ("top_logprobs", 3, "leave top_logprobs out"),
@@ -307,7 +308,9 @@ def test_a_request_that_cannot_be_had_is_refused_by_name(
 ) -> None:
     status, answer = post(gateway, "chat/completions", **{"messages": MESSAGES, "model": NAME, key: value})
     assert status == 400 and message in answer["error"]["message"]
-    named = "messages" if key == "max_tokens" and value == MAX_SEQ_LEN else key
+    named: str | None = "messages" if key == "max_tokens" and value == MAX_SEQ_LEN else key
+    if "surrogate" in message:
+        named = None
     assert (answer["error"]["param"], answer["error"]["type"]) == (named, "invalid_request_error")
 
 
@@ -423,3 +426,29 @@ def test_aiperf_measures_it_unchanged(
     assert (length["min"], length["max"]) == (12, 12)
     prompt = found["input_sequence_length"]
     assert prompt["min"] > 30 if kind == "chat" else prompt["avg"] == 30
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    shutil.which("guidellm") is None, reason="guidellm is not on PATH (pipx install guidellm)"
+)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_guidellm_measures_it_unchanged(
+    gateway: Gateway, tokenizer_folder: Path, tmp_path: Path, path: str
+) -> None:
+    """The command is that of docs/gateway.md; it asks for ``continuous_usage_stats``."""
+    file = tmp_path / "guidellm.json"
+    words = {
+        "backend": f"kind=openai_http,target={gateway.url},model={NAME},request_format=/v1/{path}",
+        "profile": "kind=concurrent,streams=2",
+        "constraint": "kind=max_requests,count=20",
+        "tokenizer": f"kind=huggingface_auto,model={tokenizer_folder}",
+        "data": "kind=synthetic_text,prompt_tokens=20,output_tokens=8",
+        "output": f"kind=json,path={file}",
+    }
+    command = ["guidellm", "run", "--disable-console", *(f"--{name}={word}" for name, word in words.items())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [measured] = json.loads(file.read_text())["benchmarks"]
+    found = measured["requests"]
+    assert len(found["successful"]) == 20 and found["errored"] == found["incomplete"] == []

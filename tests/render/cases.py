@@ -66,7 +66,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"name": "bare", "gpus_per_node": 4, "partition": "batch"},
     ),
     "local-door": (
-        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False}},
+        {"name": "tiny-llama", "engine": {"tensor_parallel": 2}, "serve": {"key": False, "cors": ["*"]}},
         {"name": "here", "scheduler": "local", "triton": {"server": "pytriton"}},
     ),
     "pyxis-large-instances": (

@@ -17,6 +17,7 @@ from trtllm_hpc.runs.find import find_run, list_runs
 
 if TYPE_CHECKING:
     from trtllm_hpc.client.async_client import AsyncClient
+    from trtllm_hpc.client.connect import Protocol
     from trtllm_hpc.client.sync_client import Client
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
@@ -244,8 +245,12 @@ class Run:
 
     # What is done with it -----------------------------------------------------------------------
 
-    def client(self, model: str | None = None) -> Client:
+    def client(self, model: str | None = None, *, protocol: Protocol | None = None) -> Client:
         """Return a client of the server, which may be used as a context manager.
+
+        Args:
+            model: by default the usual one of the server.
+            protocol: ``grpc`` by default for Triton, else ``openai``. Chats need ``openai``.
 
         Raises:
             NotReady: it is not ready.
@@ -253,10 +258,11 @@ class Run:
         from trtllm_hpc.client.sync_client import Client
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
-        return Client(endpoint_of(self.paths, 0.0), model, follow=follower_of(self.paths))
+        follow = follower_of(self.paths)
+        return Client(endpoint_of(self.paths, 0.0), model, protocol=protocol, follow=follow)
 
-    def async_client(self, model: str | None = None) -> AsyncClient:
-        """Return a client of the server for asyncio, an asynchronous context manager.
+    def async_client(self, model: str | None = None, *, protocol: Protocol | None = None) -> AsyncClient:
+        """Return a client of the server for asyncio, an asynchronous context manager; see :meth:`client`.
 
         Raises:
             NotReady: it is not ready.
@@ -264,7 +270,8 @@ class Run:
         from trtllm_hpc.client.async_client import AsyncClient
         from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
-        return AsyncClient(endpoint_of(self.paths, 0.0), model, follow=follower_of(self.paths))
+        follow = follower_of(self.paths)
+        return AsyncClient(endpoint_of(self.paths, 0.0), model, protocol=protocol, follow=follow)
 
     def cancel(self) -> RunStatus:
         """Cancel all jobs, wait until they have ended, and return the status; idempotent.

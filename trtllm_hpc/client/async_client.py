@@ -8,7 +8,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.client.connect import Protocol, Target, connect
+from trtllm_hpc.client.connect import Address, Protocol, Target, connect
 from trtllm_hpc.client.model import Course, Model, gathered
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.client.over_grpc import GrpcServer
@@ -16,6 +16,7 @@ from trtllm_hpc.client.reply import Reply
 from trtllm_hpc.client.request import MAX_TOKENS, RETRIES, TIMEOUT_S, Answer, Message, OnText, Prompt, Request
 from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import InvalidRequest, ServerUnreachable
+from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.served_model import ServedModel
 
 _FIRST_PAUSE_S = 0.25
@@ -48,6 +49,8 @@ class AsyncClient:
         retries: int = RETRIES,
         follow: Callable[[], Target] | None = None,
     ) -> None:
+        if not isinstance(target, Endpoint | Address):
+            raise TypeError(f"{target!r} is not an endpoint or an address: of a run, call run.client()")
         self._target = target
         self._follow = follow
         self._moving = asyncio.Lock()
@@ -96,7 +99,7 @@ class AsyncClient:
         return self._models[-1]
 
     async def generate(self, prompt: Prompt, **options: Any) -> Answer:
-        """Return the whole answer to a prompt.
+        """Return the whole answer to a prompt, without the prompt where the model can leave it out.
 
         Args:
             prompt: a text, or token ids for a model that takes them.
@@ -109,7 +112,8 @@ class AsyncClient:
             ServerUnreachable, AnswerTimedOut: the server was not reached, or too slow.
             RequestFailed: the server says why.
         """
-        [answer] = await self.ask(self.request((prompt,), options))
+        request = self.request((prompt,), options)
+        [answer] = await self.count_tokens(request, await self.ask(request))
         return answer
 
     async def stream(self, prompt: Prompt, **options: Any) -> AsyncGenerator[str]:
@@ -167,7 +171,8 @@ class AsyncClient:
         Other arguments and errors are those of :meth:`generate`; after an error the others are ended.
         """
         if together:
-            return list(await self.ask(self.request(tuple(prompts), options)))
+            request = self.request(tuple(prompts), options)
+            return await self.count_tokens(request, await self.ask(request))
         slots = asyncio.Semaphore(concurrency)
 
         async def answered(prompt: Prompt) -> Answer:
@@ -188,12 +193,18 @@ class AsyncClient:
             await self._open.stop(request_id)
 
     def request(self, prompts: tuple[Prompt, ...], options: Mapping[str, Any]) -> Request:
-        """Return a request with the client's own time limit and retries; TypeError for an unknown option."""
+        """Return a request with the client's own time limit and retries, for an answer without the prompt.
+
+        Raises TypeError for an unknown option.
+        """
         unknown = [name for name in options if name not in BY_NAME and name not in _SETTINGS]
         if unknown:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
         given = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
-        given = {"max_tokens": MAX_TOKENS, **given}
+        defaults = {"max_tokens": MAX_TOKENS}
+        if set(BY_NAME["exclude_input"].inputs) & set(self.model.inputs):
+            defaults["exclude_input"] = True
+        given = {**defaults, **given}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}
         return Request(prompts, given, **{"timeout_s": self._timeout_s, "retries": self._retries, **settings})
 
@@ -207,7 +218,7 @@ class AsyncClient:
         if request.messages and not self.is_openai:
             raise InvalidRequest(
                 "A chat needs OpenAI's protocol, and this server is asked over Triton's.",
-                hint="--url http://HOST:PORT/v1, or ask without --chat",
+                hint='from Python run.client(protocol="openai"), on the command line --url http://HOST:PORT/v1',
             )
         course = Course(self._ends.setdefault(request.request_id, ended or asyncio.Event()))
         try:

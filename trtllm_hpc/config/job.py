@@ -191,6 +191,9 @@ class Serve(Section):
     """Whether the door asks for a key. Without a key everybody who reaches the node may call the server."""
     max_request_mib: Annotated[int, Field(ge=1, le=4096)] = 64
     """Largest request that the door lets through: a body over HTTP, a message over gRPC outside streams."""
+    cors: list[Annotated[OneLine, Field(pattern=r"^(\*|https?://[A-Za-z0-9.:\[\]-]+)\z")]] = Field(default=[])
+    """Origins of web pages that may call the door over HTTP and OpenAI's protocol, for example
+    ``https://chat.example.org``; ``*``: every page. A page needs the key as well."""
     tls: bool = False
     """Whether the door encrypts; the fingerprint of its certificate is in the endpoint."""
     certificate: AbsolutePath | None = None

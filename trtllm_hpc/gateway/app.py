@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from trtllm_hpc import __version__
 from trtllm_hpc.client.model import gathered
 from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.gateway.body import read_body
 from trtllm_hpc.gateway.errors import ApiError, as_api_error
 from trtllm_hpc.gateway.generation import Generation, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
@@ -59,6 +60,7 @@ def make_app(service: Service) -> Starlette:
             RequestFailed: _failure,
             HTTPException: _http_error,
             _ClientGone: _gone,
+            ClientDisconnect: _gone,
             Exception: _internal_error,
         },
         lifespan=lifespan,
@@ -85,10 +87,13 @@ class _Routes:
         return JSONResponse(self._card())
 
     async def completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(CompletionRequest, await request.body()))
+        return await self._answered(request, parse(CompletionRequest, await self._body(request)))
 
     async def chat_completions(self, request: Request) -> Response:
-        return await self._answered(request, parse(ChatRequest, await request.body()))
+        return await self._answered(request, parse(ChatRequest, await self._body(request)))
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._service.facts.max_request_mib)
 
     async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
         """Answer all prompts, whole or as a stream."""
@@ -129,23 +134,24 @@ async def _events(
     ``begins`` are the texts that the answers to each prompt begin with.
     """
     streams = [generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)]
-    begun: set[int] = set()
-    tokens = 0
+    tokens: dict[int, int] = {}
     async with aclosing(merged(streams)) as parts:
         async for index, part in parts:
-            tokens += len(part.ids)
             chunks: list[Json] = []
-            if index not in begun:
-                begun.add(index)
+            if index not in tokens:
                 chunks += writer.begin(index)
                 if text := begins[index // asked.n]:
                     chunks.append(writer.chunk(index, text))
+            tokens[index] = tokens.get(index, 0) + len(part.ids)
             if part.finish or part.text or asked.wants_log_probs:
                 chunks.append(writer.chunk(index, part.text, generation.tokens(part), part.finish))
             if chunks:
+                if asked.wants_usage_so_far:
+                    so_far = usage(len(prompts[index // asked.n].ids), tokens[index])
+                    chunks = [{**chunk, "usage": so_far} for chunk in chunks]
                 yield "".join(map(_event, chunks))
     if asked.wants_usage:
-        yield _event(writer.last(usage(_tokens(prompts), tokens)))
+        yield _event(writer.last(usage(_tokens(prompts), sum(tokens.values()))))
     yield write_event(DONE.decode())
 
 

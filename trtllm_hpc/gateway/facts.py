@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.config.job import Serve
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 
@@ -26,6 +27,8 @@ class Facts:
     """Whether texts of ``/v1/completions`` get the tokenizer's special tokens, as ``ensemble`` adds them."""
     skip_special_tokens: bool = True
     """Whether they are left out of answers."""
+    max_request_mib: int = Serve.model_fields["max_request_mib"].default
+    """Largest body of a request."""
 
 
 def facts_of(run: RunPaths) -> Facts:
@@ -43,4 +46,5 @@ def facts_of(run: RunPaths) -> Facts:
         max_seq_len=max_seq_len,
         add_special_tokens=repository.add_special_tokens is not False,
         skip_special_tokens=repository.skip_special_tokens is not False,
+        max_request_mib=job.serve.max_request_mib,
     )

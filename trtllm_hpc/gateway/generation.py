@@ -160,11 +160,13 @@ class Generation:
             "end_id": None if request.ignore_eos else self._tokenizer.end_id,
             "pad_id": self._tokenizer.pad_id,
         }
+        if (guide := request.guide) is not None:
+            options |= {"guided_decoding_guide_type": guide.type, "guided_decoding_guide": guide.text}
         options = {name: value for name, value in options.items() if value is not None}
         for name in options:
             option = BY_NAME[name]
             if not set(option.inputs) & set(self._client.model.inputs):
-                key = option.openai or name
+                key = guide.key if guide is not None and name.startswith("guided") else option.openai or name
                 raise ApiError(f"The served model has no input for {key}.", param=key)
         if "exclude_input_in_output" in self._client.model.inputs:
             options["exclude_input"] = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trtllm_hpc.client.request import MAX_TOKENS
 from trtllm_hpc.gateway.errors import ApiError
@@ -28,11 +30,13 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "suffix": ("",),
 }
 """Keys that the gateway does not have, and values with which they ask for nothing."""
+
+_TOOLS = {"tools": "tool_choice", "functions": "function_call"}
+"""Lists of tools, each with the key that forbids their use with the value ``none``."""
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -48,6 +52,42 @@ class StreamOptions(_Body):
 
     include_usage: bool = False
     """Whether the last chunk has the tokens of the whole request."""
+    continuous_usage_stats: bool = False
+    """With ``include_usage``: whether each chunk has the tokens of its answer so far."""
+
+
+class JsonSchema(_Body):
+    """A schema of ``response_format``; its name and description are for the model of OpenAI's own service."""
+
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """What an answer must follow."""
+
+    type: Literal["text", "json_object", "json_schema", "regex"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = None
+    """With ``type: regex``, a key of ``trtllm-serve``."""
+
+    @model_validator(mode="after")
+    def _has_its_guide(self) -> ResponseFormat:
+        if self.type in ("json_schema", "regex") and getattr(self, self.type) is None:
+            raise ValueError(f"type {self.type!r} needs the key {self.type}")
+        return self
+
+
+@dataclass(frozen=True)
+class Guide:
+    """What an answer must follow, as upstream's guided decoding takes it."""
+
+    key: str
+    """Key of the request that asks for it."""
+    type: Literal["json", "json_schema", "regex"]
+    text: str | None = None
 
 
 class GenerationRequest(_Body):
@@ -80,6 +120,8 @@ class GenerationRequest(_Body):
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     """To the prompt; ``None``: as the served model's configuration says, and never to a chat."""
+    response_format: ResponseFormat | None = None
+    guided_regex: str | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -99,8 +141,27 @@ class GenerationRequest(_Body):
         """Whether the answer has the logarithm of each token's probability."""
         return self.logprobs is not None and self.logprobs is not False
 
+    @property
+    def wants_usage_so_far(self) -> bool:
+        """Whether each chunk of a stream has the number of tokens so far."""
+        return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def guide(self) -> Guide | None:
+        """What the answer must follow; ``None``: nothing."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None if self.guided_regex is None else Guide("guided_regex", "regex", self.guided_regex)
+        if form.type == "regex":
+            return Guide("response_format", "regex", form.regex)
+        if form.json_schema is None or form.type == "json_object":
+            return Guide("response_format", "json")
+        return Guide("response_format", "json_schema", json.dumps(form.json_schema.schema_))
+
     def check(self) -> None:
         """Refuse keys that contradict each other. Raises ApiError naming one of them."""
+        if self.guided_regex is not None and self.response_format and self.response_format.type != "text":
+            raise ApiError("guided_regex goes without response_format.", param="guided_regex")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options goes with stream: true.", param="stream_options")
         if self.beam_width == 1:
@@ -166,12 +227,48 @@ class TextPart(_Body):
     text: str = ""
 
 
+class ToolFunction(_Body):
+    """The function that an earlier answer has called."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Body):
+    """A call of a tool in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
 class Message(_Body):
     """One message of a chat."""
 
     role: str
-    content: str
+    content: str | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    """With the role ``tool``: the call that this message answers."""
+    annotations: list[Any] | None = Field(default=None, max_length=0)
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: only a message with tool_calls may be without it")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """Return the message as templates expect it: a call's arguments are an object where they are JSON."""
+        plain = self.model_dump(exclude_none=True, exclude={"annotations"}) | {"content": self.content}
+        for call in plain.get("tool_calls", ()):
+            with suppress(ValueError):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return plain
 
     @field_validator("content", mode="before")
     @classmethod
@@ -211,12 +308,12 @@ Kind = TypeVar("Kind", bound=GenerationRequest)
 
 def parse(kind: type[Kind], body: bytes) -> Kind:
     """Return a request. Raises ApiError naming the key that is wrong."""
-    try:
-        given = json.loads(body)
-    except ValueError as error:
-        raise ApiError(f"The body is not JSON: {error}.") from None
+    given = _json(body)
     if not isinstance(given, dict):
         raise ApiError("The body must be a JSON object.")
+    for tools, choice in _TOOLS.items():
+        if given.get(choice) == "none":
+            given.pop(tools, None)
     keys = {name: value for name, value in given.items() if value is not None and name not in _IGNORED}
     for name in [each for each in keys if each not in kind.model_fields]:
         if keys[name] not in _NEUTRAL.get(name, ()):
@@ -228,6 +325,20 @@ def parse(kind: type[Kind], body: bytes) -> Kind:
         raise _wrong(error) from None
     request.check()
     return request
+
+
+def _json(body: bytes) -> Any:
+    try:
+        text = body.decode()
+        given = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(given, ensure_ascii=False).encode()
+        return given
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(error.object[error.start]):x}"
+        raise ApiError(f"A text has {half}, half of a surrogate pair, which is not a character.") from None
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"The body is not JSON: {error}.") from None
 
 
 def _unknown(name: str, kind: type[GenerationRequest]) -> ApiError:

@@ -70,7 +70,7 @@ class Service:
         """
         if isinstance(request, ChatRequest):
             key, asked = "messages", request.max_completion_tokens or request.max_tokens
-            messages = [each.model_dump(exclude_none=True) for each in request.messages]
+            messages = [each.for_template() for each in request.messages]
             text = self._template.render(
                 messages,
                 add_generation_prompt=request.add_generation_prompt,
@@ -99,12 +99,7 @@ class Service:
         """Return a text as token ids, unless it is far too long: tokenizing it would take minutes."""
         most = self.facts.max_seq_len
         if most is not None and len(text) > most * self.tokenizer.longest_token:
-            raise ApiError(
-                f"The prompt has {len(text)} letters. The model was built for {most} tokens, which can never "
-                "stand for as many.",
-                param=key,
-                code="context_length_exceeded",
-            )
+            raise _too_long(most, f"the prompt has {len(text)} letters, which cannot be so few tokens", key)
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, ids: Sequence[int], max_tokens: int | None, key: str) -> Prompt:
@@ -115,12 +110,8 @@ class Service:
             return Prompt(ids, max_tokens or USUAL_MAX_TOKENS)
         wanted = 1 if max_tokens is None else max_tokens
         if len(ids) + wanted > most:
-            raise ApiError(
-                f"The prompt has {len(ids)} tokens and the answer may have {wanted}: together more than the "
-                f"{most} tokens that the model was built for.",
-                param=key,
-                code="context_length_exceeded",
-            )
+            what = f"the prompt has {len(ids)} tokens and the answer may have {wanted}, together more"
+            raise _too_long(most, what, key)
         return Prompt(ids, max_tokens or most - len(ids))
 
     async def _opened(self) -> AsyncClient:
@@ -136,6 +127,12 @@ class Service:
                     )
                 self._client = client
         return self._client
+
+
+def _too_long(most: int, what: str, key: str) -> ApiError:
+    """Return the refusal of a prompt; LiteLLM and others know it by OpenAI's words at its beginning."""
+    message = f"This model's maximum context length is {most} tokens, but {what}."
+    return ApiError(message, param=key, code="context_length_exceeded")
 
 
 async def merged(streams: Sequence[AsyncGenerator[Part]]) -> AsyncGenerator[tuple[int, Part]]:

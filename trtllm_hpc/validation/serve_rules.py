@@ -89,6 +89,9 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
     if job.serve.tls and serve.door == "none":
         yield in_job("conflict", "serve.tls", "only a door encrypts", "set serve.door to haproxy", serve.tls)
+    if serve.cors and serve.door == "none":
+        message = "only a door answers browsers"
+        yield in_job("conflict", "serve.cors", message, "set serve.door to haproxy", serve.cors)
     if serve.certificate is not None and not serve.tls:
         message = "is set, but serve.tls is false"
         yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
