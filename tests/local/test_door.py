@@ -336,7 +336,7 @@ def lines_of_endpoint_ask_the_server(run: RunPaths) -> None:
     found = documented("endpoint", types("endpoint", run.folder, "--json").stdout)
     assert all(line.strip() in shown for line in found["python"].splitlines())
     typed = subprocess.run(["bash", "-c", found["curl"]], capture_output=True, text=True, check=True)
-    text = json.loads(typed.stdout)["choices"][0]["text"]
+    text = json.loads(typed.stdout)["choices"][0]["message"]["content"]
     # Only what reads the key is in the list of processes, and not the key.
     shown_words = subprocess.run(
         ["bash", "-c", f"curl() {{ printf '%s\\n' \"$@\"; }}; {found['curl']}"],

@@ -18,6 +18,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "policy-rc.d"
     monkeypatch.setattr(requirements, "POLICY", path)
     monkeypatch.setattr(requirements, "SET_ASIDE", tmp_path / "policy-rc.d.before")
+    monkeypatch.setattr(requirements, "LOG", tmp_path / "install.log")
     return path
 
 
@@ -35,9 +36,43 @@ def test_apt_get_runs_while_services_are_held_back(
     monkeypatch.setattr(requirements, "LIBRARIES", {"/nowhere/libpmix.so": "libpmix-dev"})
     commands.add("apt-get", script=f"PATH=/usr/bin:/bin {policy} mariadb start; [ $? = 101 ]")
     assert requirements.install_missing(tell=lambda _: None) == ["libpmix-dev"]
-    assert [call.split()[-1] for call in commands.called] == ["update", "libpmix-dev"]
+    assert [call.split()[-1] for call in commands.called] == ["update", "libpmix-dev", "libpmix-dev"]
+    assert all(" -s " in call or "update" in call for call in commands.called[:2])
+    assert "Dir::Etc::Preferences=" in commands.called[-1], "what is installed is not upgraded"
     assert all("apt-get" in call for call in commands.called)
     assert not policy.exists()
+
+
+@pytest.mark.usefixtures("as_root", "policy")
+def test_an_upgrade_without_which_nothing_can_be_installed_is_named(commands: Commands) -> None:
+    script = """case "$*" in *-s*Preferences*) exit 100;; esac
+echo 'Inst perl-base [5.36.0-7] (5.36.0-7+deb12u4 Debian)'
+echo 'Inst libpmix-dev (4.2)'"""
+    commands.add("apt-get", script=script)
+    steps: list[str] = []
+    requirements.install_missing(["libpmix-dev"], tell=steps.append)
+    assert steps[-1] == "they need newer versions of perl-base"
+    assert "Preferences" not in commands.called[-1] and commands.called[-1].endswith("libpmix-dev")
+    assert "Inst" in requirements.LOG.read_text(), "not on the screen"
+
+
+@pytest.mark.usefixtures("as_root", "policy")
+def test_an_installation_says_now_and_then_how_far_it_is(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requirements, "PROGRESS_S", 0.05)
+    go_on = requirements.LOG.with_name("go-on")
+    commands.add("apt-get", script=f"echo Unpacking perl\nwhile [ ! -e {go_on} ]; do /bin/sleep 0.02; done")
+    steps: list[str] = []
+
+    def tell(step: str) -> None:
+        steps.append(step)
+        if "Unpacking" in step:
+            go_on.touch()
+
+    monkeypatch.setattr(requirements, "captured", lambda *_: subprocess.CompletedProcess([], 0))
+    requirements.install_missing(["perl"], tell=tell)
+    assert any(step.startswith("apt-get, for ") and step.endswith("Unpacking perl") for step in steps)
 
 
 @pytest.mark.usefixtures("as_root", "policy")

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trtllm_hpc.errors import SandboxError, SandboxImpossible
 from trtllm_hpc.paths import write_text
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.sandbox import processes
 from trtllm_hpc.sandbox.files import rendered, umask
-from trtllm_hpc.sandbox.nodes import NAMESPACES
+from trtllm_hpc.sandbox.nodes import NAMESPACES, tail
 from trtllm_hpc.sandbox.processes import Progress, lock
 from trtllm_hpc.sandbox.root import script, which
 
@@ -55,6 +59,10 @@ PROBES = {
 POLICY = Path("/usr/sbin/policy-rc.d")
 SET_ASIDE = Path("/usr/sbin/policy-rc.d.before-trtllm-hpc")
 INSTALL_TIMEOUT_S = 900.0
+LOG = Path("/var/log/trtllm-hpc-install.log")
+"""What apt-get and debootstrap print."""
+PROGRESS_S = 10.0
+"""Pause between two words on an installation."""
 
 _ALONE = "setpriv --pdeathsig KILL unshare --mount --pid --fork --kill-child --mount-proc"
 """Runs a command whose processes and mounts end with this process, however this ends."""
@@ -138,10 +146,10 @@ def install_missing(packages: list[str] | None = None, *, tell: Progress) -> lis
             f"A sandbox needs what Debian calls {', '.join(packages)}.",
             hint="install them with this system's package manager, then type trtllm-hpc sandbox up",
         )
-    tell(f"apt-get install {' '.join(packages)}")
+    tell(f"apt-get install {' '.join(packages)} (output in {LOG})")
     with services_held_back():
-        _apt_get("update")
-        _apt_get(*install_command(packages).split()[1:])
+        _apt_get("update", tell=tell)
+        _install(packages, tell)
     return packages
 
 
@@ -168,11 +176,11 @@ def make_root(folder: Path, suite: str, mirror: str = "", *, install: bool = Fal
             )
         partial = Path(f"{folder}.partial")
         packages = missing_packages(str(partial), optional=True)
-        tell(f"debootstrap {suite} and {' '.join(packages)}")
+        tell(f"debootstrap {suite} and {' '.join(packages)} (output in {LOG})")
         try:
             shutil.rmtree(partial, ignore_errors=True)  # of one that was killed
             command = ["bash", script("make-root.sh"), str(folder), suite, mirror, *packages]
-            _run_shown("debootstrap", [*_ALONE.split(), *command])
+            _run_logged("debootstrap", [*_ALONE.split(), *command], tell=tell)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return True
@@ -200,15 +208,32 @@ def services_held_back() -> Iterator[None]:
             POLICY.unlink(missing_ok=True)
 
 
-def _apt_get(*arguments: str) -> None:
-    command = ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments]
-    _run_shown("apt-get", command, hint=" ".join(["apt-get", *arguments]))
+def _install(packages: list[str], tell: Progress) -> None:
+    """Install packages, and upgrade others only if apt-get finds no other way."""
+    install = install_command(packages).split()
+    with tempfile.NamedTemporaryFile("w") as preferences:
+        # The version that is installed goes before every other one (apt_preferences(5)).
+        preferences.write("Package: *\nPin: release a=now\nPin-Priority: 1001\n")
+        preferences.flush()
+        keeping = ["-o", f"Dir::Etc::Preferences={preferences.name}"]
+        if captured(["apt-get", "-s", *keeping, *install[1:]], INSTALL_TIMEOUT_S).returncode:
+            planned = captured(["apt-get", "-s", *install[1:]], INSTALL_TIMEOUT_S).stdout
+            names = re.findall(r"^Inst (\S+) \[", planned, re.MULTILINE)
+            tell(f"they need newer versions of {', '.join(names) or 'packages that are installed'}")
+            keeping = []
+        _apt_get(*keeping, *install[1:], tell=tell, hint=" ".join(install))
 
 
-def _run_shown(name: str, command: Sequence[str], *, hint: str | None = None) -> None:
-    """Run an installer with its output on standard error, since standard output may be JSON.
+def _apt_get(*arguments: str, tell: Progress, hint: str = "apt-get update") -> None:
+    _run_logged(
+        "apt-get", ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300", *arguments], tell=tell, hint=hint
+    )
 
-    Raises SandboxImpossible if it failed or took too long.
+
+def _run_logged(name: str, command: Sequence[str], *, tell: Progress, hint: str | None = None) -> None:
+    """Run an installer with its output in ``LOG``, and tell now and then how far it is.
+
+    Raises SandboxImpossible, with the end of the output, if it failed or took too long.
     """
     environment = {
         **os.environ,
@@ -217,18 +242,19 @@ def _run_shown(name: str, command: Sequence[str], *, hint: str | None = None) ->
         # Ubuntu's needrestart would restart services that use a new library.
         "NEEDRESTART_SUSPEND": "1",
     }
+    begun = time.monotonic()
+    with LOG.open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        done = subprocess.run(
-            command,
-            check=False,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),
-            timeout=INSTALL_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise SandboxImpossible(f"{name} did not finish within {INSTALL_TIMEOUT_S:g} s.") from error
-    if done.returncode != 0:
-        raise SandboxImpossible(
-            f"{name} failed with exit code {done.returncode}; see its output above.", hint=hint
-        )
+        while (passed_s := time.monotonic() - begun) < INSTALL_TIMEOUT_S:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(PROGRESS_S)
+                break
+            tell(f"{name}, for {passed_s + PROGRESS_S:.0f} s: {tail(LOG, 1).splitlines()[-1].strip()[:60]}")
+        else:
+            raise SandboxImpossible(f"{name} did not finish within {INSTALL_TIMEOUT_S:g} s.\n{tail(LOG)}")
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode != 0:
+        raise SandboxImpossible(f"{name} failed with exit code {process.returncode}.\n{tail(LOG)}", hint=hint)

@@ -161,7 +161,8 @@ def _late_effect(sample: Sample) -> float:
     for metric, from_send in ((TTFT, TTFT_FROM_SEND), (LATENCY, LATENCY_FROM_SEND)):
         with suppress(NoValue):
             due, sent = metric.of(sample), from_send.of(sample)
-            shares += [1 - sent.p50 / due.p50, 1 - sent.p99 / due.p99]
+            pairs = ((sent.p50, due.p50), (sent.p99, due.p99))
+            shares += [1 - from_send_ms / due_ms for from_send_ms, due_ms in pairs if due_ms > 0]
     return max(shares)
 
 
