@@ -186,7 +186,7 @@ def test_the_window_ends_with_a_trace_that_is_shorter() -> None:
 
 @pytest.mark.parametrize("times", [[], [None, None], [0.0, None]])
 def test_a_trace_without_times_is_refused(times: list[float | None]) -> None:
-    with pytest.raises(ConfigError, match="need a workload with times"):
+    with pytest.raises(ConfigError, match="a trace needs a time for each request"):
         recorded(times)
 
 
