@@ -112,7 +112,8 @@ class Door:
             "TRTLLM_HPC_DOOR": str(self.folder),
             "TRTLLM_HPC_GATEWAY": f"unix@{self.gateway}",
             "TRTLLM_HPC_DOOR_THREADS": str(threads()),
-            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections(len(ports))),
+            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections(1)),
+            "TRTLLM_HPC_DOOR_PASSED": str(connections(len(ports))),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
             "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
@@ -233,7 +234,7 @@ def threads() -> int:
 
 
 def connections(ports: int) -> int:
-    """Return how many connections may pass TLS at each of HAProxy's ports.
+    """Return how many connections may have passed TLS at each of HAProxy's ports.
 
     Each needs four files: the client's, two between the part for TLS and the rest, and the server's. Without
     this bound, connections that have passed TLS could leave nothing for the rest of HAProxy.
