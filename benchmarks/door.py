@@ -43,7 +43,8 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.door import TRITON_KINDS, threads, write_key
+from trtllm_hpc.runtime.certificate import make_certificate
+from trtllm_hpc.runtime.door import TRITON_KINDS, connections, threads, write_key
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -110,26 +111,33 @@ SCENARIOS = (
 
 
 @contextmanager
-def open_door(folder: Path, server: Endpoint) -> Iterator[tuple[Endpoint, int]]:
+def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[tuple[Endpoint, int]]:
     """Run HAProxy before a server; yield the endpoint of the door, and the process id.
 
     Raises:
         ServerFailed: HAProxy did not start.
     """
-    job = JobFile.model_validate({"name": "door", "serve": {"door": "haproxy", "openai": "none"}})
+    serve = {"door": "haproxy", "openai": "none", "tls": tls}
+    job = JobFile.model_validate({"name": "door", "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))
     configuration = folder / "haproxy.cfg"
     configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
     write_key(paths.key)
+    if tls:
+        make_certificate(paths, "127.0.0.1")
     ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
     behind = {"HTTP": server.http, "GRPC": server.grpc, "METRICS": f"127.0.0.1:{server.metrics_port}"}
     variables = {
         "TRTLLM_HPC_ADDRESS": "127.0.0.1",
         "TRTLLM_HPC_DOOR": str(folder),
         "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+        "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections(1)),
+        "TRTLLM_HPC_DOOR_PASSED": str(connections(len(ports))),
         "TRTLLM_HPC_KEY": str(paths.key),
+        "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
+        "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
         **{f"TRTLLM_HPC_PORT_{kind.upper()}": str(port) for kind, port in ports.items()},
         **{f"TRTLLM_HPC_{kind}_0": address for kind, address in behind.items()},
     }
@@ -141,6 +149,7 @@ def open_door(folder: Path, server: Endpoint) -> Iterator[tuple[Endpoint, int]]:
         grpc_port=ports["grpc"],
         metrics_port=ports["metrics"],
         key_file=str(paths.key),
+        certificate_file=str(paths.certificate) if tls else None,
     )
     try:
         end = time.monotonic() + _START_LIMIT_S

@@ -97,6 +97,17 @@ def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
     assert read_json(file) == 1
 
 
+def test_nobody_else_can_replace_a_run_whatever_the_umask(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "group" / "runs" / "a")
+    before = os.umask(0)
+    try:
+        paths.make_folders()
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in (paths.folder, *paths.folder.parents[:2])]
+    assert modes == [0o700, 0o755, 0o755]
+
+
 def test_text_is_utf8_for_the_owner_alone_unless_said(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

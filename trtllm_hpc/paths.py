@@ -257,7 +257,9 @@ class RunPaths:
         Raises:
             FileExistsError: the run folder already exists.
         """
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        for parent in reversed(self.folder.parents):
+            # Whatever the umask: whoever can write to the folder of the runs can replace a run.
+            parent.mkdir(mode=0o755, exist_ok=True)
         self.folder.mkdir(mode=0o700)
         for folder in (self.scripts, self.repository, self.logs, self.events, self.ranks, self.results):
             folder.mkdir()

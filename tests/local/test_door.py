@@ -109,6 +109,32 @@ def test_the_runs_own_commands_are_let_in(run: RunPaths) -> None:
     assert "metrics" not in json.dumps(summary["verdict"])
 
 
+def test_a_connection_without_the_key_does_not_stay_open(run: RunPaths, endpoint: Endpoint) -> None:
+    """One stranger's idle connections would take all places of the door."""
+    headers = {"Authorization": f"Bearer {run.key.read_text().strip()}"}
+    owner = http.client.HTTPConnection("127.0.0.1", endpoint.http_port, timeout=10)
+    owner.request("GET", "/v2/health/ready", headers=headers)
+    assert owner.getresponse().read() == b""
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    said = {
+        endpoint.http_port: (b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        endpoint.grpc_port: (b"", preface[:5], preface, preface + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])),
+    }
+    strangers = []
+    for port, beginnings in said.items():
+        for beginning in beginnings:
+            strangers.append(socket.create_connection(("127.0.0.1", port), timeout=10))
+            strangers[-1].sendall(beginning)
+    for stranger in strangers:
+        with stranger:
+            while stranger.recv(4096):
+                pass
+    kept = owner.sock
+    owner.request("GET", "/v2/health/ready", headers=headers)
+    assert owner.getresponse().status == 200 and owner.sock is kept is not None
+    owner.close()
+
+
 CALLS = (
     ("GET", "v2/health/ready"),
     ("GET", "v2/models/tensorrt_llm/stats"),

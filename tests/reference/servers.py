@@ -20,11 +20,14 @@ from typing import Any, NamedTuple
 
 from benchmarks.triton import link_backends, wheel_folder
 from trtllm_hpc.backends.reference import MODELS, model_source
+from trtllm_hpc.reference.world import RENDEZVOUS
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
 from trtllm_hpc.runtime.records import Endpoint
+
+from .two_processes import meeting
 
 START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
@@ -202,6 +205,7 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
     backends = link_backends(folder / "backends")
     prefix = f"tref{os.getpid()}x{http_port}"
     world = World(folder, prefix, http_port, grpc_port, metrics_port, [])
+    rendezvous = meeting(folder)
     try:
         for rank in range(size):
             arguments = [
@@ -226,7 +230,7 @@ def start(folder: Path, repository: Path, size: int) -> Iterator[World]:
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         preexec_fn=allow_large_requests,
-                        env=_environment(folder, rank, size, master_port),
+                        env=_environment(folder, rank, size, master_port) | {RENDEZVOUS: rendezvous},
                     )
                 )
         world.wait_ready()

@@ -7,20 +7,27 @@ import os
 import queue
 import signal
 import socket
+import struct
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from tests.waiting import eventually
 from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference.world import Channel, World
+from trtllm_hpc.reference import world
+from trtllm_hpc.reference.world import RENDEZVOUS, Channel, World
 from trtllm_hpc.runtime.node import free_ports
 
 from . import servers
 from .oracle import LONG
+from .two_processes import meeting
 
 BODY = {"text_input": "What is machine learning?", "max_tokens": LONG - 20, "end_id": -1}
 
@@ -134,7 +141,10 @@ def assert_gone(pids: list[int]) -> None:
     [
         ({"RANK": "one"}, "whole numbers"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "cannot be in WORLD_SIZE=2"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "needs MASTER_PORT"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"},
+            "needs MASTER_PORT and TRTLLM_HPC_RENDEZVOUS",
+        ),
     ],
 )
 def test_impossible_world_is_refused(environment: dict[str, str], sentence: str) -> None:
@@ -147,26 +157,68 @@ def test_server_started_by_hand_is_a_world_of_one() -> None:
 
 
 @pytest.fixture
-def channels(monkeypatch: pytest.MonkeyPatch) -> tuple[Channel, Channel]:
-    """Both ends between two ranks."""
+def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[World]:
+    """Two ranks that can meet."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(free_ports(1)[0]))
-    worlds = [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
+    monkeypatch.setenv(RENDEZVOUS, meeting(tmp_path))
+    return [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
+
+
+@pytest.fixture
+def channels(worlds: list[World]) -> Iterator[tuple[Channel, Channel]]:
+    """Both ends between two ranks, with strangers before them."""
+    with ThreadPoolExecutor(2) as pool, ExitStack() as strangers:
+        leader = pool.submit(Channel, worlds[0])
+        # A port scanner; a stranger that claims to be rank 1; more silent strangers than rank 0 keeps.
+        for said in (b"GET / HTTP/1.1\r\n\r\n" * 9, *CLAIMS, *[b""] * 100):
+            strangers.enter_context(eventually(partial(stranger, worlds[0].address, said)))
+        other = pool.submit(Channel, worlds[1])
+        yield leader.result(), other.result()
+
+
+CLAIMS = (struct.pack("!i", 1) + b"1", struct.pack("!iI", 68, 1) + bytes(64))
+"""A rank's number, as it once was enough, and a greeting with a false proof."""
+
+
+def stranger(address: tuple[str, int], said: bytes) -> socket.socket | None:
+    """A connection of somebody who does not know the ranks' secret."""
+    try:
+        opened = socket.create_connection(address)
+    except OSError:
+        return None
+    opened.sendall(said)
+    return opened
+
+
+def test_a_rank_obeys_nobody_who_has_taken_the_leaders_port(
+    worlds: list[World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader's messages are unpickled, which runs whatever the sender wants."""
+    monkeypatch.setattr(world, "RENDEZVOUS_TIMEOUT_S", 0.0)
+    with socket.create_server(worlds[0].address) as listener, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(Channel, worlds[1])
+        connection = Connection(listener.accept()[0].detach())
+        connection.send_bytes(bytes(32))
+        connection.recv_bytes()
+        connection.send_bytes(bytes(32))
+        with pytest.raises(StartFailed, match="does not know the secret of the ranks"):
+            other.result()
+        connection.close()
+
+
+def test_rank_0_listens_on_the_leaders_address_alone(worlds: list[World]) -> None:
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(Channel, worlds[0])
-        # A port scanner comes first.
-        eventually(lambda: _sends_nonsense(worlds[0].address))
+        with eventually(lambda: stranger(worlds[0].address, b"")):
+            pass
+        port = worlds[0].address[1]
+        listening = subprocess.run(
+            ["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True
+        )
+        assert [line.split()[3] for line in listening.stdout.splitlines()] == [f"127.0.0.1:{port}"]
         other = pool.submit(Channel, worlds[1])
-        return leader.result(), other.result()
-
-
-def _sends_nonsense(address: tuple[str, int]) -> bool:
-    try:
-        with socket.create_connection(address) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    except OSError:
-        return False
-    return True
+        leader.result(), other.result()
 
 
 def test_loss_is_noticed_by_a_rank_that_waits_for_something_else(channels: tuple[Channel, Channel]) -> None:

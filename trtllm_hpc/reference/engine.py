@@ -95,7 +95,7 @@ def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
     KV cache.
     """
     channel = Channel(world)
-    world.join(channel)
+    world.join()
     info = EngineInfo.read(folder)
     if "OMP_NUM_THREADS" not in os.environ:
         # An equal share of the cores: ranks that each start a thread for every core slow each other down.

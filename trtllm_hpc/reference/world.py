@@ -6,10 +6,12 @@ connections need no PyTorch, so that an engine without a model is ready at once.
 
 from __future__ import annotations
 
+import hmac
 import os
 import pickle
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,6 +30,12 @@ if TYPE_CHECKING:
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank writes why it had to end."""
 
+RENDEZVOUS = "TRTLLM_HPC_RENDEZVOUS"
+"""Environment variable: a folder of this start that no other user can enter.
+
+Its file ``key`` is a secret of the ranks, and torch's store is a file there.
+"""
+
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time limit for all ranks to connect and to load, and for one collective of the model."""
 
@@ -45,8 +53,8 @@ class World:
     def from_environment(cls, environ: Mapping[str, str]) -> World:
         """Read RANK, WORLD_SIZE and LOCAL_RANK; without them, this is the only rank.
 
-        Raises StartFailed if they are not numbers or contradict each other, or the address of rank 0 is
-        missing.
+        Raises StartFailed if they are not numbers or contradict each other, or the address of rank 0
+        or the folder of the rendezvous is missing.
         """
         try:
             rank, size, local_rank = (
@@ -57,7 +65,8 @@ class World:
             raise StartFailed(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}.") from error
         if not 0 <= rank < size or local_rank < 0:
             raise StartFailed(f"RANK={rank}, LOCAL_RANK={local_rank} cannot be in WORLD_SIZE={size}.")
-        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if size > 1 and not environ.get(name)]
+        names = ("MASTER_ADDR", "MASTER_PORT", RENDEZVOUS)
+        missing = [name for name in names if size > 1 and not environ.get(name)]
         if missing:
             raise StartFailed(f"A world of {size} ranks needs {' and '.join(missing)} in the environment.")
         failure = environ.get(RANK_FAILURE)
@@ -73,7 +82,12 @@ class World:
         """Host and port at which rank 0 waits for the others."""
         return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
-    def join(self, channel: Channel) -> None:
+    def proof(self, by: bytes, rank: int, nonces: bytes) -> bytes:
+        """Prove to another rank that this process knows the ranks' secret."""
+        key = (Path(os.environ[RENDEZVOUS]) / "key").read_bytes()
+        return hmac.digest(key, by + struct.pack("!I", rank) + nonces, "sha256")
+
+    def join(self) -> None:
         """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
 
         Raises StartFailed if the ranks did not connect in time.
@@ -82,7 +96,7 @@ class World:
             return
         import torch
         import torch.distributed as dist
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         if torch.cuda.is_available():
             # If each task sees one GPU only, the local rank is not a device index.
@@ -92,18 +106,16 @@ class World:
             backend = "cpu:gloo,cuda:nccl"
         else:
             backend = "gloo"
-        host, timeout = self.address[0], timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
+        file, timeout = Path(os.environ[RENDEZVOUS]) / "store", timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         try:
-            if self.is_leader:
-                store = TCPStore(host, 0, self.size, True, timeout, wait_for_workers=False)
-                channel.send(store.port)
-            else:
-                store = TCPStore(host, channel.receive(), self.size, False, timeout)
+            # Not TCPStore, which listens on every interface and asks nobody for a key.
+            store = FileStore(str(file), self.size)
+            store.set_timeout(timeout)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
         except RuntimeError as error:
-            raise StartFailed(f"The ranks did not connect at {host}: {error}") from error
+            raise StartFailed(f"The ranks did not connect through {file}: {error}") from error
 
 
 def rank_device() -> torch.device:
@@ -116,9 +128,14 @@ def rank_device() -> torch.device:
 
 
 GREETING_TIMEOUT_S = 10.0
-"""Time limit for a rank to send its number once it has connected."""
+"""Time limit for rank 0 to greet a rank that has connected, and to prove itself."""
 
-_GREETING_BYTES = 16
+_NONCE_BYTES = 32
+_GREETING = struct.Struct("!4xI32s32s")
+"""A rank's greeting on the wire: length of the rest (4 bytes), rank, nonce, proof."""
+
+_MOST_STRANGERS = 64
+"""Connections without a greeting that rank 0 keeps beyond the number of ranks; then it closes the oldest."""
 
 _KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
@@ -199,37 +216,81 @@ class Channel:
 
 
 def _accept(world: World) -> dict[int, Connection]:
-    """Rank 0: wait for all others; each sends its rank first."""
+    """Rank 0: wait for all others; each proves first that it knows the ranks' secret, and so does rank 0."""
     others: dict[int, Connection] = {}
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    waiting: dict[int, tuple[socket.socket, bytes]] = {}
+    deadline, poller = time.monotonic() + RENDEZVOUS_TIMEOUT_S, select.poll()
     try:
-        with socket.create_server(("", world.address[1]), family=family, dualstack_ipv6=is_dual) as listener:
-            listener.settimeout(RENDEZVOUS_TIMEOUT_S)
+        with socket.create_server(world.address, backlog=world.size + _MOST_STRANGERS) as listener:
+            poller.register(listener, select.POLLIN)
             while len(others) < world.size - 1:
-                connection = _connection(listener.accept()[0])
-                # Something else on the network, such as a port scanner, sends no rank.
-                with suppress(ValueError, EOFError, OSError):
-                    if connection.poll(GREETING_TIMEOUT_S):
-                        others[int(connection.recv_bytes(_GREETING_BYTES))] = connection
+                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                if not ready:
+                    raise TimeoutError(f"{world.size - 1 - len(others)} ranks are missing")
+                for handle, _ in ready:
+                    if handle in waiting:
+                        poller.unregister(handle)
+                        rank, connection = _greeted(world, *waiting.pop(handle))
+                        if rank is not None and rank not in others:
+                            others[rank] = connection
+                    elif handle == listener.fileno():
+                        opened, nonce = listener.accept()[0], os.urandom(_NONCE_BYTES)
+                        # Readable means: a whole greeting, or the end.
+                        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GREETING.size)
+                        poller.register(opened, select.POLLIN)
+                        waiting[opened.fileno()] = opened, nonce
+                        with suppress(OSError):
+                            opened.sendall(struct.pack("!i", len(nonce)) + nonce)
+                    if len(waiting) > world.size + _MOST_STRANGERS:
+                        poller.unregister(oldest := next(iter(waiting)))
+                        waiting.pop(oldest)[0].close()
     except OSError as error:
         raise _not_connected(world, error) from error
+    finally:
+        for opened, _ in waiting.values():
+            opened.close()
     return others
 
 
+def _greeted(world: World, opened: socket.socket, nonce: bytes) -> tuple[int | None, Connection]:
+    """Rank 0: answer a greeting; the rank is ``None`` if the other end does not know the secret."""
+    greeting = b""
+    with suppress(OSError):
+        greeting = opened.recv(_GREETING.size, socket.MSG_DONTWAIT)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+    connection = _connection(opened)
+    with suppress(struct.error, OSError):
+        rank, theirs, proof = _GREETING.unpack(greeting)
+        if hmac.compare_digest(proof, world.proof(b"rank", rank, nonce + theirs)) and 0 < rank < world.size:
+            connection.send_bytes(world.proof(b"leader", rank, nonce + theirs))
+            return rank, connection
+    connection.close()
+    return None, connection
+
+
 def _connect(world: World) -> Connection:
-    """Other ranks: connect to rank 0, which may listen later."""
+    """Other ranks: connect to rank 0, which may listen later and proves itself, too."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
             connection = _connection(socket.create_connection(world.address, timeout=10))
-            break
-        except OSError as error:
+            nonces = _heard(connection) + (own := os.urandom(_NONCE_BYTES))
+            proof = world.proof(b"rank", world.rank, nonces)
+            connection.send_bytes(struct.pack("!I", world.rank) + own + proof)
+            if hmac.compare_digest(_heard(connection), world.proof(b"leader", world.rank, nonces)):
+                return connection
+            connection.close()
+            raise ConnectionError("what listens there does not know the secret of the ranks")
+        except (EOFError, OSError) as error:
             if time.monotonic() > deadline:
                 raise _not_connected(world, error) from error
             time.sleep(0.1)
-    connection.send_bytes(str(world.rank).encode())
-    return connection
+
+
+def _heard(connection: Connection) -> bytes:
+    if not connection.poll(GREETING_TIMEOUT_S):
+        raise TimeoutError("rank 0 did not greet this rank")
+    return connection.recv_bytes(_NONCE_BYTES)
 
 
 def _connection(opened: socket.socket) -> Connection:
@@ -240,6 +301,6 @@ def _connection(opened: socket.socket) -> Connection:
     return Connection(opened.detach())
 
 
-def _not_connected(world: World, error: OSError) -> StartFailed:
+def _not_connected(world: World, error: Exception) -> StartFailed:
     host, port = world.address
     return StartFailed(f"The ranks did not connect at {host}:{port}: {error}")

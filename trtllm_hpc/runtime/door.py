@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -46,6 +47,9 @@ _GRPC_PORT = 8001
 
 _OWNER = "owner"
 """File in a door's folder that the door's process holds locked."""
+
+_OTHER_FILES = 200
+"""Files that HAProxy opens besides connections, at most."""
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
@@ -108,6 +112,8 @@ class Door:
             "TRTLLM_HPC_DOOR": str(self.folder),
             "TRTLLM_HPC_GATEWAY": f"unix@{self.gateway}",
             "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections(1)),
+            "TRTLLM_HPC_DOOR_PASSED": str(connections(len(ports))),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
             "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
@@ -225,6 +231,16 @@ def remove_abandoned(sockets: Path) -> None:
 def threads() -> int:
     """Threads of HAProxy: a quarter of the cores, four at most. By default it would take all."""
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
+
+
+def connections(ports: int) -> int:
+    """Return how many connections may have passed TLS at each of HAProxy's ports.
+
+    Each needs four files: the client's, two between the part for TLS and the rest, and the server's. Without
+    this bound, connections that have passed TLS could leave nothing for the rest of HAProxy.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return max(1, (files - _OTHER_FILES) // 4 // ports)
 
 
 def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: Sequence[int]) -> int:

@@ -19,6 +19,12 @@ leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=n
 read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
 export MASTER_ADDR MASTER_PORT
 
+# Where the ranks meet: a folder of this start alone, with their secret, that no other user can enter.
+rm -rf "$run"/ranks/"$step".meeting.*
+TRTLLM_HPC_RENDEZVOUS=$(mktemp -d "$run/ranks/$step.meeting.XXXXXX")
+export TRTLLM_HPC_RENDEZVOUS
+head -c 32 /dev/urandom > "$TRTLLM_HPC_RENDEZVOUS/key"
+
 # One tritonserver for each rank; the first that fails ends the others.
 status=0
 tasks=(--ntasks=2 --ntasks-per-node=1 --cpus-per-task=2)
@@ -34,6 +40,7 @@ srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 "${tasks[@]}" --kill-on-bad
   "${launcher[@]}" \
   bash "$run/scripts/rank.sh" || status=$?
 
+rm -rf "$TRTLLM_HPC_RENDEZVOUS"
 # A rank that was killed could not remove its shared memory and its scratch folder.
 timeout 30 srun --nodelist="$(nodes_from "$first" 2)" --nodes=2 --ntasks=2 --ntasks-per-node=1 --mpi=none --overlap \
   --open-mode=append --output="$run/logs/serve.out" \

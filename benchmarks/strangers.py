@@ -1,0 +1,142 @@
+"""Whether one stranger's connections lock the owner of a run out of the door.
+
+``python -m benchmarks.strangers [--connections 10600] [--seconds 12] [--as-user nobody]``, as root
+
+HAProxy has the configuration that ``trtllm-hpc`` renders for a run with a key. Another user opens more
+connections than HAProxy takes, never sends the key, and opens each connection again as soon as HAProxy
+closes it: connections without a byte, with one byte, and with the beginning of HTTP/2, each with and without
+TLS, over HTTP and over gRPC. Before, meanwhile and afterwards the owner opens a connection every 0.2 s and
+asks with the key whether the server is ready. The exit code is 1 when an answer takes 2 s
+or more, or 15 s at a port with TLS, whose handshake has 10 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.server
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from benchmarks.arguments import number
+from benchmarks.door import open_door
+from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import Endpoint
+
+BOUND_S = 2.0
+TLS_BOUND_S = 15.0
+_PAUSE_S = 0.2
+_LIMIT_S = 20.0
+
+_STRANGER = """
+import resource, select, socket, sys, time
+port, count, first = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+poller, opened = select.epoll(), {}
+while True:
+    for _ in range(min(200, count - len(opened))):
+        one = socket.socket()
+        one.setblocking(False)
+        # No TIME_WAIT: ports must not run out.
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes([1, 0, 0, 0] + [0] * 4))
+        if one.connect_ex(("127.0.0.1", port)) not in (0, 115):
+            one.close()
+            continue
+        opened[one.fileno()] = one
+        poller.register(one, select.EPOLLIN | (select.EPOLLOUT if first else 0))
+    for handle, what in poller.poll(0.01 if len(opened) == count else 0):
+        if what & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            try:
+                is_open = opened[handle].recv(4096)
+            except OSError:
+                is_open = b""
+            if not is_open:
+                opened.pop(handle).close()
+        elif what & select.EPOLLOUT:
+            opened[handle].send(first)
+            poller.modify(handle, select.EPOLLIN)
+"""
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Answers that it is ready."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class _Behind(http.server.ThreadingHTTPServer):
+    """What the door asks."""
+
+    request_queue_size = 128
+
+
+def slowest(door: Endpoint, seconds: float) -> float:
+    """Ask again and again, each time over a new connection; returns the longest time until an answer."""
+    end, longest = time.monotonic() + seconds, 0.0
+    while time.monotonic() < end:
+        began = time.monotonic()
+        answered = is_ready(door, _LIMIT_S)
+        longest = max(longest, time.monotonic() - began if answered else float("inf"))
+        time.sleep(_PAUSE_S)
+    return longest
+
+
+def attack(door: Endpoint, port: int, said: str, arguments: argparse.Namespace) -> list[float]:
+    """Let a stranger in; returns the owner's longest waits before, meanwhile and afterwards."""
+    waits = [slowest(door, 1.0)]
+    stranger = subprocess.Popen(
+        ["/usr/bin/python3", "-c", _STRANGER, str(port), str(arguments.connections), said],
+        user=arguments.as_user,
+    )
+    try:
+        waits.append(slowest(door, arguments.seconds))
+        assert stranger.poll() is None, "the stranger has failed"
+    finally:
+        stranger.kill()
+        stranger.wait()
+    return [*waits, slowest(door, 2.0)]
+
+
+def main() -> int:
+    """Print the owner's waits in each case; returns 1 if one is too long."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--connections", type=int, default=10_600)
+    parser.add_argument("--seconds", type=number, default=12.0)
+    parser.add_argument("--as-user", default="nobody")
+    arguments = parser.parse_args()
+    port, holds = free_ports(1)[0], True
+    with contextlib.ExitStack() as stack:
+        behind = stack.enter_context(_Behind(("127.0.0.1", port), _Server))
+        stack.callback(behind.shutdown)
+        threading.Thread(target=behind.serve_forever, daemon=True).start()
+        server = Endpoint("0", "localhost", "127.0.0.1", port, port, port, [], 0.0)
+        for tls in (False, True):
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                open_door(Path(folder), server, tls=tls) as (door, _),
+            ):
+                for kind, to in (("http", door.http_port), ("grpc", door.grpc_port)):
+                    for said in ("", "G", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")[: 2 if kind == "http" else 3]:
+                        waits = attack(door, to, said, arguments)
+                        case = f"{kind}{' with TLS' * tls}, {said.split()[0] if said else 'nothing'} said"
+                        print(f"{case}: {', '.join(f'{wait:.2f} s' for wait in waits)}", flush=True)
+                        holds = holds and max(waits) < (TLS_BOUND_S if tls else BOUND_S)
+    return int(not holds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
