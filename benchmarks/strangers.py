@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.arguments import number
 from benchmarks.door import open_door
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.single_calls import is_ready
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
