@@ -319,18 +319,33 @@ def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(run_of: RunOf, state
     assert sentence.startswith("stage serve") and "rank" not in sentence
 
 
-def test_a_script_that_recorded_no_end_was_killed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "logged", "note"),
+    [
+        (9, "Killed", "its script was killed by signal 9, SIGKILL"),
+        (11, "Segmentation fault (core dumped)", "its script was killed by signal 11, SIGSEGV"),
+        (9, "Exited with exit code 9", "exit code 9"),
+        (1, "Exited with exit code 1", "exit code 1"),
+        (2, None, "exit code 2"),
+        (7, None, "exit code 7"),
+    ],
+)
+def test_only_srun_knows_whether_a_signal_killed_a_script_that_recorded_no_end(
+    fake_slurm: FakeSlurm, tmp_path: Path, code: int, logged: str | None, note: str
+) -> None:
     """srun exits with 9 for a task that SIGKILL ended; a companion's own exit code may be 9, too."""
     jobs = {
         "serve": fake_slurm.add("COMPLETED", nodes="n1"),
-        "companion": fake_slurm.add("FAILED", exit="9:0", nodes="n1"),
+        "companion": fake_slurm.add("FAILED", exit=f"{code}:0", nodes="n1"),
     }
     paths = submitted(tmp_path / "demo-1", jobs)
     fake_slurm.assign(paths, jobs)
     add_event(paths, "companion", "stage_begin", job_id=jobs["companion"])
-    assert "companion has failed (its script was killed by signal 9, SIGKILL)" in run_status(paths).sentence
-    add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=9)
-    assert "companion has failed (exit code 9)" in run_status(paths).sentence
+    if logged is not None:
+        paths.batch_log("companion").write_text(f"srun: error: n1: task 0: {logged}\nlater\n")
+    assert f"companion has failed ({note})" in run_status(paths).sentence
+    add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=code)
+    assert f"companion has failed (exit code {code})" in run_status(paths).sentence
 
 
 def test_the_recorded_exit_code_goes_before_slurms(run_of: RunOf) -> None:
