@@ -180,6 +180,71 @@ PROCESSES = (
     ),
 )
 
+OTHERS = (
+    Fault(
+        "stop-door",
+        "SIGSTOP of the door (HAProxy), which is started again after 45 s",
+        kill.stopped(kill.process(name="haproxy")),
+        r"the door \(HAProxy\) is stopped",
+        WELL,
+        ranks=1,
+        requests=120,
+    ),
+    _survivor("kill-door", "`kill -9` of the door (HAProxy)", kill.killed(kill.process(name="haproxy"))),
+    Fault(
+        "stop-gateway",
+        "SIGSTOP of the gateway with OpenAI's protocol",
+        kill.stopped(kill.asked_gateway),
+        r"the gateway .*is stopped",
+        WELL,
+        ranks=1,
+        requests=240,
+    ),
+    Fault(
+        "stop-run-supervisor",
+        "SIGSTOP of the supervisor of the run",
+        kill.stopped_alone(kill.process("instances")),
+        r"the supervisor of the run gives no sign of life",
+        START,
+    ),
+    Fault(
+        "kill-run-supervisor",
+        "`kill -9` of the supervisor of the run",
+        kill.killed(kill.process("instances")),
+        r"the supervisor of the run was killed by signal 9",
+        START,
+    ),
+    Fault(
+        "kill-serve-srun",
+        "`kill -9` of the `srun` of the server's step",
+        kill.killed(kill.serve_step),
+        r"srun .*was killed by signal 9",
+        START,
+    ),
+    Fault(
+        "stop-bench",
+        "SIGSTOP of the companion's `bench run`",
+        kill.stopped(kill.process("bench", "run")),
+        r"the companion is stopped",
+        (9,),
+        ranks=1,
+    ),
+    _survivor(
+        "kill-heartbeat",
+        "`kill -9` of the companion's heartbeat",
+        kill.killed(kill.process("heartbeat")),
+        requests=420,
+    ),
+    Fault(
+        "sockets-removed",
+        "the server's sockets are removed from `/dev/shm`",
+        kill.sockets_removed,
+        r"door's files in /dev/shm were removed",
+        START,
+        ranks=1,
+    ),
+)
+
 SLURM = (
     Fault(
         "kill-slurmd",
@@ -369,5 +434,5 @@ FILES = (
     ),
 )
 
-FAULTS = {fault.name: fault for fault in (*PROCESSES, *SLURM, *FILES)}
+FAULTS = {fault.name: fault for fault in (*PROCESSES, *OTHERS, *SLURM, *FILES)}
 """All faults by name, in the order of the table."""

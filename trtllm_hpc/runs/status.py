@@ -18,6 +18,7 @@ from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswe
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
+from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -290,7 +291,7 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
-        return _progress_sentence(run, state, stages) + _full_disk(run, state)
+        return _progress_sentence(run, state, stages) + _troubles(run, state) + _full_disk(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -324,6 +325,19 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
     progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
     return f"stage {busy.stage} {busy.sentence}{progress}"
+
+
+def _troubles(run: RunSnapshot, state: RunState) -> str:
+    """Return, to be appended to the sentence, what stands still in a living run."""
+    if state.final or state is RunState.RENDERED:
+        return ""
+    found: dict[tuple[str, object], str] = {}
+    for event in run.all_events:
+        if event.name in ("stage_begin", "stage_end"):
+            found = {key: why for key, why in found.items() if key[0] != event.stage}
+        elif event.name == TROUBLE:
+            found[event.stage, event.data.get("part")] = str(event.data.get("why") or "")
+    return "".join(f"; {why}" for why in found.values() if why)
 
 
 def _full_disk(run: RunSnapshot, state: RunState) -> str:

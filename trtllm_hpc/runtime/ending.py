@@ -22,6 +22,9 @@ FAULT_GRACE_S = 5.0
 AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
 
+NO_SUPERVISOR = "no supervisor"
+"""What ends a server whose run has lost its supervisor, as recorded in ``stopped_by``."""
+
 
 @dataclass(frozen=True)
 class ServerFaults:
@@ -47,6 +50,8 @@ class Observed:
     """Whether rank 0 has recorded its end; always false for rank 0."""
     step_daemon_lost: bool = False
     """Whether the slurmstepd that started this rank is gone."""
+    supervisor: str | None = None
+    """Why the supervisor of the run must be given up, in a sentence; only the leader watches it."""
     dead_model: str | None = None
     """A Python model of which a process has died."""
     faults: ServerFaults = ServerFaults()
@@ -131,6 +136,12 @@ def _step_daemon(seen: Observed) -> Decision | None:
     return _fault(seen, seen.rank, "slurmstepd", what) if seen.step_daemon_lost else None
 
 
+def _supervisor(seen: Observed) -> Decision | None:
+    """Nobody else would end the run: the batch script waits for its supervisor."""
+    why = seen.supervisor
+    return None if why is None else Decision(NO_SUPERVISOR, why, FAULT_GRACE_S, ExitCode.START)
+
+
 def _model_process(seen: Observed) -> Decision | None:
     """Triton would go on saying that it is ready."""
     if seen.dead_model is None or seen.others_ended:
@@ -190,6 +201,7 @@ SERVING: tuple[Rule, ...] = (
     _stop_request,
     _leader_ended,
     _step_daemon,
+    _supervisor,
     _model_process,
     _silent_rank,
     _hang,

@@ -6,19 +6,27 @@ The server's own HTTP endpoint says whether it is ready; log text never does.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import ServerFaults
+from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.probe import Probe
-from trtllm_hpc.runtime.records import JsonRecord
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import JsonRecord, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import ServerDriver
+from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
+from trtllm_hpc.runtime.troubles import Troubles
+
+_SILENT = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 
 
 @dataclass(frozen=True)
@@ -78,3 +86,26 @@ class Leader:
             endpoint = {**where, **self._driver.endpoint()}
         ReadyRecord(names, self._started_at, self._driver.place, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
+
+
+class SupervisorWatch:
+    """Watches the supervisor of the run, which watches this leader; ``own`` is the leader's heartbeat."""
+
+    def __init__(self, paths: RunPaths, limit_s: float | None, own: Path) -> None:
+        self._paths = paths
+        self._watch = watch_ranks(paths, SUPERVISOR, range(1), limit_s, own)
+        self._troubles = Troubles(paths, "serve")
+
+    def look(self) -> str | None:
+        """Note a silent supervisor; return a sentence once it must be given up."""
+        seen = self._watch.look()
+        self._troubles.note("supervisor", _SILENT if seen.suspects else None)
+        return _SILENT if seen.silent else None
+
+    def give_up(self, sentence: str) -> None:
+        """Record the end of the run, which the supervisor cannot, and kill it if it is on this node."""
+        try_event(self._paths, "serve", "failed", reason=sentence)
+        pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
+        if pid and str(start_ticks(int(pid))) == ticks:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)

@@ -22,10 +22,10 @@ from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.ending import AFTER_LEADER_S, Decision, End, Observed, conclude, decide
+from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
-from trtllm_hpc.runtime.leader import Leader
+from trtllm_hpc.runtime.leader import Leader, SupervisorWatch
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -75,6 +75,7 @@ class RankSupervisor:
         self._ranks = watch_ranks(paths, options.step, watched, options.hang_seconds, own)
         self._server = driver_of(paths, options)
         self._leader = Leader(paths, options, self._server) if options.rank == 0 else None
+        self._supervisor = SupervisorWatch(paths, options.hang_seconds, own) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -173,6 +174,7 @@ class RankSupervisor:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decision is None and not has_ended
+        watch = self._supervisor if is_serving else None
         seen = Observed(
             step,
             rank,
@@ -181,6 +183,7 @@ class RankSupervisor:
             StopRequest.read(self._paths.stop_request),
             leader_ended=rank != 0 and leader_has_ended(self._paths, step),
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
+            supervisor=None if watch is None else watch.look(),
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),
         )
@@ -196,6 +199,8 @@ class RankSupervisor:
         return replace(seen, records=rank_records(self._paths, seen.step))
 
     def _obey(self, decision: Decision, child: Child) -> None:
+        if self._supervisor is not None and decision.by == NO_SUPERVISOR:
+            self._supervisor.give_up(decision.sentence)
         before, self._decision = self._decision, decision
         kill_at = time.monotonic() + decision.grace_s
         # After a signal Slurm does not wait for longer because the cause has been found.

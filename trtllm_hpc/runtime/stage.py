@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -12,7 +13,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
@@ -51,8 +52,29 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-    add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
+    killed = _killed_supervisor(paths, exit_code) if stage == "serve" else None
+    reason = {} if killed is None else {"reason": killed}
+    job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
+    add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=job_id, **reason)
     notify_end(paths, stage, exit_code)
+
+
+def _killed_supervisor(paths: RunPaths, exit_code: int) -> str | None:
+    """Return that a signal killed the supervisor of the run, which has recorded no end of what it started.
+
+    Its own exit code is below 128, or 143 after a signal to the job.
+    """
+    names = [event.name for event in read_events(paths, "serve")]
+    this = names[len(names) - names[::-1].index("stage_begin") :] if "stage_begin" in names else []
+    if exit_code <= 128 or exit_code == 143 or "server_start" not in this:
+        return None
+    if {"failed", "server_stop"} & set(this):
+        return None
+    try:
+        name = signal.Signals(exit_code - 128).name
+    except ValueError:
+        return None
+    return f"the supervisor of the run was killed by signal {exit_code - 128} ({name})"
 
 
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:

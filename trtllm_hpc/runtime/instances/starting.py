@@ -17,8 +17,9 @@ from trtllm_hpc.runtime.front import Front, Gateway
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
-from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.process import start_bound, start_ticks
 from trtllm_hpc.runtime.records import try_event
+from trtllm_hpc.runtime.stop import SUPERVISOR_VARIABLE
 
 _TICK_S = 0.2
 _OPEN_TIMEOUT_S = 60.0
@@ -117,6 +118,24 @@ class Doors:
         self.own.restart()
         return False
 
+    def faults(self, *, all_ready: bool) -> dict[str, str | None]:
+        """Return what is wrong with each part in front of the servers although it runs."""
+        if self._own is None:
+            return {}
+        if not all_ready:
+            self.own.forget_sockets()
+        gateway = None if self.gateway is None else self.gateway.fault()
+        sockets = self.own.missing_socket() if all_ready else None
+        return {"door": self.own.fault(), "gateway": gateway, "sockets": sockets}
+
+    def give_up(self, part: str) -> bool:
+        """Kill a part that stands still, so that it is started again; returns whether that is possible."""
+        if part == "door":
+            self.own.process.kill()
+        elif part == "gateway" and self.gateway is not None:
+            self.gateway.kill()
+        return part != "sockets"
+
     def remove_folder(self) -> None:
         """Let no further request reach a server, if a door is open on this node."""
         if self._own is not None:
@@ -150,4 +169,5 @@ def start_instance(paths: RunPaths, instance: Instance, hang_seconds: float | No
     try_event(paths, "serve", "server_start", instance=instance.number)
     command = ["bash", str(paths.script("instance")), str(instance.number)]
     sockets = {} if instance.sockets is None else {SOCKETS_VARIABLE: str(instance.sockets)}
-    instance.child = start_bound(command, {**os.environ, **sockets})
+    supervisor = {SUPERVISOR_VARIABLE: f"{os.getpid()} {start_ticks(os.getpid())}"}
+    instance.child = start_bound(command, {**os.environ, **sockets, **supervisor})
