@@ -218,7 +218,7 @@ OTHERS = (
         "kill-serve-srun",
         "`kill -9` of the `srun` of the server's step",
         kill.killed(kill.serve_step),
-        r"srun .*was killed by signal 9",
+        r"srun of the server.s step ended: Killed",
         START,
     ),
     Fault(

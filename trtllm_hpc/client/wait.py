@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Callable
 
-from trtllm_hpc.client.calls import is_ready
+from trtllm_hpc.client.calls import not_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -36,15 +37,18 @@ def wait_for_endpoint(
     while True:
         endpoint = Endpoint.read(paths.endpoint)
         left_s = timeout_s - (time.monotonic() - started)
-        if endpoint is not None and is_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S))):
-            return endpoint
+        why = _damage(paths)
+        if endpoint is not None:
+            why = not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))
+            if why is None:
+                return endpoint
         end = serve_end(paths)
         if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
             raise end
         limit_s = timeout_s if endpoint is None else max(timeout_s, _DOOR_SETTLE_S)
         left_s = limit_s - (time.monotonic() - started)
         if left_s <= 0:
-            raise _not_ready(paths, endpoint, timeout_s)
+            raise _not_ready(paths, endpoint, why, timeout_s)
         if on_wait is not None:
             on_wait(time.monotonic() - started)
         time.sleep(min(pause_s, left_s))
@@ -86,14 +90,31 @@ def was_submitted(paths: RunPaths) -> bool:
     return paths.jobs.exists() or bool(read_events(paths))
 
 
-def _not_ready(paths: RunPaths, endpoint: Endpoint | None, timeout_s: float) -> NotReady:
+def _damage(paths: RunPaths) -> str | None:
+    """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
+    try:
+        text = paths.endpoint.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    try:
+        lacks = isinstance(json.loads(text), dict)
+    except ValueError:
+        return "is cut short, or is not JSON" if text else "is empty"
+    return "lacks fields of an endpoint" if lacks else "does not hold an endpoint"
+
+
+def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:
     within = f" within {timeout_s:g} s" if timeout_s > 0 else ""
     hint = f"trtllm-hpc logs {call_name(paths)}"
     if endpoint is not None:
         message = (
-            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) "
-            f"did not answer as ready{within}."
+            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) {why}{within}."
         )
+    elif why is not None:
+        message = f"Where the server of run {paths.run_id} answers is not known: {paths.endpoint} {why}."
+        hint = f"trtllm-hpc cancel {call_name(paths)}, and submit the job file again"
     elif was_submitted(paths):
         message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
     else:

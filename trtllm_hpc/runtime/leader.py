@@ -17,7 +17,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import ServerFaults
-from trtllm_hpc.runtime.heartbeat import watch_ranks
+from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import JsonRecord, try_event
@@ -26,7 +26,7 @@ from trtllm_hpc.runtime.servers import ServerDriver
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
 from trtllm_hpc.runtime.troubles import Troubles
 
-_SILENT = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
+_NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,23 @@ class SupervisorWatch:
         self._paths = paths
         self._watch = watch_ranks(paths, SUPERVISOR, range(1), limit_s, own)
         self._troubles = Troubles(paths, "serve")
+        self._is_given_up = False
 
     def look(self) -> str | None:
         """Note a silent supervisor; return a sentence once it must be given up."""
         seen = self._watch.look()
-        self._troubles.note("supervisor", _SILENT if seen.suspects else None)
-        return _SILENT if seen.silent else None
+        self._troubles.note("supervisor", _NO_SIGN if SILENT in seen.suspects.get(0, "") else None)
+        return _NO_SIGN if seen.silent else None
 
     def give_up(self, sentence: str) -> None:
-        """Record the end of the run, which the supervisor cannot, and kill it if it is on this node."""
+        """Record the end of the run, which the supervisor cannot."""
+        self._is_given_up = True
         try_event(self._paths, "serve", "failed", reason=sentence)
+
+    def end(self) -> None:
+        """Kill a supervisor that was given up, if it is on this node: then the batch script ends the job."""
+        if not self._is_given_up:
+            return
         pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
         if pid and str(start_ticks(int(pid))) == ticks:
             with suppress(ProcessLookupError, PermissionError):

@@ -108,6 +108,8 @@ class RankSupervisor:
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._report(child.returncode, self._write_end(child.returncode, end))
+        if self._supervisor is not None:
+            self._supervisor.end()
         return end.exit_code
 
     # Starting -----------------------------------------------------------------------
