@@ -128,7 +128,7 @@ def test_a_damaged_key_is_named(run: RunPaths, content: bytes | None, why: str) 
         ("", "is empty"),
         ('{"host": "n1", "addr', "is cut short, or is not JSON"),
         ("[1, 2]", "does not hold an endpoint"),
-        ('{"host": "n1"}', "lacks fields of an endpoint"),
+        ('{"host": "n1"}', "does not hold an endpoint"),
     ],
 )
 def test_a_damaged_endpoint_is_named(run: RunPaths, content: str, why: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan, write_json
 from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime import checks
 from trtllm_hpc.runtime.records import Endpoint, add_event
@@ -432,3 +434,23 @@ def test_a_full_disk_under_a_living_run_is_told(run_of: RunOf, monkeypatch: pyte
     assert "MiB free" not in run_status(paths).sentence
     monkeypatch.setattr(checks, "free_space", lambda _: (0.0, 10**6))
     assert "0.0 MiB free" in run_status(paths).sentence
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "runtime.pyz", "scripts", "logs", "events", "ranks"])
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED=7:0"])
+def test_what_is_left_of_a_damaged_run_folder_is_shown_and_its_jobs_can_be_cancelled(
+    run_of: RunOf, fake_slurm: FakeSlurm, damaged: str, state: str
+) -> None:
+    paths = run_of("COMPLETED", state, "PENDING")
+    jobs = [job["job_id"] for job in json.loads(paths.jobs.read_text())["stages"].values()]
+    lost = paths.folder / damaged
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        lost.unlink()
+    status = run_status(find_run(str(paths.folder), paths.folder.parent))
+    assert [stage.job_id for stage in status.stages] == jobs
+    if state == "RUNNING" or damaged == "plan.json":
+        assert f"the run folder lacks {damaged}" in status.sentence
+    cancel_run(paths)
+    assert all(stage.final for stage in run_status(paths).stages)

@@ -32,7 +32,8 @@ def test_only_a_silent_supervisor_is_in_trouble_not_one_with_a_stopped_child(
     assert seconds(60, beats=True) is None and read_events(paths) == []
     assert seconds(14, beats=False) is None
     [trouble] = read_events(paths, "serve")
-    assert trouble.data["why"].startswith("the supervisor of the run gives no sign of life")
-    assert seconds(40, beats=False) == trouble.data["why"]
+    why = trouble.data["why"]
+    assert why.startswith("the supervisor of the run gives no sign of life")
+    assert seconds(40, beats=False) == why
     assert seconds(6, beats=True) is None
     assert read_events(paths, "serve")[-1].data == {"part": "supervisor", "why": None}

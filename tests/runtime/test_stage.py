@@ -39,7 +39,7 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("code", "names", "reason"),
     [
-        (137, ["server_start", "ready"], "the supervisor of the run was killed by signal 9 (SIGKILL)"),
+        (137, ["server_start", "ready"], "the supervisor of the run was killed by signal 9"),
         (143, ["server_start", "ready"], None),
         (7, ["server_start"], None),
         (137, [], None),  # a step before the supervisor
@@ -53,7 +53,8 @@ def test_a_killed_supervisor_is_named_by_the_batch_script(
     for name in ("server_start", "stage_begin", *names):
         add_event(runtime.paths, "serve", name)
     stage.end(runtime.paths, "serve", code)
-    assert read_events(runtime.paths, "serve")[-1].data.get("reason") == reason
+    reasons = [event.data["reason"] for event in read_events(runtime.paths) if "reason" in event.data]
+    assert reasons == ([] if reason is None else [reason])
 
 
 def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:

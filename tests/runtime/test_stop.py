@@ -17,7 +17,7 @@ from trtllm_hpc.runtime import stop
 from trtllm_hpc.runtime.process import descendants, state_of
 from trtllm_hpc.runtime.records import StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import server_has_ended
-from trtllm_hpc.runtime.troubles import StillWatch, Troubles
+from trtllm_hpc.runtime.troubles import Troubles
 
 
 def test_the_first_stop_request_stays_on_record(runtime: Runtime) -> None:
@@ -59,17 +59,16 @@ def test_the_heartbeat_lasts_as_long_as_the_companion(runtime: Runtime) -> None:
 
 
 def test_a_companion_whose_work_is_stopped_is_ended(runtime: Runtime) -> None:
-    work = subprocess.Popen(["bash", "-c", "kill -STOP $$"])
+    work, troubles = subprocess.Popen(["bash", "-c", "kill -STOP $$"]), Troubles(runtime.paths, "companion")
     try:
         assert eventually(lambda: state_of(work.pid) == "T")
-        still = StillWatch(Troubles(runtime.paths, "companion"))
         for _ in range(10):
-            stop._end_what_stands_still(runtime.paths, os.getpid(), still)
+            stop._end_what_stands_still(runtime.paths, os.getpid(), troubles)
         assert work.wait(10) == -9
     finally:
         work.kill()
     trouble, failed = read_events(runtime.paths, "companion")
-    assert trouble.data["why"].startswith("the companion is stopped (SIGSTOP): its process bash")
+    assert "is stopped (SIGSTOP): bash -c" in trouble.data["why"]
     assert failed.data["reason"].endswith(", for 45 s")
 
 

@@ -1,51 +1,52 @@
-"""What stands still: named after two looks, given up after nine intervals."""
+"""What stands still: named at the second look, given up after nine intervals."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
+import subprocess
 
 from tests.runtime.conftest import Runtime
-from trtllm_hpc.runtime import troubles
+from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.process import state_of
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.runtime.troubles import StillWatch, Troubles
+from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
-WHY = "the door is stopped"
-
-
-@pytest.fixture
-def noted(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
-    """What was noted so far; nothing is written."""
-    found: list[tuple[str, str | None]] = []
-    monkeypatch.setattr(
-        troubles, "try_event", lambda _run, _stage, _name, part, why: found.append((part, why))
-    )
-    return found
+WHY = "process 12 on n1 is stopped (SIGSTOP): haproxy -db"
 
 
-def test_a_fault_is_noted_at_the_second_look_and_given_up_after_45_s(
-    runtime: Runtime, noted: list[tuple[str, str | None]]
-) -> None:
-    watch = StillWatch(Troubles(runtime.paths, "serve"))
-    assert watch.look({"door": WHY, "gateway": None}) == {} and noted == []
-    assert watch.look({"door": WHY, "gateway": None}) == {} and noted == [("door", WHY)]
+def noted(paths: RunPaths) -> list[tuple[str, str | None]]:
+    return [(event.data["part"], event.data["why"]) for event in read_events(paths, "serve")]
+
+
+def test_a_fault_is_noted_at_the_second_look_and_given_up_after_45_s(runtime: Runtime) -> None:
+    troubles, paths = Troubles(runtime.paths, "serve"), runtime.paths
+    assert troubles.look({"12": WHY}) == {} and noted(paths) == []
+    assert troubles.look({"12": WHY}) == {} and noted(paths) == [("12", WHY)]
     for _ in range(7):
-        assert watch.look({"door": WHY}) == {}
-    assert watch.look({"door": WHY}) == {"door": f"{WHY}, for 45 s"}
-    assert watch.look({"door": None}) == {} and noted == [("door", WHY), ("door", None)]
+        assert troubles.look({"12": WHY}) == {}
+    assert troubles.look({"12": WHY, "13": WHY}) == {"12": f"{WHY}, for 45 s"}
+    assert troubles.look({}) == {} and noted(paths) == [("12", WHY), ("12", None)]
 
 
-def test_a_moment_is_not_noted(runtime: Runtime, noted: list[tuple[str, str | None]]) -> None:
-    watch = StillWatch(Troubles(runtime.paths, "serve"), None)
+def test_a_moment_is_not_noted(runtime: Runtime) -> None:
+    troubles = Troubles(runtime.paths, "serve", None)
     for _ in range(20):
-        watch.look({"door": WHY})
-        watch.look({"door": None})
-    assert noted == []
-    assert all(watch.look({"door": WHY}) == {} for _ in range(40)), "nothing is ever given up"
+        troubles.look({"12": WHY})
+        troubles.look({})
+    assert noted(runtime.paths) == []
+    assert all(troubles.look({"12": WHY}) == {} for _ in range(40)), "nothing is ever given up"
 
 
-def test_each_trouble_is_two_events(runtime: Runtime) -> None:
-    noted = Troubles(runtime.paths, "serve")
-    for why in (None, WHY, f"{WHY} still", None, None):
-        noted.note("door", why)
-    events = [event.data for event in read_events(runtime.paths, "serve")]
-    assert events == [{"part": "door", "why": WHY}, {"part": "door", "why": None}]
+def test_a_stopped_process_is_named_with_its_command() -> None:
+    child = subprocess.Popen(["sleep", "3600"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        assert eventually(lambda: state_of(child.pid) == "T")
+        [why] = stopped_below(os.getpid()).values()
+        assert why.startswith(f"process {child.pid} on ") and why.endswith("is stopped (SIGSTOP): sleep 3600")
+        assert stopped_below(os.getpid(), {child.pid}) == {}
+    finally:
+        child.kill()
+        child.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from trtllm_hpc.client.calls import not_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
 _FIRST_PAUSE_S = 0.1
@@ -93,16 +92,11 @@ def was_submitted(paths: RunPaths) -> bool:
 def _damage(paths: RunPaths) -> str | None:
     """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
     try:
-        text = paths.endpoint.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        return None
+        return None if read_json(paths.endpoint) is None else "does not hold an endpoint"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    try:
-        lacks = isinstance(json.loads(text), dict)
     except ValueError:
-        return "is cut short, or is not JSON" if text else "is empty"
-    return "lacks fields of an endpoint" if lacks else "does not hold an endpoint"
+        return "is cut short, or is not JSON" if paths.endpoint.stat().st_size else "is empty"
 
 
 def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:

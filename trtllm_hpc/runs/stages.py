@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
-_TASK_END = re.compile(r"srun: error: \S+: tasks? [\d,-]+: (?P<how>.+?)(?: \(core dumped\))?$")
-_LAST_LINES = 50
-
+_TASK_END = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (.+?)(?: \(core dumped\))?$", re.MULTILINE)
 _NO_EVENT = Event(0.0, "", "")
 _NEXT = "next"
 """Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
@@ -275,10 +273,9 @@ def _killer(run: RunSnapshot, stage: str) -> str | None:
 
     The exit code does not show it: for a killed task srun exits with the number of the signal.
     """
-    lines = last_lines(run.paths.batch_log(stage), _LAST_LINES)
-    ends = [found["how"] for line in lines if (found := _TASK_END.match(line))]
-    number = next((it.value for it in signal.Signals if ends and ends[-1] == signal.strsignal(it)), None)
-    return None if number is None else f"signal {number}, {_SIGNALS[number]}"
+    logged = _TASK_END.findall("\n".join(last_lines(run.paths.batch_log(stage), 50)))
+    found = (it for it in signal.Signals if signal.strsignal(it) in logged[-1:])
+    return next((f"signal {it.value}, {it.name}" for it in found), None)
 
 
 def _exit_code_note(code: int | None) -> str:

@@ -291,7 +291,8 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
-        return _progress_sentence(run, state, stages) + _troubles(run, state) + _full_disk(run, state)
+        progress = _progress_sentence(run, state, stages)
+        return progress + _troubles(run, state) + _full_disk(run, state) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -303,7 +304,15 @@ def _sentence(
         parts.append(failure.first.sentence)
     elif failed.state == "FAILED":
         parts.append(stage_error(run, failed.stage) or "")
-    return "; ".join(filter(None, parts))
+    return "; ".join(filter(None, parts)) + _damage(run, state)
+
+
+def _damage(run: RunSnapshot, state: RunState) -> str:
+    """Return, to be appended to the sentence, what the run folder lacks, so that less is known of the run."""
+    paths = run.paths
+    needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
+    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
+    return f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
@@ -329,14 +338,12 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
 
 def _troubles(run: RunSnapshot, state: RunState) -> str:
     """Return, to be appended to the sentence, what stands still in a living run."""
-    if state.final or state is RunState.RENDERED:
-        return ""
     found: dict[tuple[str, object], str] = {}
-    for event in run.all_events:
+    for event in () if state.final else run.all_events:
         if event.name in ("stage_begin", "stage_end"):
             found = {key: why for key, why in found.items() if key[0] != event.stage}
         elif event.name == TROUBLE:
-            found[event.stage, event.data.get("part")] = str(event.data.get("why") or "")
+            found[event.stage, event.data.get("part")] = event.data.get("why") or ""
     return "".join(f"; {why}" for why in found.values() if why)
 
 

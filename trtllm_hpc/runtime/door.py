@@ -28,7 +28,6 @@ from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.runtime.node import SHM, free_ports
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
-from trtllm_hpc.runtime.troubles import stopped
 
 TRITON_KINDS = ("http", "grpc", "metrics")
 OPENAI_KINDS = ("openai",)
@@ -98,7 +97,6 @@ class Door:
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
         self._owned = _own(self.folder)
         self._kinds = options.kinds
-        self._sockets_seen: set[Path] = set()
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
             # HAProxy reads the header of its own questions to other doors from here.
@@ -126,7 +124,6 @@ class Door:
 
     def restart(self) -> None:
         """Start HAProxy again after it has ended."""
-        self.forget_sockets()
         self.process = self._start()
 
     @property
@@ -134,48 +131,20 @@ class Door:
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
         return self.folder / "openai"
 
-    def fault(self) -> str | None:
-        """Return why nobody comes through any more although HAProxy runs, in a sentence."""
-        if (why := stopped(self.process.pid, "the door (HAProxy)")) is not None:
-            return why
-        is_asked = self.is_open() and (self.folder / "socket").exists()
-        return (
-            None if not is_asked or self._statistics() is not None else "the door (HAProxy) does not answer"
-        )
-
     def servers_up(self) -> int:
         """Return how many instances get requests, over each protocol of theirs."""
-        lines = self._statistics()
-        if lines is None:
-            return 0
-        up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
-        protocols = OPENAI_KINDS if self._kinds == OPENAI_KINDS else ("http", "grpc")
-        return min(map(up.count, protocols))
-
-    def missing_socket(self) -> str | None:
-        """Return that sockets were removed, in a sentence; call it while every instance is ready."""
-        now = {it for it in self.folder.rglob("*") if it.suffix not in (".tmp", ".bak")}
-        missing = sorted(map(str, self._sockets_seen - now))
-        self._sockets_seen |= now
-        if not missing:
-            return None
-        return f"{len(missing)} of the door's files in {SHM} were removed, such as {missing[0]}"
-
-    def forget_sockets(self) -> None:
-        """Take the sockets that are there from the next look on as the right ones."""
-        self._sockets_seen = set()
-
-    def _statistics(self) -> list[list[str]] | None:
-        """Return HAProxy's table of its frontends and servers; ``None`` if it does not answer."""
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(1.0)
                 connection.connect(str(self.folder / "socket"))
                 connection.sendall(b"show stat\n")
                 with connection.makefile(encoding="utf-8") as answer:
-                    return [line.split(",") for line in answer]
+                    lines = [line.split(",") for line in answer]
         except OSError:
-            return None
+            return 0
+        up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
+        protocols = OPENAI_KINDS if self._kinds == OPENAI_KINDS else ("http", "grpc")
+        return min(map(up.count, protocols))
 
     def drain(self) -> None:
         """Let nobody in any more; HAProxy ends once the open requests have ended."""

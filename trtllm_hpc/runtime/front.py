@@ -17,7 +17,6 @@ from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_bound
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
-from trtllm_hpc.runtime.troubles import stopped
 
 _GRACE_S = 10.0
 """For a process to let its answers end."""
@@ -121,17 +120,6 @@ class Gateway:
         self._starts += 1
         self._process = self._start()
         return None
-
-    def fault(self) -> str | None:
-        """Return that the gateway is stopped, in a sentence."""
-        return stopped(
-            None if self._process is None else self._process.pid, "the gateway (OpenAI's protocol)"
-        )
-
-    def kill(self) -> None:
-        """Kill the gateway; the next request starts it again."""
-        if self._process is not None:
-            self._process.kill()
 
     def close(self) -> None:
         """End the gateway, which lets its answers end."""

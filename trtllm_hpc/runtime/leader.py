@@ -92,26 +92,19 @@ class SupervisorWatch:
     """Watches the supervisor of the run, which watches this leader; ``own`` is the leader's heartbeat."""
 
     def __init__(self, paths: RunPaths, limit_s: float | None, own: Path) -> None:
-        self._paths = paths
+        self._paths, self._troubles = paths, Troubles(paths, "serve")
         self._watch = watch_ranks(paths, SUPERVISOR, range(1), limit_s, own)
-        self._troubles = Troubles(paths, "serve")
-        self._is_given_up = False
 
     def look(self) -> str | None:
         """Note a silent supervisor; return a sentence once it must be given up."""
         seen = self._watch.look()
-        self._troubles.note("supervisor", _NO_SIGN if SILENT in seen.suspects.get(0, "") else None)
+        # One with a stopped child is a suspect, too, and lives.
+        self._troubles.note({SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {})
         return _NO_SIGN if seen.silent else None
 
-    def give_up(self, sentence: str) -> None:
-        """Record the end of the run, which the supervisor cannot."""
-        self._is_given_up = True
-        try_event(self._paths, "serve", "failed", reason=sentence)
-
-    def end(self) -> None:
-        """Kill a supervisor that was given up, if it is on this node: then the batch script ends the job."""
-        if not self._is_given_up:
-            return
+    def give_up(self) -> None:
+        """Record the end of the run, and kill the supervisor on this node: then the batch script goes on."""
+        try_event(self._paths, "serve", "failed", reason=_NO_SIGN)
         pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
         if pid and str(start_ticks(int(pid))) == ticks:
             with suppress(ProcessLookupError, PermissionError):

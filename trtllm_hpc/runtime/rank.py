@@ -108,8 +108,8 @@ class RankSupervisor:
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._report(child.returncode, self._write_end(child.returncode, end))
-        if self._supervisor is not None:
-            self._supervisor.end()
+        if self._supervisor is not None and end.stopped_by == NO_SUPERVISOR:
+            self._supervisor.give_up()
         return end.exit_code
 
     # Starting -----------------------------------------------------------------------
@@ -176,7 +176,6 @@ class RankSupervisor:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
         is_serving = self._decision is None and not has_ended
-        watch = self._supervisor if is_serving else None
         seen = Observed(
             step,
             rank,
@@ -185,7 +184,7 @@ class RankSupervisor:
             StopRequest.read(self._paths.stop_request),
             leader_ended=rank != 0 and leader_has_ended(self._paths, step),
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
-            supervisor=None if watch is None else watch.look(),
+            supervisor=self._supervisor.look() if is_serving and self._supervisor is not None else None,
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),
         )
@@ -201,8 +200,6 @@ class RankSupervisor:
         return replace(seen, records=rank_records(self._paths, seen.step))
 
     def _obey(self, decision: Decision, child: Child) -> None:
-        if self._supervisor is not None and decision.by == NO_SUPERVISOR:
-            self._supervisor.give_up(decision.sentence)
         before, self._decision = self._decision, decision
         kill_at = time.monotonic() + decision.grace_s
         # After a signal Slurm does not wait for longer because the cause has been found.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -52,29 +51,18 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-    killed = _killed_supervisor(paths, exit_code) if stage == "serve" else None
-    reason = {} if killed is None else {"reason": killed}
-    job_id = os.environ.get("TRTLLM_HPC_JOB_ID", "")
-    add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=job_id, **reason)
+        if exit_code > 128 and exit_code != 143 and _serves(paths):
+            why = f"the supervisor of the run was killed by signal {exit_code - 128}"
+            add_event(paths, stage, "failed", reason=why)
+    add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
     notify_end(paths, stage, exit_code)
 
 
-def _killed_supervisor(paths: RunPaths, exit_code: int) -> str | None:
-    """Return that a signal killed the supervisor of the run, which has recorded no end of what it started.
-
-    Its own exit code is below 128, or 143 after a signal to the job.
-    """
-    names = [event.name for event in read_events(paths, "serve")]
-    this = names[len(names) - names[::-1].index("stage_begin") :] if "stage_begin" in names else []
-    if exit_code <= 128 or exit_code == 143 or "server_start" not in this:
-        return None
-    if {"failed", "server_stop"} & set(this):
-        return None
-    try:
-        name = signal.Signals(exit_code - 128).name
-    except ValueError:
-        return None
-    return f"the supervisor of the run was killed by signal {exit_code - 128} ({name})"
+def _serves(paths: RunPaths) -> bool:
+    """Return whether the supervisor has started a server, and recorded no end of it."""
+    marks = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
+    last = [event.name for event in read_events(paths, "serve") if event.name in marks][-1:]
+    return last in (["server_start"], ["ready"])
 
 
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:

@@ -12,9 +12,9 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.process import descendants, start_ticks, state_of
+from trtllm_hpc.runtime.process import descendants, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events, try_event
-from trtllm_hpc.runtime.troubles import StillWatch, Troubles, stopped
+from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 HEARTBEAT_INTERVAL_S = 5.0
 
@@ -22,8 +22,6 @@ SUPERVISOR = "supervisor"
 """Who requests the stop of all instances after a failure."""
 SUPERVISOR_VARIABLE = "TRTLLM_HPC_SUPERVISOR"
 """Environment variable of the ranks: process id and start time of the supervisor on the job's first node."""
-_SILENT_S = 3 * HEARTBEAT_INTERVAL_S
-_COMPANION = "companion"
 
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
@@ -39,12 +37,11 @@ def beat_while(paths: RunPaths, pid: int) -> None:
     A benchmark must not run to its time limit against a dead server, nor stand still while this process shows
     that it lives.
     """
-    next_beat, begun = 0.0, start_ticks(pid)
-    still = StillWatch(Troubles(paths, _COMPANION))
+    next_beat, begun, troubles = 0.0, start_ticks(pid), Troubles(paths, "companion")
     # The process id alone may be reused.
     while begun is not None and start_ticks(pid) == begun:
-        if still.is_due():
-            _end_what_stands_still(paths, pid, still)
+        if troubles.is_due():
+            _end_what_stands_still(paths, pid, troubles)
         if time.monotonic() >= next_beat:
             paths.heartbeat.touch()
             next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
@@ -60,17 +57,11 @@ def beat_while(paths: RunPaths, pid: int) -> None:
         time.sleep(1)
 
 
-def _end_what_stands_still(paths: RunPaths, pid: int, still: StillWatch) -> None:
-    """Kill the companion's stopped processes once they are given up; its script ends in good order."""
-    pids = [pid, *descendants(pid)]
-    found = [why for it in pids if (why := stopped(it, "the companion")) is not None]
-    for why in still.look({_COMPANION: found[0] if found else None}).values():
-        try_event(paths, _COMPANION, "failed", reason=why)
-        for each in pids:
-            if state_of(each) == "T":
-                with suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGTERM if each == pid else signal.SIGKILL)
-                    os.kill(each, signal.SIGCONT)
+def _end_what_stands_still(paths: RunPaths, pid: int, troubles: Troubles) -> None:
+    for part, why in troubles.look(stopped_below(pid)).items():
+        try_event(paths, "companion", "failed", reason=why)
+        with suppress(ProcessLookupError):
+            os.kill(int(part), signal.SIGKILL)
 
 
 class CompanionWatch:
@@ -92,9 +83,9 @@ class CompanionWatch:
 
     @property
     def silence(self) -> str | None:
-        """Why the companion may be missing: it gives no sign of life now, though it has before."""
-        is_silent = self._beat is not None and time.monotonic() - self._beat[1] > _SILENT_S
-        return "the companion gives no sign of life" if is_silent and self._silence_s is not None else None
+        """Why the companion may be missing, though it has come; ``None`` while it beats."""
+        silent_s = 0.0 if self._beat is None else time.monotonic() - self._beat[1]
+        return "the companion gives no sign of life" if silent_s > 2 * HEARTBEAT_INTERVAL_S else None
 
     def missing(self) -> str | None:
         """Return a sentence once the companion is missing."""

@@ -1,17 +1,19 @@
 """What stands still while a run goes on: named early, and given up late.
 
-A file server's pause, or a debugger, stops processes for a moment.
+A file server's pause, a debugger, or Slurm on its way to cancel, stops processes for a moment.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.heartbeat import BEAT_S
-from trtllm_hpc.runtime.process import name_of, state_of
+from trtllm_hpc.runtime.process import stopped_descendants
 from trtllm_hpc.runtime.records import try_event
 
 EVENT = "trouble"
@@ -20,54 +22,46 @@ GIVEN_UP_S = 45.0
 
 
 class Troubles:
-    """Notes each part that stands still in a stage's events, once when that begins and once when it ends."""
+    """Notes what stands still in a stage's events, when that begins and when it ends.
 
-    def __init__(self, paths: RunPaths, stage: str) -> None:
-        self._paths, self._stage = paths, stage
-        self._open: set[str] = set()
-
-    def note(self, part: str, why: str | None) -> None:
-        """Note why a part stands still; ``None``: it does not, or no longer."""
-        if (part in self._open) == (why is not None):
-            return
-        self._open ^= {part}
-        try_event(self._paths, self._stage, EVENT, part=part, why=why)
-
-
-class StillWatch:
-    """Looks at parts every few seconds: notes a fault that lasts two looks, and gives the part up later.
-
-    A long pause between two looks counts as one interval: the reader may have been suspended itself.
+    :meth:`look` is called every :data:`BEAT_S`, and counts the looks: this process may be suspended, too.
     """
 
-    def __init__(self, troubles: Troubles, limit_s: float | None = GIVEN_UP_S) -> None:
-        self._troubles = troubles
+    def __init__(self, paths: RunPaths, stage: str, limit_s: float | None = GIVEN_UP_S) -> None:
+        self._paths, self._stage = paths, stage
         self._limit_s = None if limit_s is None else max(limit_s, 3 * BEAT_S)
-        self._seen: dict[str, int] = {}
+        self._looks: dict[str, int] = {}
+        self._noted: set[str] = set()
         self._next = 0.0
 
     def is_due(self) -> bool:
         """Return whether it is time to look again."""
-        if time.monotonic() < self._next:
-            return False
-        self._next = time.monotonic() + BEAT_S
-        return True
+        is_due = time.monotonic() >= self._next
+        self._next = time.monotonic() + BEAT_S if is_due else self._next
+        return is_due
 
-    def look(self, faults: Mapping[str, str | None]) -> dict[str, str]:
-        """Return the parts to give up, each with its fault; ``faults``: what is wrong with each part now."""
-        given_up = {}
-        for part, why in faults.items():
-            looks = 0 if why is None else self._seen.get(part, 0) + 1
-            self._seen[part] = looks
-            self._troubles.note(part, why if looks > 1 else None)
-            if why is not None and self._limit_s is not None and (looks - 1) * BEAT_S >= self._limit_s:
-                given_up[part] = f"{why}, for {(looks - 1) * BEAT_S:.0f} s"
-                self._seen[part] = 0
-        return given_up
+    def note(self, faults: Mapping[str, str]) -> None:
+        """Note what is wrong now, by part."""
+        for part in sorted(self._noted ^ faults.keys()):
+            try_event(self._paths, self._stage, EVENT, part=part, why=faults.get(part))
+        self._noted = set(faults)
+
+    def look(self, faults: Mapping[str, str]) -> dict[str, str]:
+        """Note what was wrong at the last look, too; return the parts to give up, each with its fault."""
+        self._looks = {part: self._looks.get(part, -1) + 1 for part in faults}
+        self.note({part: why for part, why in faults.items() if self._looks[part]})
+        limit_s = self._limit_s
+        lasted_s = {part: looks * BEAT_S for part, looks in self._looks.items()}
+        late = [part for part in faults if limit_s is not None and lasted_s[part] >= limit_s]
+        return {part: f"{faults[part]}, for {lasted_s[part]:.0f} s" for part in late}
 
 
-def stopped(pid: int | None, what: str) -> str | None:
-    """Return that a process is stopped, in a sentence."""
-    if pid is None or state_of(pid) != "T":
-        return None
-    return f"{what} is stopped (SIGSTOP): its process {name_of(pid)} ({pid}) on {os.uname().nodename}"
+def stopped_below(root: int, without: Collection[int] = ()) -> dict[str, str]:
+    """Return the stopped (SIGSTOP) descendants of a process, each with a sentence, by process id."""
+    found = {}
+    for pid in stopped_descendants(root).keys() - set(without):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            command = " ".join(words).strip()[:100]
+            found[str(pid)] = f"process {pid} on {os.uname().nodename} is stopped (SIGSTOP): {command}"
+    return found

@@ -41,6 +41,7 @@ class Doors:
         self._own: Door | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self._restarts = 0
+        self._sockets: set[Path] = set()
         self._hint = f"read {paths.batch_log('door')}"
 
     def open(self) -> list[Instance]:
@@ -118,23 +119,15 @@ class Doors:
         self.own.restart()
         return False
 
-    def faults(self, *, all_ready: bool) -> dict[str, str | None]:
-        """Return what is wrong with each part in front of the servers although it runs."""
-        if self._own is None:
-            return {}
-        if not all_ready:
-            self.own.forget_sockets()
-        gateway = None if self.gateway is None else self.gateway.fault()
-        sockets = self.own.missing_socket() if all_ready else None
-        return {"door": self.own.fault(), "gateway": gateway, "sockets": sockets}
-
-    def give_up(self, part: str) -> bool:
-        """Kill a part that stands still, so that it is started again; returns whether that is possible."""
-        if part == "door":
-            self.own.process.kill()
-        elif part == "gateway" and self.gateway is not None:
-            self.gateway.kill()
-        return part != "sockets"
+    def missing_sockets(self, *, all_ready: bool) -> dict[str, str]:
+        """Return what somebody has removed of this node's sockets, in a sentence, under ``sockets``."""
+        found = set() if self._own is None else set(self.own.folder.rglob("*"))
+        # An instance that ends takes its sockets with it, and HAProxy renames its own.
+        self._sockets = {
+            it for it in self._sockets | found if all_ready and it.suffix not in (".tmp", ".bak")
+        }
+        missing = sorted(map(str, self._sockets - found))
+        return {"sockets": f"sockets of the server were removed: {missing[0]}"} if missing else {}
 
     def remove_folder(self) -> None:
         """Let no further request reach a server, if a door is open on this node."""
