@@ -69,7 +69,7 @@ def test_an_end_that_nobody_is_to_blame_for(
 
 
 def test_the_leader_ends_a_run_whose_supervisor_is_silent() -> None:
-    decision = decided(seen(supervisor="the supervisor of the run gives no sign of life"))
+    decision = decided(seen(faults=ServerFaults(supervisor="the supervisor gives no sign of life")))
     assert (decision.by, decision.blames, decision.exit_code) == ("no supervisor", None, ExitCode.START)
 
 

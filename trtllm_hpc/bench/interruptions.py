@@ -54,9 +54,8 @@ class Place:
         except (OSError, ValueError, TypeError, KeyError):
             restarts = ()
         doors = sum(event.name == "door_restarted" for event in read_events(paths, "serve"))
-        if endpoint is None:
-            return cls(None, 0.0, restarts, doors)
-        return cls(endpoint.job_id, endpoint.ready_at, restarts, doors)
+        job_id, ready_at = (None, 0.0) if endpoint is None else (endpoint.job_id, endpoint.ready_at)
+        return cls(job_id, ready_at, restarts, doors)
 
     def was_left(self, now: Place) -> bool:
         """Return whether every instance, or the door before them, has been away since."""

@@ -36,11 +36,10 @@ def wait_for_endpoint(
     while True:
         endpoint = Endpoint.read(paths.endpoint)
         left_s = timeout_s - (time.monotonic() - started)
-        why = _damage(paths)
-        if endpoint is not None:
-            why = not_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S)))
-            if why is None:
-                return endpoint
+        limit_s = max(1.0, min(left_s, _HEALTH_TIMEOUT_S))
+        why = _damage(paths) if endpoint is None else not_ready(endpoint, limit_s)
+        if endpoint is not None and why is None:
+            return endpoint
         end = serve_end(paths)
         if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
             raise end
@@ -95,8 +94,8 @@ def _damage(paths: RunPaths) -> str | None:
         return None if read_json(paths.endpoint) is None else "does not hold an endpoint"
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    except ValueError:
-        return "is cut short, or is not JSON" if paths.endpoint.stat().st_size else "is empty"
+    except ValueError as error:
+        return "is cut short, or is not JSON" if getattr(error, "doc", "?") else "is empty"
 
 
 def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:

@@ -21,9 +21,7 @@ FAULT_GRACE_S = 5.0
 """From the discovery of a fault to SIGKILL: the server serves nobody any more."""
 AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
-
 NO_SUPERVISOR = "no supervisor"
-"""What ends a server whose run has lost its supervisor, as recorded in ``stopped_by``."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class ServerFaults:
     """Why a server that was ready serves nobody any more."""
     not_ready: str | None = None
     """Once the time for it is over: the limit, and what is not ready."""
+    supervisor: str | None = None
+    """Why the supervisor of the run, which would end it, must be given up."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,6 @@ class Observed:
     """Whether rank 0 has recorded its end; always false for rank 0."""
     step_daemon_lost: bool = False
     """Whether the slurmstepd that started this rank is gone."""
-    supervisor: str | None = None
-    """Why the supervisor of the run must be given up, in a sentence; only the leader watches it."""
     dead_model: str | None = None
     """A Python model of which a process has died."""
     faults: ServerFaults = ServerFaults()
@@ -138,7 +136,7 @@ def _step_daemon(seen: Observed) -> Decision | None:
 
 def _supervisor(seen: Observed) -> Decision | None:
     """Nobody else would end the run: the batch script waits for its supervisor."""
-    why = seen.supervisor
+    why = seen.faults.supervisor
     return None if why is None else Decision(NO_SUPERVISOR, why, FAULT_GRACE_S, ExitCode.START)
 
 

@@ -11,7 +11,6 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
@@ -47,6 +46,9 @@ class Leader:
     """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
 
     def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
+        own = paths.rank_heartbeat(options.step, options.rank)
+        self._supervisor = watch_ranks(paths, SUPERVISOR, range(1), options.hang_seconds, own)
+        self._paths, self._troubles = paths, Troubles(paths, "serve")
         self._ready_record = paths.ready_record(options.step)
         self._driver = driver
         self._server = driver.http()
@@ -60,6 +62,8 @@ class Leader:
 
     def tick(self) -> ServerFaults:
         """Record that the server is ready, once it is; return what is wrong with it."""
+        if (why := self.supervisor_fault()) is not None:
+            return ServerFaults(supervisor=why)
         if self._is_ready:
             return ServerFaults(hang=None if self._probe is None else self._probe.fault)
         names = self._server.ready_models()
@@ -87,22 +91,14 @@ class Leader:
         ReadyRecord(names, self._started_at, self._driver.place, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
 
-
-class SupervisorWatch:
-    """Watches the supervisor of the run, which watches this leader; ``own`` is the leader's heartbeat."""
-
-    def __init__(self, paths: RunPaths, limit_s: float | None, own: Path) -> None:
-        self._paths, self._troubles = paths, Troubles(paths, "serve")
-        self._watch = watch_ranks(paths, SUPERVISOR, range(1), limit_s, own)
-
-    def look(self) -> str | None:
-        """Note a silent supervisor; return a sentence once it must be given up."""
-        seen = self._watch.look()
+    def supervisor_fault(self) -> str | None:
+        """Note a silent supervisor of the run; return a sentence once it must be given up."""
+        seen = self._supervisor.look()
         # One with a stopped child is a suspect, too, and lives.
         self._troubles.note({SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {})
         return _NO_SIGN if seen.silent else None
 
-    def give_up(self) -> None:
+    def give_up_supervisor(self) -> None:
         """Record the end of the run, and kill the supervisor on this node: then the batch script goes on."""
         try_event(self._paths, "serve", "failed", reason=_NO_SIGN)
         pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")

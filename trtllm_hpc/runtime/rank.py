@@ -25,7 +25,7 @@ from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
-from trtllm_hpc.runtime.leader import Leader, SupervisorWatch
+from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -75,7 +75,6 @@ class RankSupervisor:
         self._ranks = watch_ranks(paths, options.step, watched, options.hang_seconds, own)
         self._server = driver_of(paths, options)
         self._leader = Leader(paths, options, self._server) if options.rank == 0 else None
-        self._supervisor = SupervisorWatch(paths, options.hang_seconds, own) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -108,8 +107,8 @@ class RankSupervisor:
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._report(child.returncode, self._write_end(child.returncode, end))
-        if self._supervisor is not None and end.stopped_by == NO_SUPERVISOR:
-            self._supervisor.give_up()
+        if self._leader is not None and end.stopped_by == NO_SUPERVISOR:
+            self._leader.give_up_supervisor()
         return end.exit_code
 
     # Starting -----------------------------------------------------------------------
@@ -184,7 +183,6 @@ class RankSupervisor:
             StopRequest.read(self._paths.stop_request),
             leader_ended=rank != 0 and leader_has_ended(self._paths, step),
             step_daemon_lost=self._step_daemon is not None and os.getppid() != self._step_daemon,
-            supervisor=self._supervisor.look() if is_serving and self._supervisor is not None else None,
             dead_model=self._models.dead() if is_serving else None,
             ranks=self._ranks.look(),
         )

@@ -34,8 +34,7 @@ def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
 def beat_while(paths: RunPaths, pid: int) -> None:
     """Touch the heartbeat file until the process ``pid`` is gone; end that process if the server ends first.
 
-    A benchmark must not run to its time limit against a dead server, nor stand still while this process shows
-    that it lives.
+    A benchmark must not run to its time limit against a dead server, nor stand still behind this heartbeat.
     """
     next_beat, begun, troubles = 0.0, start_ticks(pid), Troubles(paths, "companion")
     # The process id alone may be reused.
@@ -80,12 +79,6 @@ class CompanionWatch:
     def begin(self) -> None:
         """The server is ready from now on."""
         self._begun = time.monotonic()
-
-    @property
-    def silence(self) -> str | None:
-        """Why the companion may be missing, though it has come; ``None`` while it beats."""
-        silent_s = 0.0 if self._beat is None else time.monotonic() - self._beat[1]
-        return "the companion gives no sign of life" if silent_s > 2 * HEARTBEAT_INTERVAL_S else None
 
     def missing(self) -> str | None:
         """Return a sentence once the companion is missing."""

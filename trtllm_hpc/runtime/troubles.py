@@ -5,6 +5,7 @@ A file server's pause, a debugger, or Slurm on its way to cancel, stops processe
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -18,7 +19,6 @@ from trtllm_hpc.runtime.records import try_event
 
 EVENT = "trouble"
 """Name of the event; its data are ``part`` and ``why``, which is ``None`` once the trouble is over."""
-GIVEN_UP_S = 45.0
 
 
 class Troubles:
@@ -27,18 +27,18 @@ class Troubles:
     :meth:`look` is called every :data:`BEAT_S`, and counts the looks: this process may be suspended, too.
     """
 
-    def __init__(self, paths: RunPaths, stage: str, limit_s: float | None = GIVEN_UP_S) -> None:
+    def __init__(self, paths: RunPaths, stage: str, limit_s: float | None = 45.0) -> None:
         self._paths, self._stage = paths, stage
-        self._limit_s = None if limit_s is None else max(limit_s, 3 * BEAT_S)
+        self._limit_s = math.inf if limit_s is None else max(limit_s, 3 * BEAT_S)
         self._looks: dict[str, int] = {}
         self._noted: set[str] = set()
         self._next = 0.0
 
     def is_due(self) -> bool:
         """Return whether it is time to look again."""
-        is_due = time.monotonic() >= self._next
-        self._next = time.monotonic() + BEAT_S if is_due else self._next
-        return is_due
+        now, due = time.monotonic(), self._next
+        self._next = now + BEAT_S if now >= due else due
+        return now >= due
 
     def note(self, faults: Mapping[str, str]) -> None:
         """Note what is wrong now, by part."""
@@ -50,9 +50,8 @@ class Troubles:
         """Note what was wrong at the last look, too; return the parts to give up, each with its fault."""
         self._looks = {part: self._looks.get(part, -1) + 1 for part in faults}
         self.note({part: why for part, why in faults.items() if self._looks[part]})
-        limit_s = self._limit_s
         lasted_s = {part: looks * BEAT_S for part, looks in self._looks.items()}
-        late = [part for part in faults if limit_s is not None and lasted_s[part] >= limit_s]
+        late = [part for part in faults if lasted_s[part] >= self._limit_s]
         return {part: f"{faults[part]}, for {lasted_s[part]:.0f} s" for part in late}
 
 

@@ -142,8 +142,6 @@ class RunSupervisor:
         of_instances = {pid for it in self._instances if it.child for pid in descendants(it.child.pid)}
         all_ready = all(instance.state == "ready" for instance in self._instances)
         faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
-        if self._publisher.is_published and (why := self._companion.silence) is not None:
-            faults["companion"] = why
         late = self._troubles.look(faults)
         _send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
         if "sockets" in late:
