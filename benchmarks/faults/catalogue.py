@@ -236,6 +236,14 @@ OTHERS = (
         requests=420,
     ),
     Fault(
+        "network-cut",
+        "the network is cut between the nodes of both ranks only",
+        kill.network_cut,
+        r"network between \S*n1 and \S*n2",
+        START,
+        bound_s=HANG_S,
+    ),
+    Fault(
         "sockets-removed",
         "the server's sockets are removed from `/dev/shm`",
         kill.sockets_removed,

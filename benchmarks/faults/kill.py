@@ -123,6 +123,18 @@ def sockets_removed(scene: Scene) -> Iterator[None]:
     yield
 
 
+@contextmanager
+def network_cut(scene: Scene) -> Iterator[None]:
+    """Nothing comes from the node of rank 1 to that of rank 0; all else reaches both."""
+    lost, node = scene.node_of(0), scene.node_of(1)
+    address = node.run(["getent", "ahostsv4", lost.name]).split()[0]
+    node.run(["ip", "route", "add", "blackhole", f"{address}/32"])
+    try:
+        yield
+    finally:
+        node.run(["ip", "route", "del", "blackhole", f"{address}/32"])
+
+
 def companion(scene: Scene) -> int:
     """The bash of the companion's script; the srun above it names the script, too."""
     script = str(scene.paths.script("companion"))

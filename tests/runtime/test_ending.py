@@ -98,7 +98,8 @@ LATE = ServerFaults(not_ready="600 s (the server does not answer)")
             seen(faults=HANG),
             "probe",
             0,
-            f"rank 0 on n0: {HANG.hang}, though the server says that it is ready",
+            f"rank 0 on n0: {HANG.hang}, though the server says that it is ready; every rank lives, so the "
+            "network between n0 and n1 and n2 may be cut",
         ),
         (
             seen(faults=HANG, suspects={2: "its process x is stopped"}),

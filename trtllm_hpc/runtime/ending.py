@@ -173,6 +173,8 @@ def _hang(seen: Observed) -> Decision | None:
     rank = min(suspects, default=seen.rank)
     if rank in suspects:
         what = f"{suspects[rank]} ({what})"
+    elif len(hosts := sorted({record.host for record in seen.records})) > 1 and "answered nothing" in what:
+        what += f"; every rank lives, so the network between {' and '.join(hosts[:4])} may be cut"
     return _fault(seen, rank, "probe", what)
 
 
