@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -454,3 +455,11 @@ def test_what_is_left_of_a_damaged_run_folder_is_shown_and_its_jobs_can_be_cance
         assert f"the run folder lacks {damaged}" in status.sentence
     cancel_run(paths)
     assert all(stage.final for stage in run_status(paths).stages)
+
+
+def test_a_folder_that_cannot_be_written_is_named_while_the_run_lives(
+    run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
+    assert "the run folder cannot be written" in run_status(paths).sentence

@@ -312,7 +312,13 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     paths = run.paths
     needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
-    return f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
+    lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
+    is_writable = state.final or os.access(paths.folder, os.W_OK)
+    return (
+        lacks
+        if is_writable
+        else f"{lacks}; the run folder cannot be written: mend that soon, or the results are lost"
+    )
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
