@@ -37,7 +37,7 @@ from benchmarks.load.figures import Figures
 from benchmarks.load.server import running_server
 from benchmarks.triton import ServerFailed
 from trtllm_hpc.backends import facts_of
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
@@ -153,7 +153,7 @@ def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[
     )
     try:
         end = time.monotonic() + _START_LIMIT_S
-        while not is_ready(door, 1.0):
+        while not_ready(door, 1.0):
             if process.poll() is not None or time.monotonic() > end:
                 raise ServerFailed("HAProxy did not start, or does not find the server ready")
             time.sleep(0.1)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.arguments import number
 from benchmarks.door import open_door
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -87,7 +87,7 @@ def slowest(door: Endpoint, seconds: float) -> float:
     end, longest = time.monotonic() + seconds, 0.0
     while time.monotonic() < end:
         began = time.monotonic()
-        answered = is_ready(door, _LIMIT_S)
+        answered = not_ready(door, _LIMIT_S) is None
         longest = max(longest, time.monotonic() - began if answered else float("inf"))
         time.sleep(_PAUSE_S)
     return longest

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -106,7 +106,7 @@ def link_backends(folder: Path) -> Path:
 
 def _until_ready(process: subprocess.Popen[bytes], endpoint: Endpoint, log: Path) -> None:
     end = time.monotonic() + _START_LIMIT_S
-    while not is_ready(endpoint, 1.0):
+    while not_ready(endpoint, 1.0):
         if process.poll() is not None or time.monotonic() > end:
             raise ServerFailed(f"tritonserver did not start:\n{log.read_text(errors='replace')[-3000:]}")
         time.sleep(0.1)

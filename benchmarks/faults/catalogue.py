@@ -180,6 +180,79 @@ PROCESSES = (
     ),
 )
 
+OTHERS = (
+    Fault(
+        "stop-door",
+        "SIGSTOP of the door (HAProxy), which is started again after 45 s",
+        kill.stopped(kill.process(name="haproxy")),
+        r"is stopped \(SIGSTOP\): .*haproxy",
+        WELL,
+        ranks=1,
+        requests=120,
+    ),
+    _survivor("kill-door", "`kill -9` of the door (HAProxy)", kill.killed(kill.process(name="haproxy"))),
+    Fault(
+        "stop-gateway",
+        "SIGSTOP of the gateway with OpenAI's protocol",
+        kill.stopped(kill.asked_gateway),
+        r"is stopped \(SIGSTOP\): .*gateway",
+        WELL,
+        ranks=1,
+        requests=240,
+    ),
+    Fault(
+        "stop-run-supervisor",
+        "SIGSTOP of the supervisor of the run",
+        kill.stopped_alone(kill.process("instances")),
+        r"the supervisor of the run gives no sign of life",
+        START,
+    ),
+    Fault(
+        "kill-run-supervisor",
+        "`kill -9` of the supervisor of the run",
+        kill.killed(kill.process("instances")),
+        r"the supervisor of the run was killed by signal 9",
+        START,
+    ),
+    Fault(
+        "kill-serve-srun",
+        "`kill -9` of the `srun` of the server's step",
+        kill.killed(kill.serve_step),
+        r"srun of the server.s step ended: Killed",
+        START,
+    ),
+    Fault(
+        "stop-bench",
+        "SIGSTOP of the companion's `bench run`",
+        kill.stopped(kill.process("bench", "run")),
+        r"is stopped \(SIGSTOP\): .*bench run",
+        (9,),
+        ranks=1,
+    ),
+    _survivor(
+        "kill-heartbeat",
+        "`kill -9` of the companion's heartbeat",
+        kill.killed(kill.process("heartbeat")),
+        requests=420,
+    ),
+    Fault(
+        "network-cut",
+        "the network is cut between the nodes of both ranks only",
+        kill.network_cut,
+        r"network between \S*n1 and \S*n2",
+        START,
+        bound_s=HANG_S,
+    ),
+    Fault(
+        "sockets-removed",
+        "the server's sockets are removed from `/dev/shm`",
+        kill.sockets_removed,
+        r"sockets of the server were removed",
+        START,
+        ranks=1,
+    ),
+)
+
 SLURM = (
     Fault(
         "kill-slurmd",
@@ -317,6 +390,25 @@ FILES = (
         ranks=1,
     ),
     Fault(
+        "run-folder-unwritable",
+        "the run folder cannot be written during the benchmark, until that is named",
+        files.run_folder_unwritable,
+        r"the run folder cannot be written",
+        WELL,
+        ranks=1,
+        requests=120,
+        undone_when_named=True,
+    ),
+    Fault(
+        "plan-removed",
+        "`plan.json` is removed during the benchmark, and the run cancelled",
+        files.plan_removed,
+        r"the run folder lacks plan\.json",
+        CANCELLED,
+        ranks=1,
+        undone_when_named=True,
+    ),
+    Fault(
         "engine-truncated",
         "the engine lacks its last byte",
         files.engine_damaged(1),
@@ -369,5 +461,5 @@ FILES = (
     ),
 )
 
-FAULTS = {fault.name: fault for fault in (*PROCESSES, *SLURM, *FILES)}
+FAULTS = {fault.name: fault for fault in (*PROCESSES, *OTHERS, *SLURM, *FILES)}
 """All faults by name, in the order of the table."""

@@ -115,6 +115,25 @@ def run_folder_gone(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def run_folder_unwritable(scene: Scene) -> Iterator[None]:
+    """Nothing new can be written to the run folder and the folders in it."""
+    folder = scene.paths.folder
+    scene.person.run("chmod", "-R", "u-w", folder)
+    try:
+        yield
+    finally:
+        scene.person.run("chmod", "-R", "u+w", folder)
+
+
+@contextmanager
+def plan_removed(scene: Scene) -> Iterator[None]:
+    """`plan.json` is removed; the run is shown and cancelled all the same."""
+    scene.paths.plan.unlink()
+    yield
+    scene.person.types("cancel", scene.paths.folder)
+
+
+@contextmanager
 def runs_hidden(scene: Scene) -> Iterator[None]:
     """The nodes have something else where the folder of runs is on the login node."""
     scene.runs.mkdir()

@@ -47,6 +47,20 @@ def stopped(find: Find) -> Injection:
     return inject
 
 
+def stopped_alone(find: Find) -> Injection:
+    """SIGSTOP of one process; it goes on at the end."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        pid = find(scene)
+        os.kill(pid, signal.SIGSTOP)
+        yield
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
 def server(rank: int) -> Find:
     """The tritonserver of a rank."""
     return lambda scene: scene.server(rank)
@@ -70,6 +84,55 @@ def step_daemon(rank: int) -> Find:
 def batch_script(scene: Scene) -> int:
     """The bash of the serve job's batch script."""
     return batch_script_process([scene.node_of(0)])
+
+
+def process(*words: str, name: str = "") -> Find:
+    """A process of the run by words of its command line, and by the name of its program."""
+
+    def find(scene: Scene) -> int:
+        found = [
+            one.pid
+            for node in scene.site.sandbox.nodes
+            for one in user_processes(node)
+            if name in Path(one.arguments[0]).name and all(word in one.arguments for word in words)
+        ]
+        assert found, (words, name)
+        return int(found[0])
+
+    return find
+
+
+def serve_step(scene: Scene) -> int:
+    """The srun of the step in which the ranks run: the only one with the script of the ranks."""
+    return process(str(scene.paths.script("rank")), name="srun")(scene)
+
+
+def asked_gateway(scene: Scene) -> int:
+    """The gateway, which the first request over OpenAI's protocol starts."""
+    words = ("client", scene.paths.folder, "--protocol", "openai", "--prompt", "a", "--max-tokens", "2")
+    asked = scene.person.types(*words)
+    assert asked.returncode == 0, asked.stderr
+    return process("gateway", "--run", str(scene.paths.folder))(scene)
+
+
+@contextmanager
+def sockets_removed(scene: Scene) -> Iterator[None]:
+    """The server's sockets are removed from `/dev/shm`, as by somebody who frees memory."""
+    node = scene.node_of(0)
+    node.run(["bash", "-c", "rm -rf /dev/shm/trt*_door0_*/0"])
+    yield
+
+
+@contextmanager
+def network_cut(scene: Scene) -> Iterator[None]:
+    """Nothing comes from the node of rank 1 to that of rank 0; all else reaches both."""
+    lost, node = scene.node_of(0), scene.node_of(1)
+    address = node.run(["getent", "ahostsv4", lost.name]).split()[0]
+    node.run(["ip", "route", "add", "blackhole", f"{address}/32"])
+    try:
+        yield
+    finally:
+        node.run(["ip", "route", "del", "blackhole", f"{address}/32"])
 
 
 def companion(scene: Scene) -> int:

@@ -17,7 +17,7 @@ from benchmarks.faults.catalogue import Fault, Moment
 from benchmarks.faults.results import Result
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.site import Site
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import USER, Person
 from tests.slurm.test_backbone import SMALL, one_rank, two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths, read_json
@@ -206,8 +206,8 @@ def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> l
 
 
 def _python_environments() -> set[str]:
-    """The folders of Triton's Python backend; nobody else's server may start meanwhile."""
-    return {str(folder) for folder in Path("/tmp").glob("python_env_*")}
+    """The folders of Triton's Python backend of the user who submits."""
+    return {str(it) for it in Path("/tmp").glob("python_env_*") if it.stat().st_uid == USER.pw_uid}
 
 
 def _without(text: str, scene: Scene) -> str:

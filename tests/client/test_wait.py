@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 from tests.bench.metrics_port import endpoint_at, serving
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.wait import wait_for_endpoint
-from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed
+from trtllm_hpc.errors import BuildFailed, NotReady, RequestFailed, RunCancelled, StartFailed
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
 
@@ -96,8 +97,45 @@ def test_an_endpoint_without_a_listening_server_is_not_ready(run: RunPaths) -> N
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint_at(closed.getsockname()[1]).write(run.endpoint)
-        with pytest.raises(NotReady, match="did not answer as ready"):
+        with pytest.raises(NotReady, match="cannot be reached: nothing listens there"):
             wait_for_endpoint(run, 0)
+
+
+def test_a_server_that_refuses_the_key_is_reported_as_such(run: RunPaths) -> None:
+    run.key.write_text("another\n")
+    with health(401) as refusing:
+        replace(refusing, key_file=str(run.key)).write(run.endpoint)
+        with pytest.raises(NotReady, match=f"refuses the key in {run.key}"):
+            wait_for_endpoint(run, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "is empty"), (b"\xff\xfe", "does not hold a key"), (None, "cannot be read: No such file")],
+)
+def test_a_damaged_key_is_named(run: RunPaths, content: bytes | None, why: str) -> None:
+    if content is not None:
+        run.key.write_bytes(content)
+    with health(200) as ready:
+        replace(ready, key_file=str(run.key)).write(run.endpoint)
+        with pytest.raises(RequestFailed, match=f"{run.key} {why}"):
+            wait_for_endpoint(run, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "is empty"),
+        ('{"host": "n1", "addr', "is cut short, or is not JSON"),
+        ("[1, 2]", "does not hold an endpoint"),
+        ('{"host": "n1"}', "does not hold an endpoint"),
+    ],
+)
+def test_a_damaged_endpoint_is_named(run: RunPaths, content: str, why: str) -> None:
+    add_event(run, "serve", "stage_begin")
+    run.endpoint.write_text(content)
+    with pytest.raises(NotReady, match=f"{run.endpoint} {why}"):
+        wait_for_endpoint(run, 0)
 
 
 def test_the_end_of_the_serve_stage_ends_the_wait(run: RunPaths) -> None:

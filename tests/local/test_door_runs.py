@@ -14,7 +14,7 @@ import pytest
 
 from tests.schemas.check import documented
 from tests.waiting import eventually
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import take_certificate
@@ -102,7 +102,7 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
         # Another one by the same signer, for the same name, is not the door's.
         other = signed_certificate(tmp_path, "door.cluster.example", name="other", with_authority=False)
         run.certificate.write_text((tmp_path / "other.crt").read_text())
-        assert other.exists() and not is_ready(endpoint, 5.0)
+        assert other.exists() and not_ready(endpoint, 5.0)
         key = re.findall(r"KEY-----\n(.+)\n", given.read_text())[0].encode()
         files = [file for file in run.folder.rglob("*") if file.is_file() and not file.is_symlink()]
         assert [file for file in files if key in file.read_bytes()] == []

@@ -175,6 +175,7 @@ def test_a_damaged_plan_does_not_stop_latest(runs: Path) -> None:
     assert find_run("latest", runs).run_id == "llama-2"
     for run in list_runs(runs):
         run.plan.write_text("{")
+        run.jobs.unlink()
     with pytest.raises(RunNotFound, match="is damaged"):
         find_run("latest", runs)
 
@@ -203,6 +204,8 @@ def test_a_damaged_plan_is_an_error_without_traceback(runs: Path, content: str) 
     plan = RunPaths(runs / "llama-2").plan
     plan.write_bytes(content.encode("utf-8", "surrogateescape"))
     assert find_run("llama", runs).run_id == "llama-1"
+    assert find_run("llama-2", runs).run_id == "llama-2", "its jobs are known all the same"
+    RunPaths(runs / "llama-2").jobs.unlink()
     with pytest.raises(RunNotFound, match=r"plan\.json"):
         find_run("llama-2", runs)
     with pytest.raises(RunNotFound, match=r"plan\.json"):

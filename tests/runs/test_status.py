@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan, write_json
 from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime import checks
 from trtllm_hpc.runtime.records import Endpoint, add_event
@@ -319,18 +322,33 @@ def test_a_time_limit_or_preemption_is_not_blamed_on_a_rank(run_of: RunOf, state
     assert sentence.startswith("stage serve") and "rank" not in sentence
 
 
-def test_a_script_that_recorded_no_end_was_killed(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "logged", "note"),
+    [
+        (9, "Killed", "its script was killed by signal 9, SIGKILL"),
+        (11, "Segmentation fault (core dumped)", "its script was killed by signal 11, SIGSEGV"),
+        (9, "Exited with exit code 9", "exit code 9"),
+        (1, "Exited with exit code 1", "exit code 1"),
+        (2, None, "exit code 2"),
+        (7, None, "exit code 7"),
+    ],
+)
+def test_only_srun_knows_whether_a_signal_killed_a_script_that_recorded_no_end(
+    fake_slurm: FakeSlurm, tmp_path: Path, code: int, logged: str | None, note: str
+) -> None:
     """srun exits with 9 for a task that SIGKILL ended; a companion's own exit code may be 9, too."""
     jobs = {
         "serve": fake_slurm.add("COMPLETED", nodes="n1"),
-        "companion": fake_slurm.add("FAILED", exit="9:0", nodes="n1"),
+        "companion": fake_slurm.add("FAILED", exit=f"{code}:0", nodes="n1"),
     }
     paths = submitted(tmp_path / "demo-1", jobs)
     fake_slurm.assign(paths, jobs)
     add_event(paths, "companion", "stage_begin", job_id=jobs["companion"])
-    assert "companion has failed (its script was killed by signal 9, SIGKILL)" in run_status(paths).sentence
-    add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=9)
-    assert "companion has failed (exit code 9)" in run_status(paths).sentence
+    if logged is not None:
+        paths.batch_log("companion").write_text(f"srun: error: n1: task 0: {logged}\nlater\n")
+    assert f"companion has failed ({note})" in run_status(paths).sentence
+    add_event(paths, "companion", "stage_end", job_id=jobs["companion"], exit_code=code)
+    assert f"companion has failed (exit code {code})" in run_status(paths).sentence
 
 
 def test_the_recorded_exit_code_goes_before_slurms(run_of: RunOf) -> None:
@@ -417,3 +435,31 @@ def test_a_full_disk_under_a_living_run_is_told(run_of: RunOf, monkeypatch: pyte
     assert "MiB free" not in run_status(paths).sentence
     monkeypatch.setattr(checks, "free_space", lambda _: (0.0, 10**6))
     assert "0.0 MiB free" in run_status(paths).sentence
+
+
+@pytest.mark.parametrize("damaged", ["plan.json", "runtime.pyz", "scripts", "logs", "events", "ranks"])
+@pytest.mark.parametrize("state", ["RUNNING", "FAILED=7:0"])
+def test_what_is_left_of_a_damaged_run_folder_is_shown_and_its_jobs_can_be_cancelled(
+    run_of: RunOf, fake_slurm: FakeSlurm, damaged: str, state: str
+) -> None:
+    paths = run_of("COMPLETED", state, "PENDING")
+    jobs = [job["job_id"] for job in json.loads(paths.jobs.read_text())["stages"].values()]
+    lost = paths.folder / damaged
+    if lost.is_dir():
+        shutil.rmtree(lost)
+    else:
+        lost.unlink()
+    status = run_status(find_run(str(paths.folder), paths.folder.parent))
+    assert [stage.job_id for stage in status.stages] == jobs
+    if state == "RUNNING" or damaged == "plan.json":
+        assert f"the run folder lacks {damaged}" in status.sentence
+    cancel_run(paths)
+    assert all(stage.final for stage in run_status(paths).stages)
+
+
+def test_a_folder_that_cannot_be_written_is_named_while_the_run_lives(
+    run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
+    assert "the run folder cannot be written" in run_status(paths).sentence

@@ -68,6 +68,11 @@ def test_an_end_that_nobody_is_to_blame_for(
     assert decision.blames is None and decision.exit_code is None
 
 
+def test_the_leader_ends_a_run_whose_supervisor_is_silent() -> None:
+    decision = decided(seen(faults=ServerFaults(supervisor="the supervisor gives no sign of life")))
+    assert (decision.by, decision.blames, decision.exit_code) == ("no supervisor", None, ExitCode.START)
+
+
 HANG = ServerFaults(hang="model ensemble has answered nothing for 45 s")
 LATE = ServerFaults(not_ready="600 s (the server does not answer)")
 
@@ -93,7 +98,8 @@ LATE = ServerFaults(not_ready="600 s (the server does not answer)")
             seen(faults=HANG),
             "probe",
             0,
-            f"rank 0 on n0: {HANG.hang}, though the server says that it is ready",
+            f"rank 0 on n0: {HANG.hang}, though the server says that it is ready; every rank lives, so the "
+            "network between n0 and n1 and n2 may be cut",
         ),
         (
             seen(faults=HANG, suspects={2: "its process x is stopped"}),

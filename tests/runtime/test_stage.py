@@ -13,7 +13,7 @@ from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime import stage
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, read_events
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
@@ -34,6 +34,27 @@ def test_a_stage_ends_with_its_exit_code(runtime: Runtime) -> None:
     assert runtime("end", "serve", "9", TRTLLM_HPC_JOB_ID="77").returncode == 0
     [event] = read_events(runtime.paths, "serve")
     assert (event.name, event.data) == ("stage_end", {"exit_code": 9, "job_id": "77"})
+
+
+@pytest.mark.parametrize(
+    ("code", "names", "reason"),
+    [
+        (137, ["server_start", "ready"], "the supervisor of the run was killed by signal 9"),
+        (143, ["server_start", "ready"], None),
+        (7, ["server_start"], None),
+        (137, [], None),  # a step before the supervisor
+        (137, ["server_start", "ready", "server_stop"], None),  # the companion's exit code
+        (137, ["server_start", "ready", "failed"], None),  # the leader has given the supervisor up
+    ],
+)
+def test_a_killed_supervisor_is_named_by_the_batch_script(
+    runtime: Runtime, code: int, names: list[str], reason: str | None
+) -> None:
+    for name in ("server_start", "stage_begin", *names):
+        add_event(runtime.paths, "serve", name)
+    stage.end(runtime.paths, "serve", code)
+    reasons = [event.data["reason"] for event in read_events(runtime.paths) if "reason" in event.data]
+    assert reasons == ([] if reason is None else [reason])
 
 
 def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:

@@ -24,7 +24,7 @@ from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events
@@ -380,10 +380,10 @@ def test_two_users_on_one_node_do_not_meet(person: Person, engine_alone: Path) -
         assert answer.returncode == 0, answer.stderr
     for mine, other in ((0, 1), (1, 0)):
         swapped = replace(endpoints[other], key_file=endpoints[mine].key_file)
-        assert not is_ready(swapped, 5.0) and is_ready(endpoints[other], 5.0)
+        assert not_ready(swapped, 5.0) and not not_ready(endpoints[other], 5.0)
         refused = people[mine].types("client", runs[other].folder, "--prompt", "Hello")
         assert refused.returncode != 0 and "Traceback" not in refused.stderr
     people[1].types("cancel", runs[1].folder)
     assert people[1].has_no_jobs()
-    assert is_ready(endpoints[0], 5.0)  # the end of the other's run has harmed nothing
+    assert not not_ready(endpoints[0], 5.0)  # the end of the other's run has harmed nothing
     end(people[0], runs[0])

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import MeasurementPaths, RunPaths, read_json
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.runtime.records import Endpoint, read_events
 
 MOST_CUTS = 3
 """So often a pass is measured again; a load that ends the server each time would do it for ever."""
@@ -42,6 +42,8 @@ class ServerIdentity:
     ready_at: float
     restarts: tuple[int, ...]
     """Restarts of each instance behind the door."""
+    door_restarts: int = 0
+    """How often the door was started again, which cuts every open request."""
 
     @classmethod
     def of(cls, paths: RunPaths) -> ServerIdentity:
@@ -51,13 +53,13 @@ class ServerIdentity:
             restarts = tuple(int(one["restarts"]) for one in read_json(paths.instances) or [])
         except (OSError, ValueError, TypeError, KeyError):
             restarts = ()
-        if endpoint is None:
-            return cls(None, 0.0, restarts)
-        return cls(endpoint.job_id, endpoint.ready_at, restarts)
+        doors = sum(event.name == "door_restarted" for event in read_events(paths, "serve"))
+        job_id, ready_at = (None, 0.0) if endpoint is None else (endpoint.job_id, endpoint.ready_at)
+        return cls(job_id, ready_at, restarts, doors)
 
     def was_replaced_by(self, now: ServerIdentity) -> bool:
-        """Return whether every instance has been away between this and ``now``."""
-        if (self.job_id, self.ready_at) != (now.job_id, now.ready_at):
+        """Return whether every instance, or the door before them, has been away between this and ``now``."""
+        if (self.job_id, self.ready_at, self.door_restarts) != (now.job_id, now.ready_at, now.door_restarts):
             return True
         pairs = list(zip(self.restarts, now.restarts, strict=False))
         return bool(pairs) and all(before < after for before, after in pairs)

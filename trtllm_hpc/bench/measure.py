@@ -286,7 +286,8 @@ class _Run:
         self.passes = replace(self.passes, target=self.move(endpoint))
         away_s = time.monotonic() - begun
         self.notes.append(
-            f"The server was away for {away_s:.0f} s or more during {step}: that pass is measured again."
+            f"The server, or the door before it, was away for {away_s:.0f} s or more during {step}: that "
+            "pass is measured again."
         )
         return True
 

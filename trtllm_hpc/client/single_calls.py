@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ def _open(endpoint: Endpoint, request: urllib.request.Request, timeout_s: float)
     return urllib.request.build_opener(direct, secure).open(request, timeout=timeout_s)
 
 
-def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
-    """Return whether the server answers 200 within ``timeout_s`` seconds when asked whether it is ready.
+def not_ready(endpoint: Endpoint, timeout_s: float) -> str | None:
+    """Return why a server does not answer 200 within ``timeout_s`` seconds when asked whether it is ready.
+
+    ``None``: it does; otherwise the end of a sentence about the server.
 
     Triton is asked at ``/v2/health/ready``, another server at ``/health``.
     """
@@ -35,9 +38,16 @@ def is_ready(endpoint: Endpoint, timeout_s: float) -> bool:
             url = f"{endpoint.openai_root}/health"
         request = urllib.request.Request(url, headers=endpoint.authorization)
         with _open(endpoint, request, timeout_s) as reply:
-            return bool(reply.status == 200)
-    except (OSError, HTTPException):
-        return False
+            return None if reply.status == 200 else "did not answer as ready"
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if getattr(error, "code", None) == HTTPStatus.UNAUTHORIZED:
+            return f"refuses the key in {endpoint.key_file}"
+        if isinstance(reason, ConnectionRefusedError):
+            return "cannot be reached: nothing listens there"
+        if type(reason).__name__ == "SSLCertVerificationError":
+            return f"shows another certificate than {endpoint.certificate_file}"
+        return "did not answer as ready"
 
 
 def openai_models(endpoint: Endpoint, timeout_s: float) -> list[str]:

@@ -6,11 +6,11 @@ import shlex
 import time
 from collections.abc import Callable
 
-from trtllm_hpc.client.single_calls import is_ready
+from trtllm_hpc.client.single_calls import not_ready
 from trtllm_hpc.errors import BuildFailed, NotReady, RunCancelled, StartFailed, TrtllmHpcError
 from trtllm_hpc.logs.files import stage_end
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.records import Endpoint, read_events
 
 _FIRST_PAUSE_S = 0.1
@@ -36,7 +36,9 @@ def wait_for_endpoint(
     while True:
         endpoint = Endpoint.read(paths.endpoint)
         left_s = timeout_s - (time.monotonic() - started)
-        if endpoint is not None and is_ready(endpoint, max(1.0, min(left_s, _HEALTH_TIMEOUT_S))):
+        limit_s = max(1.0, min(left_s, _HEALTH_TIMEOUT_S))
+        why = _damage(paths) if endpoint is None else not_ready(endpoint, limit_s)
+        if endpoint is not None and why is None:
             return endpoint
         end = serve_end(paths)
         if end is not None and time.monotonic() - started >= min(timeout_s, _SETTLE_S):
@@ -44,7 +46,7 @@ def wait_for_endpoint(
         limit_s = timeout_s if endpoint is None else max(timeout_s, _DOOR_SETTLE_S)
         left_s = limit_s - (time.monotonic() - started)
         if left_s <= 0:
-            raise _not_ready(paths, endpoint, timeout_s)
+            raise _not_ready(paths, endpoint, why, timeout_s)
         if on_wait is not None:
             on_wait(time.monotonic() - started)
         time.sleep(min(pause_s, left_s))
@@ -86,14 +88,26 @@ def was_submitted(paths: RunPaths) -> bool:
     return paths.jobs.exists() or bool(read_events(paths))
 
 
-def _not_ready(paths: RunPaths, endpoint: Endpoint | None, timeout_s: float) -> NotReady:
+def _damage(paths: RunPaths) -> str | None:
+    """Return what is wrong with a published endpoint that cannot be read; ``None``: there is no such file."""
+    try:
+        return None if read_json(paths.endpoint) is None else "does not hold an endpoint"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return "is cut short, or is not JSON" if getattr(error, "doc", "?") else "is empty"
+
+
+def _not_ready(paths: RunPaths, endpoint: Endpoint | None, why: str | None, timeout_s: float) -> NotReady:
     within = f" within {timeout_s:g} s" if timeout_s > 0 else ""
     hint = f"trtllm-hpc logs {call_name(paths)}"
     if endpoint is not None:
         message = (
-            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) "
-            f"did not answer as ready{within}."
+            f"The server of run {paths.run_id} at {endpoint.place} (host {endpoint.host}) {why}{within}."
         )
+    elif why is not None:
+        message = f"Where the server of run {paths.run_id} answers is not known: {paths.endpoint} {why}."
+        hint = f"trtllm-hpc cancel {call_name(paths)}, and submit the job file again"
     elif was_submitted(paths):
         message = f"Run {paths.run_id} published no endpoint{within}: its server is not ready."
     else:

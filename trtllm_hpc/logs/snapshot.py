@@ -44,8 +44,9 @@ class RunSnapshot:
 
     @property
     def stages(self) -> list[str]:
-        """The planned stages, in the order of their dependencies."""
-        return [stage["name"] for stage in self.plan.get("stages", [])]
+        """The stages, in the order of their dependencies: as planned, or without a plan as submitted."""
+        planned = [stage["name"] for stage in self.plan.get("stages", [])]
+        return planned or list(self.submission.stages if self.submission else ())
 
     @property
     def is_local(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
@@ -38,13 +39,13 @@ def list_runs(runs_folder: Path) -> list[RunPaths]:
 
 def created_at_of(paths: RunPaths) -> float | None:
     """Return when a run was created, in seconds since the epoch; ``None`` if it is not a readable run."""
-    try:
-        # The plan is written once, at creation; the folder's times change with every log.
-        entry = paths.plan.stat()
-        is_ours = stat.S_ISREG(entry.st_mode) and os.access(paths.plan, os.R_OK)
-        return entry.st_mtime if is_ours else None
-    except (OSError, ValueError):  # another user's folder, or an impossible name
-        return None
+    # Both are written early, and the folder's times change with every log; the jobs are known without a plan.
+    for file in (paths.plan, paths.jobs):
+        with suppress(OSError, ValueError):  # another user's folder, or an impossible name
+            entry = file.stat()
+            if stat.S_ISREG(entry.st_mode) and os.access(file, os.R_OK):
+                return entry.st_mtime
+    return None
 
 
 def find_run(name: str, runs_folder: Path) -> RunPaths:
@@ -113,7 +114,7 @@ def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
 
 
 def _readable(run: RunPaths) -> RunPaths:
-    if not plan_of(run):
+    if not plan_of(run) and read_submission(run) is None:
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 

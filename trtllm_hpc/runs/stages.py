@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import last_mark
+from trtllm_hpc.logs.reading import last_lines
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
+_TASK_END = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (.+?)(?: \(core dumped\))?$", re.MULTILINE)
 _NO_EVENT = Event(0.0, "", "")
 _NEXT = "next"
 """Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
@@ -209,10 +212,9 @@ def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo 
     if info.exit_signal and not info.state.ok:
         note += _signal_note(info)
     elif info.state.name == "FAILED":
-        # srun exits with the number of the signal that killed its task, which then recorded no end.
         begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
-        killer = _SIGNALS.get(code or 0) if begun else None
-        note += f" (its script was killed by signal {code}, {killer})" if killer else _exit_code_note(code)
+        killer = _killer(run, name) if begun else None
+        note += f" (its script was killed by {killer})" if killer else _exit_code_note(code)
     begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
     # It waits though its script has begun before, or that has begun twice.
     waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
@@ -266,6 +268,16 @@ def _signal_note(info: JobInfo) -> str:
     # 125 comes with OUT_OF_MEMORY, whose own sentence says it.
     known = info.state.name == "OUT_OF_MEMORY"
     return "" if known else f" (Slurm's exit code is {info.exit_code}:{info.exit_signal})"
+
+
+def _killer(run: RunSnapshot, stage: str) -> str | None:
+    """Return the signal that killed the script of a stage without a recorded end, as srun has logged it.
+
+    The exit code does not show it: for a killed task srun exits with the number of the signal.
+    """
+    logged = _TASK_END.findall("\n".join(last_lines(run.paths.batch_log(stage), 50)))
+    found = (it for it in signal.Signals if signal.strsignal(it) in logged[-1:])
+    return next((f"signal {it.value}, {it.name}" for it in found), None)
 
 
 def _exit_code_note(code: int | None) -> str:

@@ -18,6 +18,7 @@ from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswe
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
+from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -291,7 +292,8 @@ def _sentence(
     if not stages:
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
-        return _progress_sentence(run, state, stages) + _full_disk(run, state)
+        progress = _progress_sentence(run, state, stages)
+        return progress + _troubles(run, state) + _full_disk(run, state) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -303,7 +305,21 @@ def _sentence(
         parts.append(failure.first.sentence)
     elif failed.state == "FAILED":
         parts.append(stage_error(run, failed.stage) or "")
-    return "; ".join(filter(None, parts))
+    return "; ".join(filter(None, parts)) + _damage(run, state)
+
+
+def _damage(run: RunSnapshot, state: RunState) -> str:
+    """Return, to be appended to the sentence, what the run folder lacks, so that less is known of the run."""
+    paths = run.paths
+    needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
+    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
+    lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
+    is_writable = state.final or os.access(paths.folder, os.W_OK)
+    return (
+        lacks
+        if is_writable
+        else f"{lacks}; the run folder cannot be written: mend that soon, or the results are lost"
+    )
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
@@ -325,6 +341,17 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
     progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
     return f"stage {busy.stage} {busy.sentence}{progress}"
+
+
+def _troubles(run: RunSnapshot, state: RunState) -> str:
+    """Return, to be appended to the sentence, what stands still in a living run."""
+    found: dict[tuple[str, object], str] = {}
+    for event in () if state.final else run.all_events:
+        if event.name in ("stage_begin", "stage_end"):
+            found = {key: why for key, why in found.items() if key[0] != event.stage}
+        elif event.name == TROUBLE:
+            found[event.stage, event.data.get("part")] = event.data.get("why") or ""
+    return "".join(f"; {why}" for why in found.values() if why)
 
 
 def _full_disk(run: RunSnapshot, state: RunState) -> str:

@@ -21,6 +21,7 @@ FAULT_GRACE_S = 5.0
 """From the discovery of a fault to SIGKILL: the server serves nobody any more."""
 AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
+NO_SUPERVISOR = "no supervisor"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class ServerFaults:
     """Why a server that was ready serves nobody any more."""
     not_ready: str | None = None
     """Once the time for it is over: the limit, and what is not ready."""
+    supervisor: str | None = None
+    """Why the supervisor of the run, which would end it, must be given up."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,12 @@ def _step_daemon(seen: Observed) -> Decision | None:
     return _fault(seen, seen.rank, "slurmstepd", what) if seen.step_daemon_lost else None
 
 
+def _supervisor(seen: Observed) -> Decision | None:
+    """Nobody else would end the run: the batch script waits for its supervisor."""
+    why = seen.faults.supervisor
+    return None if why is None else Decision(NO_SUPERVISOR, why, FAULT_GRACE_S, ExitCode.START)
+
+
 def _model_process(seen: Observed) -> Decision | None:
     """Triton would go on saying that it is ready."""
     if seen.dead_model is None or seen.others_ended:
@@ -164,6 +173,8 @@ def _hang(seen: Observed) -> Decision | None:
     rank = min(suspects, default=seen.rank)
     if rank in suspects:
         what = f"{suspects[rank]} ({what})"
+    elif len(hosts := sorted({record.host for record in seen.records})) > 1 and "answered nothing" in what:
+        what += f"; every rank lives, so the network between {' and '.join(hosts[:4])} may be cut"
     return _fault(seen, rank, "probe", what)
 
 
@@ -190,6 +201,7 @@ SERVING: tuple[Rule, ...] = (
     _stop_request,
     _leader_ended,
     _step_daemon,
+    _supervisor,
     _model_process,
     _silent_rank,
     _hang,

@@ -6,6 +6,7 @@ The server's own HTTP endpoint says whether it is ready; log text never does.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -15,10 +16,16 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import ServerFaults
+from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
-from trtllm_hpc.runtime.records import JsonRecord
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import JsonRecord, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import ServerDriver
+from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
+from trtllm_hpc.runtime.troubles import Troubles
+
+_NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,9 @@ class Leader:
     """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
 
     def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
+        own = paths.rank_heartbeat(options.step, options.rank)
+        self._supervisor = watch_ranks(paths, SUPERVISOR, range(1), options.hang_seconds, own)
+        self._paths, self._troubles = paths, Troubles(paths, "serve")
         self._ready_record = paths.ready_record(options.step)
         self._driver = driver
         self._server = driver.http()
@@ -52,6 +62,8 @@ class Leader:
 
     def tick(self) -> ServerFaults:
         """Record that the server is ready, once it is; return what is wrong with it."""
+        if (why := self.supervisor_fault()) is not None:
+            return ServerFaults(supervisor=why)
         if self._is_ready:
             return ServerFaults(hang=None if self._probe is None else self._probe.fault)
         names = self._server.ready_models()
@@ -78,3 +90,18 @@ class Leader:
             endpoint = {**where, **self._driver.endpoint()}
         ReadyRecord(names, self._started_at, self._driver.place, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
+
+    def supervisor_fault(self) -> str | None:
+        """Note a silent supervisor of the run; return a sentence once it must be given up."""
+        seen = self._supervisor.look()
+        # One with a stopped child is a suspect, too, and lives.
+        self._troubles.note({SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {})
+        return _NO_SIGN if seen.silent else None
+
+    def give_up_supervisor(self) -> None:
+        """Record the end of the run, and kill the supervisor on this node: then the batch script goes on."""
+        try_event(self._paths, "serve", "failed", reason=_NO_SIGN)
+        pid, _, ticks = os.environ.get(SUPERVISOR_VARIABLE, "").partition(" ")
+        if pid and str(start_ticks(int(pid))) == ticks:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(int(pid), signal.SIGKILL)

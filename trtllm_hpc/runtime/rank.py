@@ -22,7 +22,7 @@ from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.ending import AFTER_LEADER_S, Decision, End, Observed, conclude, decide
+from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
@@ -107,6 +107,8 @@ class RankSupervisor:
             if SOCKETS_VARIABLE in os.environ:
                 remove_abandoned(Path(os.environ[SOCKETS_VARIABLE]))
         self._report(child.returncode, self._write_end(child.returncode, end))
+        if self._leader is not None and end.stopped_by == NO_SUPERVISOR:
+            self._leader.give_up_supervisor()
         return end.exit_code
 
     # Starting -----------------------------------------------------------------------

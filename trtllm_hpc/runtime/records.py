@@ -105,12 +105,16 @@ class Endpoint(JsonRecord):
             return {}
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
+            why = None if key else "is empty"
         except OSError as error:
+            why = f"cannot be read: {error.strerror}"
+        except UnicodeDecodeError:
+            why = "does not hold a key"
+        if why is not None:
             raise RequestFailed(
-                f"The server at {self.place} asks for a key, and {self.key_file} cannot be read: "
-                f"{error.strerror}.",
+                f"The server at {self.place} asks for a key, and {self.key_file} {why}.",
                 hint="ask the owner of the run for the key",
-            ) from None
+            )
         return {"authorization": f"Bearer {key}"}
 
     @property

@@ -12,7 +12,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
@@ -51,8 +51,18 @@ def end(paths: RunPaths, stage: str, exit_code: int) -> None:
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
+        if exit_code > 128 and exit_code != 143 and _serves(paths):
+            why = f"the supervisor of the run was killed by signal {exit_code - 128}"
+            add_event(paths, stage, "failed", reason=why)
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
     notify_end(paths, stage, exit_code)
+
+
+def _serves(paths: RunPaths) -> bool:
+    """Return whether the supervisor has started a server, and recorded no end of it."""
+    marks = ("stage_begin", "server_start", "ready", "server_stop", "failed", "companion_missing")
+    last = [event.name for event in read_events(paths, "serve") if event.name in marks][-1:]
+    return last in (["server_start"], ["ready"])
 
 
 def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:

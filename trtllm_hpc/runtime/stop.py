@@ -12,13 +12,16 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.process import descendants
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events
+from trtllm_hpc.runtime.process import descendants, start_ticks
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events, try_event
+from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 HEARTBEAT_INTERVAL_S = 5.0
 
 SUPERVISOR = "supervisor"
 """Who requests the stop of all instances after a failure."""
+SUPERVISOR_VARIABLE = "TRTLLM_HPC_SUPERVISOR"
+"""Environment variable of the ranks: process id and start time of the supervisor on the job's first node."""
 
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
@@ -31,12 +34,13 @@ def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
 def beat_while(paths: RunPaths, pid: int) -> None:
     """Touch the heartbeat file until the process ``pid`` is gone; end that process if the server ends first.
 
-    A benchmark must not run to its time limit against a dead server.
+    A benchmark must not run to its time limit against a dead server, nor stand still behind this heartbeat.
     """
-    next_beat = 0.0
-    # As a child of that process this one gets another parent when it dies. Its
-    # process id alone may be reused by then.
-    while os.getppid() == pid:
+    next_beat, begun, troubles = 0.0, start_ticks(pid), Troubles(paths, "companion")
+    # The process id alone may be reused.
+    while begun is not None and start_ticks(pid) == begun:
+        if troubles.is_due():
+            _end_what_stands_still(paths, pid, troubles)
         if time.monotonic() >= next_beat:
             paths.heartbeat.touch()
             next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
@@ -50,6 +54,13 @@ def beat_while(paths: RunPaths, pid: int) -> None:
                         os.kill(child, signal.SIGTERM)
             return
         time.sleep(1)
+
+
+def _end_what_stands_still(paths: RunPaths, pid: int, troubles: Troubles) -> None:
+    for part, why in troubles.look(stopped_below(pid)).items():
+        try_event(paths, "companion", "failed", reason=why)
+        with suppress(ProcessLookupError):
+            os.kill(int(part), signal.SIGKILL)
 
 
 class CompanionWatch:

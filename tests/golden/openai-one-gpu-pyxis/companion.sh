@@ -21,8 +21,8 @@ export PYTHONSAFEPATH=1
 runtime begin companion
 
 # The server stops by itself if this falls silent, whatever killed the companion.
-# (Not by the function above: in the background it would be a child of a subshell.)
-"$python" "$run/runtime.pyz" heartbeat --while-pid=$$ &
+# If only the heartbeat is killed, it begins again.
+while kill -0 $$ 2>/dev/null && ! runtime heartbeat --while-pid=$$; do sleep 1; done &
 
 # Not as an option: everybody on the node sees command lines.
 printf '%s\n' 'What is machine learning?' |

@@ -17,8 +17,9 @@ from trtllm_hpc.runtime.front import Front, Gateway
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
-from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.process import start_bound, start_ticks
 from trtllm_hpc.runtime.records import try_event
+from trtllm_hpc.runtime.stop import SUPERVISOR_VARIABLE
 
 _TICK_S = 0.2
 _OPEN_TIMEOUT_S = 60.0
@@ -40,6 +41,7 @@ class Doors:
         self._own: Door | None = None
         self._others: list[subprocess.Popen[bytes]] = []
         self._restarts = 0
+        self._sockets: set[Path] = set()
         self._hint = f"read {paths.batch_log('door')}"
 
     def open(self) -> list[Instance]:
@@ -117,6 +119,16 @@ class Doors:
         self.own.restart()
         return False
 
+    def missing_sockets(self, *, all_ready: bool) -> dict[str, str]:
+        """Return what somebody has removed of this node's sockets, in a sentence, under ``sockets``."""
+        found = set() if self._own is None else set(self.own.folder.rglob("*"))
+        # An instance that ends takes its sockets with it, and HAProxy renames its own.
+        self._sockets = {
+            it for it in self._sockets | found if all_ready and it.suffix not in (".tmp", ".bak")
+        }
+        missing = sorted(map(str, self._sockets - found))
+        return {"sockets": f"sockets of the server were removed: {missing[0]}"} if missing else {}
+
     def remove_folder(self) -> None:
         """Let no further request reach a server, if a door is open on this node."""
         if self._own is not None:
@@ -150,4 +162,5 @@ def start_instance(paths: RunPaths, instance: Instance, hang_seconds: float | No
     try_event(paths, "serve", "server_start", instance=instance.number)
     command = ["bash", str(paths.script("instance")), str(instance.number)]
     sockets = {} if instance.sockets is None else {SOCKETS_VARIABLE: str(instance.sockets)}
-    instance.child = start_bound(command, {**os.environ, **sockets})
+    supervisor = {SUPERVISOR_VARIABLE: f"{os.getpid()} {start_ticks(os.getpid())}"}
+    instance.child = start_bound(command, {**os.environ, **sockets, **supervisor})

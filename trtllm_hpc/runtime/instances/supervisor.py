@@ -28,6 +28,7 @@ from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descenda
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
 from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
+from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 _TICK_S = 0.2
 _FIRST_PAUSE_S = 1.0
@@ -54,6 +55,7 @@ class RunSupervisor:
         self._engine = EngineCheck(paths)
         self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
         self._heartbeat = Heartbeat(self._own_heartbeat)
+        self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
         self._is_warned = False
         self._draining_since: float | None = None
@@ -127,11 +129,23 @@ class RunSupervisor:
             try_event(self._paths, "serve", "gateway_failed", why=why)
             following = f"read {self._paths.batch_log('gateway')}"
             print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
+        if self._draining_since is None and self._troubles.is_due():
+            self._give_up_what_stands_still()
         if self._publisher.is_published:
             if (sentence := self._companion.missing()) is not None:
                 self._end_run(RunEnd(sentence, event="companion_missing"))
         elif self._publisher.tick(self._instances):
             self._companion.begin()
+
+    def _give_up_what_stands_still(self) -> None:
+        """Name it, and later kill it: what ends is started again, or ends the run, as after any other end."""
+        of_instances = {pid for it in self._instances if it.child for pid in descendants(it.child.pid)}
+        all_ready = all(instance.state == "ready" for instance in self._instances)
+        faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
+        late = self._troubles.look(faults)
+        _send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
+        if "sockets" in late:
+            self._end_run(RunEnd(late["sockets"]))
 
     # Instances ----------------------------------------------------------------------
 
