@@ -23,8 +23,9 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
 
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. Without FILE,
-    or with '-', the standard input is read. Of a run of this toolkit `status`
-    says the same.
+    or with '-', the standard input is read. Of logs that are too long to be
+    searched in seconds, beginning and end are searched. Of a run of this toolkit
+    `status` says the same.
 
     \b
     Examples:
@@ -39,6 +40,7 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     from trtllm_hpc.logs.causes.scan import scan
     from trtllm_hpc.logs.facts import logs_facts
     from trtllm_hpc.logs.reading import for_output
+    from trtllm_hpc.report.formatting import format_bytes
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
@@ -58,4 +60,6 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
         for file in named:
             if (error := facts[file].first_error) is not None:
                 click.echo(for_output(f"  looks like an error: {file}: {error}"))
+            if unread := facts[file].unread_bytes:
+                click.echo(f"  not searched: {format_bytes(unread)} in the middle of {file}")
     return CAUSE_FOUND if found else 0

@@ -68,8 +68,11 @@ def count_lines(log: BinaryIO, size_bytes: int) -> int:
     return count
 
 
-def seek_last_lines(log: BinaryIO, count: int) -> None:
-    """Move the file's position to where its last ``count`` lines begin, reading from the end."""
+def seek_last_lines(log: BinaryIO, count: int, most_bytes: int | None = None) -> None:
+    """Move the file's position to where its last ``count`` lines begin, reading from the end.
+
+    ``most_bytes``: how far from the end the position may be; a log may be a single line.
+    """
     end = log.seek(0, os.SEEK_END)
     if count == 0:
         return
@@ -87,14 +90,16 @@ def seek_last_lines(log: BinaryIO, count: int) -> None:
             return
         needed -= ends
         position = start
-    log.seek(0)
+        if most_bytes is not None and end - position >= most_bytes:
+            break
+    log.seek(position)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log; none if it cannot be read."""
     try:
         with path.open("rb") as log:
-            seek_last_lines(log, count)
+            seek_last_lines(log, count, _BLOCK_BYTES * count)
             return list(deque(map(decode, lines_of(log)), maxlen=count))
     except OSError:
         return []

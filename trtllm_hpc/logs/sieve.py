@@ -65,6 +65,11 @@ class Sieve(Generic[Value]):
                 self._vectorscan = _vectorscan([text for text, _ in self._texts])
 
     @property
+    def has_vectorscan(self) -> bool:
+        """Whether the library searches, which is much faster."""
+        return self._vectorscan is not None
+
+    @property
     def block_bytes(self) -> int:
         """How much is best searched at once."""
         return _BLOCK_BYTES if self._vectorscan is None else _BLOCK_BYTES_OF_VECTORSCAN

@@ -83,7 +83,7 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
 def _rows(logs: Sequence[LogFile]) -> list[LogRow]:
     """Return the row of each log; those of ranks that failed are read first."""
     in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
-    facts = logs_facts([log.path for log in in_order], whole=False)
+    facts = logs_facts([log.path for log in in_order])
     errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
     return [
         LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))

@@ -34,7 +34,7 @@ class Finding:
     file: str | None
     """The log; ``-`` for the standard input; ``None`` if Slurm told it."""
     line: int | None
-    """Where it stands in the log, from 1."""
+    """Where it stands in the log, from 1; ``None`` also where the log is too long to count its lines."""
     rank: int | None
     """Whose log it is, or whose the line says it is."""
     match: str
@@ -156,11 +156,12 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
             lines += [f"cause: {one.sentence}", f"next: {one.next}"]
         else:
             lines.append(f"{'also' if one.kind is Kind.ROOT else 'then'}: {one.sentence}")
-        if one.line is None:
-            lines += [f"  | {line}" for line in one.match.splitlines()]
-        elif places and one.file is not None:
+        if places and one.file is not None:
             rank = "" if one.rank is None else f", rank {one.rank}"
-            lines.append(f"  {one.file}:{one.line}{rank}: {one.match}")
+            place = one.file if one.line is None else f"{one.file}:{one.line}"
+            lines.append(f"  {place}{rank}: {one.match}")
+        elif one.line is None:
+            lines += [f"  | {line}" for line in one.match.splitlines()]
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
     return [for_output(line) for line in lines]
