@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,11 +21,12 @@ from trtllm_hpc.cli.options import (
 )
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
+from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
-from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runs.status import RunState, RunStatus
 
 
 @click.command("status")
@@ -52,31 +54,35 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
 
     click.echo(f"run {status.run_id}")
     print_table(status_table(status.stages, time.time()))
+    click.echo(escaped("\n".join(_lines(status, call_name(run)))))
+
+
+def _lines(status: RunStatus, name: str) -> Iterator[str]:
+    """Yield what is shown below the table of the stages."""
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
-        click.echo(f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}")
+        yield f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
     for group in grouped(status.ranks):
         where = f" on {group.host}" if group.host else ""
-        click.echo(f"{group.name}{where}: {group.state}")
+        yield f"{group.name}{where}: {group.state}"
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
-        click.echo(f"node {bad.node} {what}: {bad.why} (job {bad.job_id})")
-    click.echo(f"{status.state.value}: {status.sentence}")
-    for line in cause_lines(status.causes):
-        click.echo(line)
+        yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
+    yield f"{status.state.value}: {status.sentence}"
+    yield from cause_lines(status.causes)
     if used := use_sentence(status):
-        click.echo(f"used: {used}")
+        yield f"used: {used}"
     endpoint = status.endpoint
     if endpoint is not None:
-        click.echo(f"endpoint: {endpoint.places} on {endpoint.host}")
+        yield f"endpoint: {endpoint.places} on {endpoint.host}"
         if status.gateway_failure is not None:
-            click.echo(f"gateway: {status.gateway_failure}")
-            click.echo(f"next: trtllm-hpc logs {call_name(run)} --stage gateway")
+            yield f"gateway: {status.gateway_failure}"
+            yield f"next: trtllm-hpc logs {name} --stage gateway"
         if endpoint.key_file is not None:
-            click.echo(f"key: {endpoint.key_file}")
+            yield f"key: {endpoint.key_file}"
         if endpoint.fingerprint is not None:
-            click.echo(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
-    click.echo(f"folder: {status.folder}")
+            yield f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}"
+    yield f"folder: {status.folder}"
 
 
 @click.command("cancel")

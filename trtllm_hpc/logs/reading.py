@@ -18,6 +18,19 @@ _BLOCK_BYTES = 65536
 """Of a larger block each copy is new memory that the kernel must clear first."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 """ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
+_SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+"""The same in text, also where one character of eight bits begins them."""
+_SECRETS = re.compile(
+    r"""
+      (\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}
+    | ((?:\b|_)(?:[Aa][Pp][Ii][-_]?[Kk][Ee][Yy]|ACCESS_KEY|SECRET_KEY|SECRET|PASSWORD|PASSWD
+        |(?:HF|HUB|AUTH|ACCESS|SESSION|GITHUB|GITLAB|JOB)_TOKEN)["']?\s*[=:]\s*["']?)(?!Bearer\b)[^\s"',;]+
+    | \b(hf_|sk-|nvapi-|gh[opsu]_|glpat-|AKIA)[\w-]{8,}
+    """,
+    re.VERBOSE,
+)
+"""Keys and tokens, by what stands before them or by how they begin."""
+_MASK = "***"
 
 
 def stat_of(path: Path) -> os.stat_result | None:
@@ -118,12 +131,25 @@ def decode(raw: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with control characters escaped.
+    """Return ``text`` without colours, and with other control characters escaped.
 
     An escape sequence could recolour the terminal, rename its window or type
     into it; a direction mark could disguise a line.
     """
+    if text.isprintable():
+        return text
+    text = _SEQUENCES.sub("", text)
     return "".join(it if _harmless(it) else it.encode("unicode_escape").decode("ascii") for it in text)
+
+
+def quoted(text: str, *secrets: str) -> str:
+    """Return a text of a log as it may be shown anywhere: escaped, with keys and tokens masked.
+
+    ``secrets`` are masked, too.
+    """
+    for secret in filter(None, secrets):
+        text = text.replace(secret, _MASK)
+    return _SECRETS.sub(lambda match: "".join(filter(None, match.groups())) + _MASK, escaped(text))
 
 
 def for_output(text: str) -> str:

@@ -147,12 +147,12 @@ def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if failure is not None and has_causes:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        causes = causes_of(run, failure, servers)
+        causes = tuple(cause.shown(run.quoted) for cause in causes_of(run, failure, servers))
     return RunStatus(
         run.paths.run_id,
         str(run.paths.folder),
         state,
-        _sentence(run, state, stages, failure),
+        run.quoted(_sentence(run, state, stages, failure)),
         tuple(stages),
         tuple(RankStatus(it.rank, it.host, it.state, it.instance) for it in servers if it.rank is not None),
         _instances(run, stages),
@@ -236,7 +236,7 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
     why = None
     for event in run.events("serve"):
         if event.name == "gateway_failed":
-            why = str(event.data.get("why", "it has ended"))
+            why = run.quoted(str(event.data.get("why", "it has ended")))
         elif event.name == "stage_begin":
             why = None
     return why
@@ -245,6 +245,7 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
     instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
+    instances = [it if it.reason is None else replace(it, reason=run.quoted(it.reason)) for it in instances]
     if any(stage.stage == "serve" and stage.final for stage in stages):
         instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
     return tuple(instances)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.causes.scan import Scanned
 from trtllm_hpc.logs.causes.table import Kind, causes
-from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.logs.reading import escaped
 
 REPORTED = "reported"
 """Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
@@ -44,6 +44,10 @@ class Finding:
     def without_log(cls, name: str, sentence: str, following: str) -> Finding:
         """Return a root cause that no line of a log shows."""
         return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, None, "")
+
+    def shown(self, quote: Callable[[str], str]) -> Finding:
+        """Return the finding with its texts, which may quote a log, as ``quote`` returns them."""
+        return replace(self, sentence=quote(self.sentence), next=quote(self.next), match=quote(self.match))
 
     @property
     def is_generic(self) -> bool:
@@ -164,4 +168,4 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
             lines += [f"  | {line}" for line in one.match.splitlines()]
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
-    return [for_output(line) for line in lines]
+    return [escaped(line) for line in lines]
