@@ -19,14 +19,20 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
-from trtllm_hpc.runs.status import RunState, RunStatus
+from trtllm_hpc.runs.status import RunState, RunStatus, run_status, unanswered_status
+from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.watcher import JobWatcher
+
+_PATIENCE_S = 10.0
+"""How long `status` waits for one answer of Slurm."""
 
 
 @click.command("status")
@@ -39,6 +45,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     'ranks 0-4,6-1023 on 128 hosts: ended 0', and the first 8 failed ones by
     name; --json has every rank.
 
+    If Slurm does not answer within 10 s, you see what the run's own files show,
+    and the exit code is 5.
+
     Of a job in the queue it says why it waits, its place by priority and, if a
     limit holds it, the limit; of the run, GPU-hours by stage and waiting time.
 
@@ -47,14 +56,23 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    status = Run(run).status
+    snapshot = RunSnapshot(run)
+    unanswered = None
+    try:
+        watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
+        status = run_status(snapshot, watcher, places=True)
+    except SubmissionError as error:
+        if not error.transient or snapshot.submission is None:
+            raise
+        unanswered, status = error, unanswered_status(RunSnapshot(run))
     if as_json:
         print_json(status)
-        return
-
-    click.echo(f"run {status.run_id}")
-    print_table(status_table(status.stages, time.time()))
-    click.echo(escaped("\n".join(_lines(status, call_name(run)))))
+    else:
+        click.echo(f"run {status.run_id}")
+        print_table(status_table(status.stages, time.time()))
+        click.echo(escaped("\n".join(_lines(status, call_name(run)))))
+    if unanswered is not None:
+        raise unanswered
 
 
 def _lines(status: RunStatus, name: str) -> Iterator[str]:

@@ -18,10 +18,10 @@ from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswe
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
-_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING")
+_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING", UNANSWERED.name)
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
 
 
@@ -126,7 +126,7 @@ def run_status(
 
 
 def unanswered_status(run: RunSnapshot) -> RunStatus:
-    """Return what is known of a submitted run before Slurm has answered for the first time."""
+    """Return what a run's own files show of it, while Slurm does not answer."""
     return _whole(run, unanswered_stages(run))
 
 
@@ -173,7 +173,7 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
     earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
     return RunUse(
-        waited_s=min(starts) - min(submitted) if starts and submitted else None,
+        waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
         energy_j=sum(energies) if energies else None,
     )
@@ -204,7 +204,7 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
         return None
     if serve.requeued and any(it.stage == "companion" and it.final and not it.ok for it in stages):
         return replace(serve, sentence="was put back into the queue by Slurm, which ended its server")
-    if serve.state not in ("RUNNING", "COMPLETING"):
+    if serve.state not in ("RUNNING", "COMPLETING", UNANSWERED.name):
         return None
     last = last_mark(run, "serve")
     if last is not None and last.name == "stage_end" and last.data.get("job_id") == serve.job_id:
