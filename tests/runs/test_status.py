@@ -469,10 +469,13 @@ def test_without_an_answer_of_slurm_status_shows_what_the_folder_knows(
     assert isinstance(answer.exception, SubmissionError)
 
     add_rank(paths, 0, ended_at=65.0, exit_code=-9)
-    add_event(paths, "serve", "failed", reason="rank 0 on n0 died")
+    paths.batch_log("serve").write_text(f"{CONTROLLER_GONE}\n")
+    add_event(paths, "companion", "stage_end", exit_code=10)
     fake_slurm.trouble("squeue", CONTROLLER_GONE)
     answer = CliRunner().invoke(main, arguments)
-    assert "has lost its server, and Slurm has not ended its job yet; rank 0 on n0 died" in answer.output
+    died = "rank 0 on n0 died: killed by signal 9 (SIGKILL)"
+    assert f"stage serve has lost its server; Slurm does not answer now; {died}" in answer.output
+    assert as_json or "cause: Rank 0 on n0 was killed by signal 9 (SIGKILL)" in answer.output
     assert len(fake_slurm.calls("squeue", "sacct", "scontrol")) == 2
 
 

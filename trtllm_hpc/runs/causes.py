@@ -49,10 +49,13 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     # A rank without a record may only be late; the reason that the job has given says more.
     late = failure.reported is not None and first is not None and first.record.ended_at is None
     if (killed := None if late else _killed(first)) is not None:
-        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it.
+        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it; a
+        # controller that does not answer kills nobody.
         candidates = [
             replace(it, certainty=Certainty.SLURM_LINE)
-            if it.finding.id.startswith("slurm-") and it.finding.kind is Kind.ROOT
+            if it.finding.id.startswith("slurm-")
+            and it.finding.id != "slurm-controller"
+            and it.finding.kind is Kind.ROOT
             else it
             for it in candidates
         ]

@@ -215,9 +215,13 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
         return replace(serve, sentence=sentence, exit_code=code)
     begun_at = 0.0 if last is None else last.time
     given_up = any(event.name == "failed" and event.time >= begun_at for event in run.events("serve"))
+    unanswered = serve.state == UNANSWERED.name
+    if unanswered and not given_up and first_failure(run) is not None:
+        given_up = not any(it.get("state") in ("starting", "restarting") for it in run.instances or ())
     if not given_up:
         return None
-    return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
+    now = "; Slurm does not answer now" if unanswered else ", and Slurm has not ended its job yet"
+    return replace(serve, sentence=f"has lost its server{now}")
 
 
 def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
