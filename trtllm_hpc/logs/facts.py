@@ -27,10 +27,8 @@ LATE_LINES = 500
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
 _ERROR, _NEXT = "error: ", "next: "
 """How programs of this package begin an error, and the advice in the line after it."""
-_LATE_BYTES = 64 << 10
-"""The last lines are looked for in so much, or in the part of the log's end that is searched."""
-_ERROR_BYTES = 1 << 20
-"""An error is looked for in so much from its line on: a traceback may be long."""
+_LATE_BYTES = 64 << 10  # the last lines are looked for in so much, or in the end that is searched
+_ERROR_BYTES = 1 << 20  # an error is read in so much from its line on: a traceback may be long
 _MOST_KNOWN = 8192
 
 
@@ -124,11 +122,8 @@ def _facts(path: Path, log: BinaryIO, scanned: Scanned, late_bytes: int) -> LogF
     seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
     late_error = first_error(lines_of(log, late_bytes))
-    late = [
-        cause
-        for match, cause in zip(scanned.matches, causes, strict=True)
-        if cause.ends_a_process and match.at >= start
-    ]
+    found = zip(scanned.matches, causes, strict=True)
+    late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
     return LogFacts(error, causes, own, late_cause, late_error, scanned.unread_bytes)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.logs.reading import quoted, stat_of
@@ -73,15 +73,12 @@ class RunSnapshot:
 
     def quoted(self, text: str) -> str:
         """Return what a job wrote as it may be shown anywhere, without the run's keys."""
-        return quoted(text, *self._secrets)
+        return quoted(text, *self._keys)
 
     @cached_property
-    def _secrets(self) -> list[str]:
-        secrets = []
-        for file in (self.paths.key, self.paths.servers_key):
-            with suppress(OSError, ValueError):
-                secrets.append(file.read_text(encoding="ascii").strip())
-        return secrets
+    def _keys(self) -> list[str]:
+        files = filter(Path.is_file, (self.paths.key, self.paths.servers_key))
+        return [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
 
     # What the jobs wrote ------------------------------------------------------------------------
 

@@ -75,10 +75,8 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
     except SubmissionError:
         return _rows(snapshot, logs), ()
     stages = {stage.stage: stage for stage in status.stages}
-    rows = [
-        replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step))))
-        for row in _rows(snapshot, logs)
-    ]
+    rows = _rows(snapshot, logs)
+    rows = [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows]
     return rows, status.causes
 
 
@@ -86,10 +84,8 @@ def _rows(run: RunSnapshot, logs: Sequence[LogFile]) -> list[LogRow]:
     """Return the row of each log; those of ranks that failed are read first."""
     in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
     facts = logs_facts([log.path for log in in_order])
-    errors = {
-        log.path: None if it.first_error is None else run.quoted(it.first_error)
-        for log, it in zip(in_order, facts, strict=True)
-    }
+    errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
+    errors = {path: error and run.quoted(error) for path, error in errors.items()}
     return [
         LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))
         for log in logs

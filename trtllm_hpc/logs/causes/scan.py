@@ -18,8 +18,7 @@ from trtllm_hpc.logs.sieve import Sieve
 
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
-_LONGEST_SEARCHED = 1 << 20
-"""Of a longer line the rest is not searched for an error."""
+_LONGEST_SEARCHED = 1 << 20  # the rest of a longer line is not searched for an error
 _SHOWN = 300
 
 _MOST_BYTES, _MOST_BYTES_OF_VECTORSCAN = 48 << 20, 384 << 20
@@ -29,8 +28,7 @@ _MOST_WORK = 6 << 20
 _WORK_OF_A_LINE = 100
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 """The ends of logs that are too long are searched, too: of all logs, and of each one at least."""
-COUNTED_BYTES = 512 << 20
-"""Beyond this a match has no line number: counting lines takes longer than finding the match."""
+COUNTED_BYTES = 512 << 20  # beyond this a match has no line number, since counting takes too long
 
 _LABEL = re.compile(
     r"""
@@ -109,19 +107,10 @@ class Bounds:
 
 def bounds_of(sizes: Collection[int]) -> Bounds:
     """Return the bounds for each of several logs; all of it is searched where the logs are small."""
-    count = max(1, len(sizes))
-    sieve = _sieve()
-    sieve.expect(sum(sizes))
-    left = share = _MOST_BYTES_OF_VECTORSCAN if sieve.has_vectorscan else _MOST_BYTES
-    for number, size in enumerate(sorted(sizes)):  # what a small log leaves is for the larger ones
-        share = left // (count - number)
-        left -= min(size, share)
+    count, total = max(1, len(sizes)), sum(sizes)
+    most = _MOST_BYTES_OF_VECTORSCAN if _sieve().expect(total) else _MOST_BYTES
+    share = max(most // count, most - (total - max(sizes, default=0)))
     return Bounds(share, _MOST_WORK // count, max(_LEAST_TAIL_BYTES, _TAIL_BYTES // count))
-
-
-def prepare_scan(size_bytes: int = 0) -> None:
-    """Load the table of causes for about so much text, which :func:`scan` else does at its first call."""
-    _sieve().expect(size_bytes)
 
 
 def scan(log: BinaryIO, bounds: Bounds | None = None) -> Scanned:
