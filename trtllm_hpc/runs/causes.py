@@ -51,14 +51,10 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     if (killed := None if late else _killed(first)) is not None:
         # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it; a
         # controller that does not answer kills nobody.
-        candidates = [
-            replace(it, certainty=Certainty.SLURM_LINE)
-            if it.finding.id.startswith("slurm-")
-            and it.finding.id != "slurm-controller"
-            and it.finding.kind is Kind.ROOT
-            else it
-            for it in candidates
-        ]
+        for place, it in enumerate(candidates):
+            by_slurm = it.finding.id.startswith("slurm-") and it.finding.id != "slurm-controller"
+            if by_slurm and it.finding.kind is Kind.ROOT:
+                candidates[place] = replace(it, certainty=Certainty.SLURM_LINE)
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
         candidates.append(Candidate(_said(run.paths, failure.stage, reported), Certainty.REPORTED))

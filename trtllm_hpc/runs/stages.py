@@ -150,18 +150,8 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     """Return what is known of the stages of a submitted run before Slurm has answered for the first time."""
-    return [_by_own_files(run, name, job) for name, job in _job_ids(run).items()]
-
-
-def _by_own_files(run: RunSnapshot, name: str, job_id: str | None) -> StageStatus:
-    if job_id is None:
-        return _slurm_stage(run, name, None, None)
-    last = last_mark(run, name) or _NO_EVENT
-    if last.name == "stage_end" and last.data.get("job_id", job_id) == job_id:
-        return _ended(name, job_id, last)
-    if _shows_life(run, name):
-        return _in_state(name, STATES["RUNNING"], job_id, " by its own files; Slurm does not answer now")
-    return _in_state(name, UNANSWERED, job_id)
+    jobs = watched_jobs(run, {})
+    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
 
 
 def _shows_life(run: RunSnapshot, stage: str) -> bool:
@@ -215,19 +205,22 @@ def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
     return jobs
 
 
-def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None) -> StageStatus:
+def _slurm_stage(
+    run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
+) -> StageStatus:
     if job is None:
         return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
     last = last_mark(run, name) or _NO_EVENT
     if info is None or info.state.name == LOST.name:
-        # Slurm does not know it: its own last event decides.
-        if info is None and last.name != "stage_end" and _shows_life(run, name):
-            return _in_state(
-                name, STATES["RUNNING"], job_id, " by its own files; Slurm does not know its job"
-            )
-        state = LOST if info is None else info.state
-        return _ended(name, job_id, last) if last.name == "stage_end" else _in_state(name, state, job_id)
+        # Slurm does not know it: its own last event and its heartbeats decide.
+        if last.name == "stage_end":
+            return _ended(name, job_id, last)
+        if info is None and _shows_life(run, name):
+            note = f" by its own files; Slurm does not {'know its job' if answered else 'answer now'}"
+            return _in_state(name, STATES["RUNNING"], job_id, note)
+        unknown = LOST if answered else UNANSWERED
+        return _in_state(name, unknown if info is None else info.state, job_id)
     code = info.exit_code
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
