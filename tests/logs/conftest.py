@@ -12,7 +12,7 @@ from trtllm_hpc.logs.causes import scan
 def searched_with(engine: str) -> Iterator[None]:
     """Search logs as small ones are (``sieve``), or as large ones (``vectorscan``)."""
     scan._sieve.cache_clear()
-    scan.prepare_scan(1 << 30 if engine == "vectorscan" else 0)
+    scan._sieve().expect(1 << 30 if engine == "vectorscan" else 0)
     yield
     scan._sieve.cache_clear()
 

@@ -6,6 +6,7 @@ import pytest
 
 from trtllm_hpc.logs.errors import first_error
 from trtllm_hpc.logs.facts import LogFacts, logs_facts
+from trtllm_hpc.logs.reading import last_lines
 
 
 @pytest.mark.parametrize(
@@ -105,11 +106,11 @@ def test_a_long_line_is_cut() -> None:
 
 
 def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtllm_hpc.logs.facts._HEAD_BYTES", 1000)
-    monkeypatch.setattr("trtllm_hpc.logs.facts._TAIL_BYTES", 100)
+    for name in ("_MOST_BYTES", "_MOST_BYTES_OF_VECTORSCAN", "_TAIL_BYTES", "_LEAST_TAIL_BYTES"):
+        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", 1000)
     log = tmp_path / "log"
     log.write_bytes(b"fine\n" * 10_000 + b"error: at last\n")
-    assert logs_facts([log], whole=False)[0].first_error == "error: at last"
+    assert logs_facts([log])[0].first_error == "error: at last"
 
 
 def test_no_log_has_no_error(tmp_path: Path) -> None:
@@ -125,4 +126,42 @@ def test_the_search_by_blocks_finds_what_the_search_by_lines_does(
     log = tmp_path / "log"
     for line in path.read_bytes().splitlines(keepends=True):
         log.write_bytes(b"\x1b[32mready\x1b[0m\n" + line + b"end\n")
-        assert logs_facts([log], whole=False)[0].first_error == first_error([line, b"end\n"])
+        assert logs_facts([log])[0].first_error == first_error([line, b"end\n"])
+
+
+def test_of_a_log_that_is_all_errors_beginning_and_end_are_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
+) -> None:
+    for name, value in (("_MOST_WORK", 50_000), ("_TAIL_BYTES", 2000), ("_LEAST_TAIL_BYTES", 2000)):
+        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", value)
+    searched = 0
+
+    def begins(raw: bytes) -> bool:
+        nonlocal searched
+        searched += 1
+        return False
+
+    monkeypatch.setattr("trtllm_hpc.logs.causes.scan._begins_error", begins)
+    log = tmp_path / "log"
+    line = b"error: request failed\n"
+    log.write_bytes(line * 50_000 + b"OSError: [Errno 122] Disk quota exceeded\n" + line)
+    [facts] = logs_facts([log])
+    assert [(cause.id, cause.line) for cause in facts.causes] == [("disk-quota", 50_001)]
+    assert facts.late_cause == facts.causes[0]
+    assert searched < 5000
+    assert facts.unread_bytes > 40_000 * len(line)
+
+
+def test_the_end_of_a_log_without_line_ends_is_found_without_reading_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_MOST_BYTES", "_MOST_BYTES_OF_VECTORSCAN"):
+        monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", 1 << 20)
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)  # a sparse file: reading all of it would take an hour
+        file.seek(0, 2)
+        file.write(b"\nerror: at last\n")
+    [facts] = logs_facts([log])
+    assert facts.late_error == facts.first_error == "error: at last"
+    assert last_lines(log, 2)[-1] == "error: at last"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from tests.schemas.check import documented
+from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.status import command
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
@@ -102,3 +104,26 @@ def test_scattered_ranks_do_not_fill_the_screen(tmp_path: Path) -> None:
     for rank in range(0, 64, 2):
         add_rank(run, rank, world_size=64, ended_at=8.0, exit_code=0, stopped_by="companion")
     assert "ranks 0,2,4,6,8,10,12,14,... (32 in all) on 32 hosts: stopped by companion\n" in status(run)
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\x1b[0m \u202e\x9b2J hf_abcdefghijkl KEY-OF-THE-RUN"
+
+
+@pytest.mark.parametrize("command", ["status", "status --json", "logs", "logs --json", "explain"])
+def test_what_a_log_holds_neither_reaches_the_terminal_as_it_is_nor_shows_a_key(
+    tmp_path: Path, command: str
+) -> None:
+    run = ended_run(tmp_path / "run")
+    run.key.write_text("KEY-OF-THE-RUN\n")
+    log = f"RuntimeError: {HOSTILE}\nOSError: [Errno 122] Disk quota exceeded: {HOSTILE}\n"
+    add_rank(run, 0, world_size=2, log=log, ended_at=8.0, exit_code=1, reason=f"it says {HOSTILE}")
+    name, *options = command.split()
+    where = (
+        [str(run.rank_log("serve", 0))] if name == "explain" else [str(run.folder), "--runs", str(tmp_path)]
+    )
+    output = CliRunner().invoke(main, [name, *where, *options], color=True).output
+    assert "hf_***" in output
+    assert "hf_abc" not in output
+    assert name == "explain" or "KEY-OF" not in output
+    assert all(it == "\n" or unicodedata.category(it) not in ("Cc", "Cf") for it in output)
+    assert "\\x1b]0;owned" in output and "[31m" not in output

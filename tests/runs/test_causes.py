@@ -224,3 +224,12 @@ def test_nothing_known_shows_the_last_lines_of_the_rank_that_died_first(run: Run
 
 def test_a_failed_run_without_any_log_says_so(run: RunPaths) -> None:
     assert [one.sentence for one in run_status(run).causes] == ["The job has written no log."]
+
+
+def test_a_rank_without_a_record_yet_is_not_the_cause_beside_the_reason_that_the_job_has_given(
+    run: RunPaths,
+) -> None:
+    add_rank(run, 0)
+    assert ids(run_status(run)) == ["rank-silent"]
+    add_event(run, "serve", "failed", reason="The server was stopped by hand.")
+    assert [it.sentence for it in run_status(run).causes] == ["The server was stopped by hand."]

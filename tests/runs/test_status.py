@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
 from tests.runs.made import run_with, submitted, written
-from tests.scheduler.fake_slurm import FakeSlurm
+from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.schemas.check import documented
+from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan, write_json
@@ -23,6 +25,7 @@ from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime import checks
+from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.scheduler.slurm import Slurm as Commands
 
@@ -463,3 +466,66 @@ def test_a_folder_that_cannot_be_written_is_named_while_the_run_lives(
     paths = run_of("COMPLETED", "RUNNING", "PENDING")
     monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK)
     assert "the run folder cannot be written" in run_status(paths).sentence
+
+
+# Slurm is away or wrong -----------------------------------------------------------------------
+
+
+def served(run_of: RunOf) -> RunPaths:
+    """A run whose server runs; rank 0 has a record and a heartbeat."""
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    add_event(paths, "build", "stage_begin", job_id="101")
+    add_event(paths, "build", "stage_end", exit_code=0, job_id="101")
+    add_event(paths, "serve", "stage_begin", job_id="102")
+    add_rank(paths, 0)
+    Heartbeat(paths.rank_heartbeat("serve", 0)).beat()
+    return paths
+
+
+def test_a_server_that_gives_signs_of_life_is_not_lost_because_slurm_knows_no_job(
+    run_of: RunOf, fake_slurm: FakeSlurm
+) -> None:
+    paths = served(run_of)
+    for job in fake_slurm.jobs:
+        fake_slurm.forget(job)
+    assert run_status(paths).stages[1].sentence == "runs by its own files; Slurm does not know its job"
+    os.utime(paths.rank_heartbeat("serve", 0), (1, 1))
+    assert run_status(paths).state is RunState.LOST
+
+
+@pytest.mark.parametrize("command", ["squeue", "sacct"])
+def test_garbage_of_slurms_commands_is_no_answer(run_of: RunOf, fake_slurm: FakeSlurm, command: str) -> None:
+    paths = served(run_of)
+    (fake_slurm.bin / command).write_text("#!/bin/sh\necho 'Welcome to the cluster!'\n")
+    with pytest.raises(SubmissionError, match=f"{command} answered 'Welcome to the cluster!'") as caught:
+        run_status(paths)
+    assert caught.value.transient
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_without_an_answer_of_slurm_status_shows_what_the_folder_knows(
+    run_of: RunOf, fake_slurm: FakeSlurm, as_json: bool
+) -> None:
+    paths = served(run_of)
+    arguments = ["status", str(paths.folder), "--runs", str(paths.folder.parent), *(["--json"] * as_json)]
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    answer = CliRunner().invoke(main, arguments)
+    assert "runs by its own files; Slurm does not answer now" in answer.output
+    assert isinstance(answer.exception, SubmissionError)
+
+    add_rank(paths, 0, ended_at=65.0, exit_code=-9)
+    paths.batch_log("serve").write_text(f"{CONTROLLER_GONE}\n")
+    add_event(paths, "companion", "stage_end", exit_code=10)
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    answer = CliRunner().invoke(main, arguments)
+    died = "rank 0 on n0 died: killed by signal 9 (SIGKILL)"
+    assert f"stage serve has lost its server; Slurm does not answer now; {died}" in answer.output
+    assert as_json or "cause: Rank 0 on n0 was killed by signal 9 (SIGKILL)" in answer.output
+    assert len(fake_slurm.calls("squeue", "sacct", "scontrol")) == 2
+
+
+def test_clocks_that_differ_give_no_negative_times(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    fake_slurm.set("102", "RUNNING", started=int(time.time()) + 3600, submitted=int(time.time()) + 3700)
+    serve = run_status(paths).stages[1]
+    assert (serve.gpu_hours, serve.waited_s) == (0.0, 0.0)

@@ -190,9 +190,10 @@ def main(args: Sequence[str] | None = None) -> Any:
 
 def _print_error(text: str) -> None:
     """Print an error; on a terminal it is wrapped at words."""
+    from trtllm_hpc.logs.reading import escaped
     from trtllm_hpc.report.tables import terminal_width, wrap
 
-    click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
+    click.echo(wrap(escaped(text), terminal_width(sys.stderr)), err=True)
 
 
 def _system_error(error: OSError) -> str:

@@ -26,7 +26,9 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. Without FILE,
     or with '-', the standard input is read. Of a run folder all logs are read,
-    of another folder the files in it. Of a run of this toolkit `status` says the same.
+    of another folder the files in it. Of logs that are too long to be searched in
+    seconds, beginning and end are searched. Of a run of this toolkit `status`
+    says the same.
 
     \b
     Examples:
@@ -41,7 +43,8 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     from trtllm_hpc.logs.causes.explain import cause_lines, findings, likeliest_first, of_lines
     from trtllm_hpc.logs.causes.scan import scan
     from trtllm_hpc.logs.facts import logs_facts
-    from trtllm_hpc.logs.reading import for_output
+    from trtllm_hpc.logs.reading import escaped, quoted
+    from trtllm_hpc.report.formatting import format_bytes
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
@@ -52,7 +55,7 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
         findings(scan(sys.stdin.buffer), "-") if file == "-" else facts[file].causes
         for file in files or ("-",)
     ]
-    found = likeliest_first(of_lines(causes))
+    found = tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
     if as_json:
         print_json(found)
     elif found:
@@ -61,7 +64,9 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
         click.echo("No cause that is known here.")
         for file in named:
             if (error := facts[file].first_error) is not None:
-                click.echo(for_output(f"  looks like an error: {file}: {error}"))
+                click.echo(f"  looks like an error: {escaped(file)}: {quoted(error)}")
+            if unread := facts[file].unread_bytes:
+                click.echo(f"  not searched: {format_bytes(unread)} in the middle of {escaped(file)}")
     return CAUSE_FOUND if found else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,13 +20,20 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
+from trtllm_hpc.logs.reading import escaped
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
-from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runs.status import RunState, RunStatus, run_status, unanswered_status
+from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.watcher import JobWatcher
+
+_PATIENCE_S = 10.0
+"""How long `status` waits for one answer of Slurm."""
 
 
 @click.command("status")
@@ -38,6 +46,9 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
     'ranks 0-4,6-1023 on 128 hosts: ended 0', and the first 8 failed ones by
     name; --json has every rank.
 
+    If Slurm does not answer within 10 s, you see what the run's own files show,
+    and the exit code is 5.
+
     Of a job in the queue it says why it waits, its place by priority and, if a
     limit holds it, the limit; of the run, GPU-hours by stage and waiting time.
 
@@ -46,41 +57,54 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    status = Run(run).status
+    snapshot = RunSnapshot(run)
+    unanswered = None
+    try:
+        watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
+        status = run_status(snapshot, watcher, places=True)
+    except SubmissionError as error:
+        if not error.transient or snapshot.submission is None:
+            raise
+        unanswered, status = error, unanswered_status(RunSnapshot(run))
     if as_json:
         print_json(status)
-        return
+    else:
+        click.echo(f"run {status.run_id}")
+        print_table(status_table(status.stages, time.time()))
+        click.echo(escaped("\n".join(_lines(status, run))))
+    if unanswered is not None:
+        raise unanswered
 
-    click.echo(f"run {status.run_id}")
-    print_table(status_table(status.stages, time.time()))
+
+def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
+    """Yield what is shown below the table of the stages."""
     measures = any(stage.stage == "companion" and stage.state == "RUNNING" for stage in status.stages)
     if measures and (progress := read_progress(run.benchmark_progress)) is not None:
-        click.echo(f"companion: benchmark: {progress}")
+        yield f"companion: benchmark: {progress}"
     for one in status.instances:
         restarts = f", restarts: {one.restarts}" if one.restarts else ""
-        click.echo(f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}")
+        yield f"instance {one.instance}: {one.state}{restarts}{f'; {one.reason}' if one.reason else ''}"
     for group in grouped(status.ranks):
         where = f" on {group.host}" if group.host else ""
-        click.echo(f"{group.name}{where}: {group.state}")
+        yield f"{group.name}{where}: {group.state}"
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
-        click.echo(f"node {bad.node} {what}: {bad.why} (job {bad.job_id})")
-    click.echo(f"{status.state.value}: {status.sentence}")
-    for line in cause_lines(status.causes):
-        click.echo(line)
+        yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
+    yield f"{status.state.value}: {status.sentence}"
+    yield from cause_lines(status.causes)
     if used := use_sentence(status):
-        click.echo(f"used: {used}")
+        yield f"used: {used}"
     endpoint = status.endpoint
     if endpoint is not None:
-        click.echo(f"endpoint: {endpoint.places} on {endpoint.host}")
+        yield f"endpoint: {endpoint.places} on {endpoint.host}"
         if status.gateway_failure is not None:
-            click.echo(f"gateway: {status.gateway_failure}")
-            click.echo(f"next: trtllm-hpc logs {call_name(run)} --stage gateway")
+            yield f"gateway: {status.gateway_failure}"
+            yield f"next: trtllm-hpc logs {call_name(run)} --stage gateway"
         if endpoint.key_file is not None:
-            click.echo(f"key: {endpoint.key_file}")
+            yield f"key: {endpoint.key_file}"
         if endpoint.fingerprint is not None:
-            click.echo(f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}")
-    click.echo(f"folder: {status.folder}")
+            yield f"certificate: {endpoint.certificate_file}, SHA-256 {endpoint.fingerprint}"
+    yield f"folder: {status.folder}"
 
 
 @click.command("cancel")

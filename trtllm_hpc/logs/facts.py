@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from trtllm_hpc.logs.causes.explain import (
     of_lines,
     rank_of,
 )
-from trtllm_hpc.logs.causes.scan import Scanned, prepare_scan, scan
+from trtllm_hpc.logs.causes.scan import COUNTED_BYTES, Bounds, Scanned, bounds_of, scan
 from trtllm_hpc.logs.causes.table import Kind
 from trtllm_hpc.logs.errors import first_error
 from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines, stat_of
@@ -28,8 +27,8 @@ LATE_LINES = 500
 """So near to a log's end a line may show why its writer ended; its writer survived what stands before."""
 _ERROR, _NEXT = "error: ", "next: "
 """How programs of this package begin an error, and the advice in the line after it."""
-_HEAD_BYTES = 32 << 20
-_TAIL_BYTES = 4 << 20
+_LATE_BYTES = 64 << 10  # the last lines are looked for in so much, or in the end that is searched
+_ERROR_BYTES = 1 << 20  # an error is read in so much from its line on: a traceback may be long
 _MOST_KNOWN = 8192
 
 
@@ -47,6 +46,8 @@ class LogFacts:
     """The likeliest cause among the last lines that can have ended the writer."""
     late_error: str | None = None
     """The first error among the last lines."""
+    unread_bytes: int = 0
+    """Size of the middle that was not searched: of very long logs only beginning and end are."""
 
     @property
     def end(self) -> str | None:
@@ -56,48 +57,44 @@ class LogFacts:
 
 _Stamps = dict[Path, tuple[int, int]]
 """Size and time of logs when their reading began."""
-_known: dict[tuple[Path, bool], tuple[tuple[int, int], LogFacts]] = {}
-"""Facts by path and whether all of the log was read: `submit --wait` looks every few seconds."""
-_begun: list[tuple[bool, _Stamps, Iterator[tuple[Path, LogFacts]]]] = []
+_known: dict[Path, tuple[tuple[int, int], LogFacts]] = {}
+"""Facts by path: `submit --wait` looks every few seconds."""
+_begun: list[tuple[_Stamps, Iterator[tuple[Path, LogFacts]]]] = []
 """What :func:`begin_reading` has begun; the results are not taken yet."""
 
 
-def begin_reading(paths: Sequence[Path], *, whole: bool = True) -> _Stamps:
+def begin_reading(paths: Sequence[Path]) -> _Stamps:
     """Have other processes read logs that the caller is going to ask for, if the logs are large."""
     stamps = {path: stamp for path in paths if (stamp := _stamp(path)) is not None}
-    new = [path for path, stamp in stamps.items() if _recall(path, whole, stamp) is None]
-    if new:
-        prepare_scan(sum(stamps[path][0] for path in new))  # once, not in each process
-    _begun.append((whole, stamps, in_order(partial(_read, whole=whole), new)))
+    new = [path for path, stamp in stamps.items() if _recall(path, stamp) is None]
+    if new:  # prepares the search once, not in each process
+        bounds = bounds_of([stamps[path][0] for path in new])
+        _begun.append((stamps, in_order(partial(_read, bounds=bounds), new)))
     return stamps
 
 
-def logs_facts(paths: Sequence[Path], *, whole: bool = True) -> list[LogFacts]:
+def logs_facts(paths: Sequence[Path]) -> list[LogFacts]:
     """Return what each log shows; nothing for a log that cannot be read.
 
-    Unless ``whole``, only the first 32 MiB and the last 4 MiB of a log above 36 MiB are searched for an
-    error, and nothing for causes.
+    However much the logs contain, this takes seconds: of long logs only beginning and end are searched.
     """
     if len(_known) > _MOST_KNOWN:
         _known.clear()
     _finish()
-    stamps = begin_reading(paths, whole=whole)
+    stamps = begin_reading(paths)
     _finish()
-    return [_recall(path, whole, stamps.get(path)) or LogFacts() for path in paths]
+    return [_recall(path, stamps.get(path)) or LogFacts() for path in paths]
 
 
 def _finish() -> None:
     while _begun:
-        whole, stamps, results = _begun.pop()
-        _known.update({(path, whole): (stamps[path], facts) for path, facts in results})
+        stamps, results = _begun.pop()
+        _known.update({path: (stamps[path], facts) for path, facts in results})
 
 
-def _recall(path: Path, whole: bool, stamp: tuple[int, int] | None) -> LogFacts | None:
-    for wider in (True,) if whole else (True, False):
-        known = _known.get((path, wider))
-        if known is not None and known[0] == stamp:
-            return known[1]
-    return None
+def _recall(path: Path, stamp: tuple[int, int] | None) -> LogFacts | None:
+    known = _known.get(path)
+    return known[1] if known is not None and known[0] == stamp else None
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
@@ -105,50 +102,38 @@ def _stamp(path: Path) -> tuple[int, int] | None:
     return None if stat is None else (stat.st_size, stat.st_mtime_ns)
 
 
-def _read(path: Path, *, whole: bool) -> Iterator[LogFacts]:
+def _read(path: Path, *, bounds: Bounds) -> Iterator[LogFacts]:
     try:
         with path.open("rb") as log:
-            size = os.fstat(log.fileno()).st_size
-            if whole or size <= _HEAD_BYTES + _TAIL_BYTES:
-                yield _facts(path, log, scan(log))
-                return
-            error = _error(log, 0, scan(log, _HEAD_BYTES).error_at)
-            if error is None:
-                tail = log.seek(size - _TAIL_BYTES)
-                error = _error(log, tail, scan(log, _TAIL_BYTES).error_at)
-            yield LogFacts(error)
+            yield _facts(path, log, scan(log, bounds), max(_LATE_BYTES, bounds.tail_bytes))
     except OSError:
         return
 
 
-def _facts(path: Path, log: BinaryIO, scanned: Scanned) -> LogFacts:
+def _facts(path: Path, log: BinaryIO, scanned: Scanned, late_bytes: int) -> LogFacts:
     causes = tuple(findings(scanned, str(path)))
-    error = _error(log, 0, scanned.error_at)
+    error = None
+    if scanned.error_at is not None:
+        log.seek(scanned.error_at)
+        error = first_error(lines_of(log, _ERROR_BYTES))
     own = None if error is None or not error.startswith(_ERROR) else _own_error(path, log, scanned, error)
     if error is None and not causes:
-        return LogFacts()
-    seek_last_lines(log, LATE_LINES)
+        return LogFacts(unread_bytes=scanned.unread_bytes)
+    seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
-    late_error = first_error(lines_of(log))
-    log.seek(0)
-    survived = count_lines(log, start) if causes else 0
-    late = [cause for cause in causes if cause.ends_a_process and (cause.line or 0) > survived]
-    return LogFacts(error, causes, own, next(iter(likeliest_first(of_lines([late]))), None), late_error)
-
-
-def _error(log: BinaryIO, start: int, at: int | None) -> str | None:
-    """Return the error that begins ``at`` bytes after ``start``."""
-    if at is None:
-        return None
-    log.seek(start + at)
-    return first_error(lines_of(log, _HEAD_BYTES))
+    late_error = first_error(lines_of(log, late_bytes))
+    found = zip(scanned.matches, causes, strict=True)
+    late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
+    late_cause = next(iter(likeliest_first(of_lines([late]))), None)
+    return LogFacts(error, causes, own, late_cause, late_error, scanned.unread_bytes)
 
 
 def _own_error(path: Path, log: BinaryIO, scanned: Scanned, line: str) -> Finding:
     """Return the error of a program of this package with its advice; the log stands after its line."""
-    advice = decode(log.readline(_HEAD_BYTES)).strip()
+    advice = decode(log.readline(_ERROR_BYTES)).strip()
     log.seek(0)
-    number = 1 + count_lines(log, scanned.error_at or 0)
+    at = scanned.error_at or 0
+    number = 1 + count_lines(log, at) if at <= COUNTED_BYTES else None
     text = line.removeprefix(_ERROR)
     following = advice.removeprefix(_NEXT) if advice.startswith(_NEXT) else ""
     return Finding(

@@ -18,6 +18,19 @@ _BLOCK_BYTES = 65536
 """Of a larger block each copy is new memory that the kernel must clear first."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 """ECMA-48's control sequences: colours, and what programs send to erase the rest of a line."""
+_SEQUENCES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+"""The same in text, also where one character of eight bits begins them."""
+_SECRETS = re.compile(
+    r"""
+      (\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}
+    | ((?:\b|_)(?:[Aa][Pp][Ii][-_]?[Kk][Ee][Yy]|ACCESS_KEY|SECRET_KEY|SECRET|PASSWORD|PASSWD
+        |(?:HF|HUB|AUTH|ACCESS|SESSION|GITHUB|GITLAB|JOB)_TOKEN)["']?\s*[=:]\s*["']?)(?!Bearer\b)[^\s"',;]+
+    | \b(hf_|sk-|nvapi-|gh[opsu]_|glpat-|AKIA)[\w-]{8,}
+    """,
+    re.VERBOSE,
+)
+"""Keys and tokens, by what stands before them or by how they begin."""
+_MASK = "***"
 
 
 def stat_of(path: Path) -> os.stat_result | None:
@@ -68,8 +81,11 @@ def count_lines(log: BinaryIO, size_bytes: int) -> int:
     return count
 
 
-def seek_last_lines(log: BinaryIO, count: int) -> None:
-    """Move the file's position to where its last ``count`` lines begin, reading from the end."""
+def seek_last_lines(log: BinaryIO, count: int, most_bytes: int | None = None) -> None:
+    """Move the file's position to where its last ``count`` lines begin, reading from the end.
+
+    ``most_bytes``: how far from the end the position may be; a log may be a single line.
+    """
     end = log.seek(0, os.SEEK_END)
     if count == 0:
         return
@@ -87,14 +103,16 @@ def seek_last_lines(log: BinaryIO, count: int) -> None:
             return
         needed -= ends
         position = start
-    log.seek(0)
+        if most_bytes is not None and end - position >= most_bytes:
+            break
+    log.seek(position)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log; none if it cannot be read."""
     try:
         with path.open("rb") as log:
-            seek_last_lines(log, count)
+            seek_last_lines(log, count, _BLOCK_BYTES * count)
             return list(deque(map(decode, lines_of(log)), maxlen=count))
     except OSError:
         return []
@@ -113,12 +131,25 @@ def decode(raw: bytes) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with control characters escaped.
+    """Return ``text`` without colours, and with other control characters escaped.
 
     An escape sequence could recolour the terminal, rename its window or type
     into it; a direction mark could disguise a line.
     """
+    if text.isprintable():
+        return text
+    text = _SEQUENCES.sub("", text)
     return "".join(it if _harmless(it) else it.encode("unicode_escape").decode("ascii") for it in text)
+
+
+def quoted(text: str, *secrets: str) -> str:
+    """Return a text of a log as it may be shown anywhere: escaped, with keys and tokens masked.
+
+    ``secrets`` are masked, too.
+    """
+    for secret in filter(None, secrets):
+        text = text.replace(secret, _MASK)
+    return _SECRETS.sub(lambda match: "".join(filter(None, match.groups())) + _MASK, escaped(text))
 
 
 def for_output(text: str) -> str:

@@ -58,11 +58,12 @@ class Sieve(Generic[Value]):
         self._suspects: dict[bytes, list[Value]] = {}
         self._known_bytes = 0
 
-    def expect(self, size_bytes: int) -> None:
-        """Get ready to search about so many bytes."""
+    def expect(self, size_bytes: int) -> bool:
+        """Get ready to search about so many bytes; return whether Vectorscan does it, which is faster."""
         if size_bytes >= _BYTES_FOR_VECTORSCAN and self._vectorscan is None:
             with suppress(ImportError):
                 self._vectorscan = _vectorscan([text for text, _ in self._texts])
+        return self._vectorscan is not None
 
     @property
     def block_bytes(self) -> int:

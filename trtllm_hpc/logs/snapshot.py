@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trtllm_hpc.logs.reading import stat_of
+from trtllm_hpc.logs.reading import quoted, stat_of
 from trtllm_hpc.paths import RunPaths, preflight_step, read_json, read_plan, serve_steps
 from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
@@ -70,6 +71,15 @@ class RunSnapshot:
         """The job steps of the preflight, one for each component of the serve job."""
         tasks = self.plan.get("tasks")
         return [preflight_step(number) for number in range(len(tasks) if isinstance(tasks, list) else 1)]
+
+    def quoted(self, text: str) -> str:
+        """Return what a job wrote as it may be shown anywhere, without the run's keys."""
+        return quoted(text, *self._keys)
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        files = filter(Path.is_file, (self.paths.key, self.paths.servers_key))
+        return [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
 
     # What the jobs wrote ------------------------------------------------------------------------
 

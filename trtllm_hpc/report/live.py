@@ -59,11 +59,11 @@ class _LinePrinter:
             if self._is_new(stage, state, detail, times[stage]):
                 self._printed[stage] = (state, detail, time.monotonic())
                 span = f" ({times[stage]})" if times[stage] else ""
-                self._print(f"  {stage}: {joined(state, detail)}{span}")
+                self._print(f"  {stage}: {escaped(joined(state, detail))}{span}")
         line = next((line for line in reversed(progress.log) if line.strip()), "")
         if line not in ("", self._log_line) and time.monotonic() - self._log_at >= _LOG_PAUSE_S:
             self._log_line, self._log_at = line, time.monotonic()
-            self._print(f"  log: {escaped(line)}")
+            self._print(f"  log: {line}")
 
     def _is_new(self, stage: str, state: str, detail: str, times: str) -> bool:
         last_state, last_detail, printed_at = self._printed.get(stage, (None, "", 0.0))
@@ -83,8 +83,8 @@ def _view(progress: Progress) -> Group:
     stages = {stage.stage: stage for stage in progress.status.stages}
     for name, (state, detail) in progress.sentences.items():
         times = Text(stage_times(stages[name], progress.at), style="dim")
-        table.add_row(Text(name, style="bold"), Text(joined(state, detail)), times)
+        table.add_row(Text(name, style="bold"), Text(escaped(joined(state, detail))), times)
     if progress.benchmark is not None and progress.benchmark.share is not None:
         table.add_row("", ProgressBar(total=1.0, completed=progress.benchmark.share, width=40))
-    lines = (Text(escaped(line), style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
+    lines = (Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in progress.log)
     return Group(table, *lines)

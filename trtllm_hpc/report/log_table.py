@@ -20,7 +20,6 @@ from trtllm_hpc.logs.files import (
     list_logs,
     stage_of,
 )
-from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import NONE, format_bytes
@@ -71,21 +70,23 @@ def list_with_causes(run: RunPaths) -> tuple[list[LogRow], Sequence[Finding]]:
     snapshot = RunSnapshot(run)
     logs = list_logs(snapshot)
     if all(log.state == _WELL or log.state.startswith(_STOPPED) for log in logs):
-        return _rows(logs), ()
+        return _rows(snapshot, logs), ()
     try:
         status = run_status(snapshot)  # which reads the logs of the stage that has failed
     except SubmissionError:
-        return _rows(logs), ()
+        return _rows(snapshot, logs), ()
     stages = {stage.stage: stage for stage in status.stages}
-    rows = [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in _rows(logs)]
+    rows = _rows(snapshot, logs)
+    rows = [replace(row, state=_state_from_slurm(row, stages.get(stage_of(row.step)))) for row in rows]
     return rows, status.causes
 
 
-def _rows(logs: Sequence[LogFile]) -> list[LogRow]:
+def _rows(run: RunSnapshot, logs: Sequence[LogFile]) -> list[LogRow]:
     """Return the row of each log; those of ranks that failed are read first."""
     in_order = sorted(logs, key=lambda log: not log.state.startswith("failed"))
-    facts = logs_facts([log.path for log in in_order], whole=False)
+    facts = logs_facts([log.path for log in in_order])
     errors = {log.path: it.first_error for log, it in zip(in_order, facts, strict=True)}
+    errors = {path: error and run.quoted(error) for path, error in errors.items()}
     return [
         LogRow(log.step, log.rank, log.host, log.state, log.size_bytes, errors[log.path], str(log.path))
         for log in logs
@@ -162,7 +163,7 @@ def _error(group: RankGroup[LogRow]) -> str:
     having = [row for row in group.members if row.first_error]
     if not having:
         return ""
-    error = escaped(having[0].first_error or "")
+    error = having[0].first_error or ""
     if len(group.members) == 1:
         return error
     more = f" and {len(having) - 1} more" if len(having) > 1 else ""

@@ -83,7 +83,7 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
             "unknown" if run.state is None else run.state.value,
             PurePath(run.model).name if run.model else NONE,
             run.endpoint or NONE,
-            format_duration(now - run.created_at),
+            format_duration(max(0.0, now - run.created_at)),
             NONE if run.waited_s is None else format_duration(run.waited_s),
             quantity(run.gpu_hours, 2),
         )

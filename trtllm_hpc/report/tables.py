@@ -9,6 +9,8 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from typing import TextIO, TypeAlias
 
+from trtllm_hpc.logs.reading import escaped
+
 NARROW = 100
 """Terminals with fewer columns get the short form of wide tables."""
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
@@ -117,7 +119,7 @@ class Table:
 
 
 def _text(cell: Cell) -> str:
-    return cell if isinstance(cell, str) else cell[0]
+    return escaped(cell if isinstance(cell, str) else cell[0])
 
 
 def _share_out(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:

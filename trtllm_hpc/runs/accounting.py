@@ -86,7 +86,7 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
         before = started.get(stage)
         spans = [span for span in _spans(run.events(stage)) if before and span[1] <= before]
         spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
-        total += sum(end - begin for begin, end in spans) * gpus / _HOUR_S
+        total += sum(max(0.0, end - begin) for begin, end in spans) * gpus / _HOUR_S
     return total
 
 
@@ -103,7 +103,7 @@ def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUs
         if now is not None and events[-1].name != "stage_end":
             spans[-1] = (spans[-1][0], now)
         job = run.submission.stages.get(stage) if run.submission else None
-        ran_s = sum(end - begin for begin, end in spans)
+        ran_s = sum(max(0.0, end - begin) for begin, end in spans)  # clocks may differ
         waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
         uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S))
     return uses

@@ -46,14 +46,15 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
     logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
     candidates = of_lines([log.causes for log in facts])
-    if (killed := _killed(first)) is not None:
-        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it.
-        candidates = [
-            replace(it, certainty=Certainty.SLURM_LINE)
-            if it.finding.id.startswith("slurm-") and it.finding.kind is Kind.ROOT
-            else it
-            for it in candidates
-        ]
+    # A rank without a record may only be late; the reason that the job has given says more.
+    late = failure.reported is not None and first is not None and first.record.ended_at is None
+    if (killed := None if late else _killed(first)) is not None:
+        # Another rank's or an old line does not explain why this one was killed, unless Slurm wrote it; a
+        # controller that does not answer kills nobody.
+        for place, it in enumerate(candidates):
+            by_slurm = it.finding.id.startswith("slurm-") and it.finding.id != "slurm-controller"
+            if by_slurm and it.finding.kind is Kind.ROOT:
+                candidates[place] = replace(it, certainty=Certainty.SLURM_LINE)
         candidates.append(Candidate(killed, Certainty.RANK_KILLED))
     if reported is not None:
         said = _said(run.paths, failure.stage, reported, [it.own_error for it in facts])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import last_mark
-from trtllm_hpc.logs.reading import last_lines
+from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event
@@ -40,6 +40,8 @@ _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 _TASK_END = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (.+?)(?: \(core dumped\))?$", re.MULTILINE)
 _NO_EVENT = Event(0.0, "", "")
+_ALIVE_S = 45.0
+"""A heartbeat that is older says nothing about whether the job runs."""
 _NEXT = "next"
 """Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
 
@@ -152,7 +154,18 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     """Return what is known of the stages of a submitted run before Slurm has answered for the first time."""
-    return [_in_state(name, UNANSWERED, job) for name, job in _job_ids(run).items()]
+    jobs = watched_jobs(run, {})
+    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
+
+
+def _shows_life(run: RunSnapshot, stage: str) -> bool:
+    """Return whether a rank of the server, or the companion, has just written its heartbeat."""
+    files = [run.paths.heartbeat] if stage == "companion" else []
+    if stage == "serve":
+        alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
+        files = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
+    stats = (stat_of(file) for file in files)
+    return any(stat is not None and abs(time.time() - stat.st_mtime) < _ALIVE_S for stat in stats)
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
@@ -196,15 +209,22 @@ def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
     return jobs
 
 
-def _slurm_stage(run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None) -> StageStatus:
+def _slurm_stage(
+    run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
+) -> StageStatus:
     if job is None:
         return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
     last = last_mark(run, name) or _NO_EVENT
     if info is None or info.state.name == LOST.name:
-        # Slurm does not know it: its own last event decides.
-        state = LOST if info is None else info.state
-        return _ended(name, job_id, last) if last.name == "stage_end" else _in_state(name, state, job_id)
+        # Slurm does not know it: its own last event and its heartbeats decide.
+        if last.name == "stage_end":
+            return _ended(name, job_id, last)
+        if info is None and _shows_life(run, name):
+            note = f" by its own files; Slurm does not {'know its job' if answered else 'answer now'}"
+            return _in_state(name, STATES["RUNNING"], job_id, note)
+        unknown = LOST if answered else UNANSWERED
+        return _in_state(name, unknown if info is None else info.state, job_id)
     code = info.exit_code
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
@@ -237,8 +257,9 @@ def _timed(run: RunSnapshot, stage: StageStatus, planned: int | None) -> StageSt
     times = with_own_times(run, stage.times, stage.stage, stage.job_id, final=stage.final)
     gpus = planned if stage.gpus is None else stage.gpus
     begun, ended = times.started_at, times.ended_at if stage.final else time.time()
-    waited_s = None if begun is None or times.submitted_at is None else begun - times.submitted_at
-    hours = None if begun is None or ended is None else (ended - begun) / 3600
+    # The clocks of controller, nodes and this machine may differ.
+    waited_s = None if begun is None or times.submitted_at is None else max(0.0, begun - times.submitted_at)
+    hours = None if begun is None or ended is None else max(0.0, ended - begun) / 3600
     gpu_hours = None if hours is None or gpus is None else hours * gpus
     return replace(stage, times=times, gpus=gpus, waited_s=waited_s, gpu_hours=gpu_hours)
 

@@ -19,10 +19,10 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
-from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED
+from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
-_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING")
+_CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING", UNANSWERED.name)
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
 
 
@@ -127,7 +127,7 @@ def run_status(
 
 
 def unanswered_status(run: RunSnapshot) -> RunStatus:
-    """Return what is known of a submitted run before Slurm has answered for the first time."""
+    """Return what a run's own files show of it, while Slurm does not answer."""
     return _whole(run, unanswered_stages(run))
 
 
@@ -148,12 +148,12 @@ def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if failure is not None and has_causes:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        causes = causes_of(run, failure, servers)
+        causes = tuple(cause.shown(run.quoted) for cause in causes_of(run, failure, servers))
     return RunStatus(
         run.paths.run_id,
         str(run.paths.folder),
         state,
-        _sentence(run, state, stages, failure),
+        run.quoted(_sentence(run, state, stages, failure)),
         tuple(stages),
         tuple(RankStatus(it.rank, it.host, it.state, it.instance) for it in servers if it.rank is not None),
         _instances(run, stages),
@@ -174,7 +174,7 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
     earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
     return RunUse(
-        waited_s=min(starts) - min(submitted) if starts and submitted else None,
+        waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
         energy_j=sum(energies) if energies else None,
     )
@@ -205,7 +205,7 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
         return None
     if serve.requeued and any(it.stage == "companion" and it.final and not it.ok for it in stages):
         return replace(serve, sentence="was put back into the queue by Slurm, which ended its server")
-    if serve.state not in ("RUNNING", "COMPLETING"):
+    if serve.state not in ("RUNNING", "COMPLETING", UNANSWERED.name):
         return None
     last = last_mark(run, "serve")
     if last is not None and last.name == "stage_end" and last.data.get("job_id") == serve.job_id:
@@ -216,9 +216,13 @@ def _lost_server(run: RunSnapshot, stages: list[StageStatus]) -> StageStatus | N
         return replace(serve, sentence=sentence, exit_code=code)
     begun_at = 0.0 if last is None else last.time
     given_up = any(event.name == "failed" and event.time >= begun_at for event in run.events("serve"))
+    unanswered = serve.state == UNANSWERED.name
+    if unanswered and not given_up and first_failure(run) is not None:
+        given_up = not any(it.get("state") in ("starting", "restarting") for it in run.instances or ())
     if not given_up:
         return None
-    return replace(serve, sentence="has lost its server, and Slurm has not ended its job yet")
+    now = "; Slurm does not answer now" if unanswered else ", and Slurm has not ended its job yet"
+    return replace(serve, sentence=f"has lost its server{now}")
 
 
 def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
@@ -238,7 +242,7 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
     why = None
     for event in run.events("serve"):
         if event.name == "gateway_failed":
-            why = str(event.data.get("why", "it has ended"))
+            why = run.quoted(str(event.data.get("why", "it has ended")))
         elif event.name == "stage_begin":
             why = None
     return why
@@ -247,6 +251,7 @@ def _gateway_failure(run: RunSnapshot) -> str | None:
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
     """Return the instances as last recorded; after the end of the stage none can still serve."""
     instances = [InstanceStatus(**known_fields(InstanceStatus, it)) for it in run.instances or ()]
+    instances = [it if it.reason is None else replace(it, reason=run.quoted(it.reason)) for it in instances]
     if any(stage.stage == "serve" and stage.final for stage in stages):
         instances = [it if it.state == "failed" else replace(it, state="ended") for it in instances]
     return tuple(instances)

@@ -169,7 +169,7 @@ def _log_lines(run: RunSnapshot, status: RunStatus) -> tuple[str, ...]:
     steps = [*(["build"] if "build" in running else []), *run.serve_steps[:1]]
     if not running & {"build", "serve"}:
         return ()
-    return tuple(last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES))
+    return tuple(map(run.quoted, last_lines(run.paths.rank_log(steps[0], 0), _LOG_LINES)))
 
 
 _PAUSE_S = 2.0

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -67,6 +67,8 @@ class Slurm:
 
     conf: str | None = None
     """Value for ``SLURM_CONF``; ``None`` leaves it as it is."""
+    timeout_s: float | None = None
+    """Bound on one command; by default ``TIMEOUT_S``."""
     _no_accounting: bool = field(default=False, init=False)
 
     def submit(
@@ -180,7 +182,7 @@ class Slurm:
                 return {}  # all of them have left the queue
             raise _refused(answer, "squeue failed")
         found = []
-        for row in _rows(answer.stdout, len(_COLUMNS)):
+        for row in _rows("squeue", answer.stdout, len(_COLUMNS)):
             job_id, state, reason, nodes, partition = row[:5]
             parsed = parse_state(state)
             pending = reason if parsed.name == "PENDING" else ""
@@ -214,7 +216,7 @@ class Slurm:
             self._no_accounting = True
             return {}
         found = []
-        for row in _rows(answer.stdout, 1 + _ACCOUNTED.count(",")):
+        for row in _rows("sacct", answer.stdout, 1 + _ACCOUNTED.count(",")):
             job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
             times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
             info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
@@ -246,7 +248,7 @@ class Slurm:
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        return run_command(command, self.conf, extra=extra, new_session=new_session)
+        return run_command(command, self.conf, timeout_s=self.timeout_s, extra=extra, new_session=new_session)
 
 
 def run_command(
@@ -301,10 +303,16 @@ def _ids(jobs: Iterable[RunJob]) -> str:
     return ",".join(dict.fromkeys(job.job_id for job in jobs))
 
 
-def _rows(text: str, count: int) -> Iterator[list[str]]:
-    """Return the columns of each line, without what follows a line break within a column."""
-    rows = (line.split(_SEPARATOR) for line in text.split("\n"))
-    return (row for row in rows if len(row) == count)
+def _rows(command: str, text: str, count: int) -> list[list[str]]:
+    """Return the columns of each line, without what follows a line break within a column.
+
+    Raises SubmissionError if the text has no columns.
+    """
+    rows = [row for line in text.split("\n") if len(row := line.split(_SEPARATOR)) == count]
+    if text.strip() and _SEPARATOR not in text:
+        message = f"{command} answered {text.strip()[:80]!r}, which does not list jobs."
+        raise SubmissionError(message, hint=_CONTROLLER_HINT, transient=True)
+    return rows
 
 
 def _uid(text: str) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.causes.scan import Scanned
 from trtllm_hpc.logs.causes.table import Kind, causes
-from trtllm_hpc.logs.reading import for_output
+from trtllm_hpc.logs.reading import escaped
 
 REPORTED = "reported"
 """Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
@@ -34,7 +34,7 @@ class Finding:
     file: str | None
     """The log; ``-`` for the standard input; ``None`` if Slurm told it."""
     line: int | None
-    """Where it stands in the log, from 1."""
+    """Where it stands in the log, from 1; ``None`` also where the log is too long to count its lines."""
     rank: int | None
     """Whose log it is, or whose the line says it is."""
     match: str
@@ -44,6 +44,10 @@ class Finding:
     def without_log(cls, name: str, sentence: str, following: str) -> Finding:
         """Return a root cause that no line of a log shows."""
         return cls(name, Kind.ROOT, capitalised(sentence), following, None, None, None, "")
+
+    def shown(self, quote: Callable[[str], str]) -> Finding:
+        """Return the finding with its texts, which may quote a log, as ``quote`` returns them."""
+        return replace(self, sentence=quote(self.sentence), next=quote(self.next), match=quote(self.match))
 
     @property
     def is_generic(self) -> bool:
@@ -156,11 +160,12 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
             lines += [f"cause: {one.sentence}", f"next: {one.next}"]
         else:
             lines.append(f"{'also' if one.kind is Kind.ROOT else 'then'}: {one.sentence}")
-        if one.line is None:
-            lines += [f"  | {line}" for line in one.match.splitlines()]
-        elif places and one.file is not None:
+        if places and one.file is not None:
             rank = "" if one.rank is None else f", rank {one.rank}"
-            lines.append(f"  {one.file}:{one.line}{rank}: {one.match}")
+            place = one.file if one.line is None else f"{one.file}:{one.line}"
+            lines.append(f"  {place}{rank}: {one.match}")
+        elif one.line is None:
+            lines += [f"  | {line}" for line in one.match.splitlines()]
     if len(found) > _MOST_SHOWN:
         lines.append(f"and {len(found) - _MOST_SHOWN} more (--json shows all)")
-    return [for_output(line) for line in lines]
+    return [escaped(line) for line in lines]

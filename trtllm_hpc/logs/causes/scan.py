@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import BinaryIO
@@ -17,7 +18,17 @@ from trtllm_hpc.logs.sieve import Sieve
 
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
+_LONGEST_SEARCHED = 1 << 20  # the rest of a longer line is not searched for an error
 _SHOWN = 300
+
+_MOST_BYTES, _MOST_BYTES_OF_VECTORSCAN = 48 << 20, 384 << 20
+"""Of all logs of one command so much is searched, from their beginnings on."""
+_MOST_WORK = 6 << 20
+"""The same for the lines that the sieve finds, each with ``_WORK_OF_A_LINE``: a log may consist of them."""
+_WORK_OF_A_LINE = 100
+_TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
+"""The ends of logs that are too long are searched, too: of all logs, and of each one at least."""
+COUNTED_BYTES = 512 << 20  # beyond this a match has no line number, since counting takes too long
 
 _LABEL = re.compile(
     r"""
@@ -52,12 +63,14 @@ class Match:
 
     cause: Cause
     groups: dict[str, str]
-    line: int
-    """From 1."""
+    line: int | None
+    """From 1; ``None`` where the log is too long to count its lines."""
     text: str
     """The line without stamps, cut around what matched; several lines are joined by `` / ``."""
     rank: int | None
     """The rank that the line names itself, as ``srun --label`` writes it."""
+    at: int = 0
+    """Where the line begins, in bytes from where the search began."""
 
 
 @dataclass(frozen=True)
@@ -79,40 +92,60 @@ class Scanned:
     error_at: int | None
     """Where the first line begins that is an error or the beginning of a traceback, in bytes from where the
     search began."""
+    unread_bytes: int = 0
+    """Size of the middle that was not searched, because the log is too long."""
 
 
-def prepare_scan(size_bytes: int = 0) -> None:
-    """Load the table of causes for about so much text, which :func:`scan` else does at its first call."""
-    _sieve().expect(size_bytes)
+@dataclass(frozen=True)
+class Bounds:
+    """How much of one log is searched: its beginning, then its end, so that a command answers in seconds."""
+
+    head_bytes: int
+    head_work: int
+    tail_bytes: int
 
 
-def scan(log: BinaryIO, limit_bytes: int | None = None) -> Scanned:
-    """Search a log from its position on, or about ``limit_bytes`` of it."""
+def bounds_of(sizes: Collection[int]) -> Bounds:
+    """Return the bounds for each of several logs; all of it is searched where the logs are small."""
+    count, total = max(1, len(sizes)), sum(sizes)
+    most = _MOST_BYTES_OF_VECTORSCAN if _sieve().expect(total) else _MOST_BYTES
+    share = max(most // count, most - (total - max(sizes, default=0)))
+    return Bounds(share, _MOST_WORK // count, max(_LEAST_TAIL_BYTES, _TAIL_BYTES // count))
+
+
+def scan(log: BinaryIO, bounds: Bounds | None = None) -> Scanned:
+    """Search a log from its position on, within the bounds of a single log unless others are given."""
     if not log.seekable():
         with tempfile.TemporaryFile() as copy:
             shutil.copyfileobj(log, copy)
+            bounds = bounds or bounds_of([copy.tell()])
             copy.seek(0)
-            return scan(copy, limit_bytes)
+            return scan(copy, bounds)
     began = log.tell()
+    bounds = bounds or bounds_of(())
     finder = _Finder()
-    at = 0
-    for block, cut in _blocks(log, limit_bytes):
-        finder.search(block, cut, at)
-        at += cut
+    at = finder.search_blocks(log, 0, bounds.head_bytes, bounds.head_work)
+    size = log.seek(0, os.SEEK_END) - began
+    unread = max(0, size - bounds.tail_bytes - at)
+    if at < size:
+        log.seek(began + at + unread)
+        finder.search_blocks(log, at + unread, bounds.tail_bytes, None)
     log.seek(began)
-    return Scanned(_numbered(log, finder.found.values()), finder.error_at)
+    return Scanned(_numbered(log, finder.found.values()), finder.error_at, unread)
 
 
-def _numbered(log: BinaryIO, found: Iterable[tuple[int, Match]]) -> list[Match]:
-    """Return matches in the order of their lines, with the numbers of these; each comes with its place.
+def _numbered(log: BinaryIO, found: Iterable[Match]) -> list[Match]:
+    """Return matches in the order of their lines, with the numbers of these.
 
     Lines are counted only up to the last match: most logs have none.
     """
     matches, line, at = [], 1, 0
-    for place, match in sorted(found, key=lambda it: it[0]):
-        line += count_lines(log, place - at)
-        at = place
-        matches.append(replace(match, line=line))
+    for match in sorted(found, key=lambda it: it.at):
+        if match.at <= COUNTED_BYTES:
+            line += count_lines(log, match.at - at)
+            at = match.at
+            match = replace(match, line=line)
+        matches.append(match)
     return matches
 
 
@@ -137,22 +170,32 @@ class _Finder:
     """Searches block after block of one log."""
 
     def __init__(self) -> None:
-        self.found: dict[str, tuple[int, Match]] = {}
-        """Where the line of each begins, in bytes from where the search began; it has no number yet."""
+        self.found: dict[str, Match] = {}
+        """The first match of each cause; its line has no number yet."""
         self.error_at: int | None = None
         self._done: set[bytes] = set()
         """Shapes of lines that can tell nothing new."""
+        self._work = 0
 
-    def search(self, block: bytes, cut: int, at: int) -> None:
+    def search_blocks(self, log: BinaryIO, at: int, most_bytes: int, most_work: int | None) -> int:
+        """Search the log from its position, which is ``at``; return where the search ended."""
+        for block, cut in _blocks(log, most_bytes, most_work):
+            self._search(block, cut, at)
+            at += cut
+            if most_work is not None and self._work >= most_work:
+                break
+        return at
+
+    def _search(self, block: bytes, cut: int, at: int) -> None:
         """Search the lines of a block at ``at`` that begin before ``cut``; matches may reach beyond it."""
         for one in _sieve().suspects(block[:cut]):
             line = block[one.start : one.end]
-            if self.error_at is None and None in one.values and _begins_error(line):
+            self._work += _WORK_OF_A_LINE + min(len(line), _LONGEST_SEARCHED)
+            if self.error_at is None and None in one.values and _begins_error(line[:_LONGEST_SEARCHED]):
                 self.error_at = at + one.start
-            if one.shape not in self._done:
-                entries = [value for value in one.values if value is not None]
-                if self._try(entries, block, one.start, line, at):
-                    self._done.add(one.shape)
+            entries = [value for value in one.values if value is not None]
+            if entries and one.shape not in self._done and self._try(entries, block, one.start, line, at):
+                self._done.add(one.shape)
 
     def _try(
         self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, at: int
@@ -177,7 +220,8 @@ class _Finder:
         cause, match, window = best
         if cause.id not in self.found:
             groups = {name: value or "" for name, value in match.groupdict().items()}
-            self.found[cause.id] = at + start, Match(cause, groups, 0, _around(window, match), line.rank)
+            around = _around(window, match)
+            self.found[cause.id] = Match(cause, groups, None, around, line.rank, at + start)
         return cause.lines == 1
 
 
@@ -207,7 +251,7 @@ def _longest_match() -> int:
     return max(cause.lines for cause in causes().values())
 
 
-def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int]]:
+def _blocks(log: BinaryIO, most_bytes: int, most_work: int | None) -> Iterator[tuple[bytes, int]]:
     """Yield blocks: the bytes, and up to where lines may begin.
 
     The last lines of each block come again in the next, so that what follows a line is there with it.
@@ -216,11 +260,11 @@ def _blocks(log: BinaryIO, limit_bytes: int | None) -> Iterator[tuple[bytes, int
     reach = _longest_match() + 1
     while True:
         # More at once if the last block was a single line, or it would be copied again and again.
-        size = max(_sieve().block_bytes, len(pending))
-        chunk = log.read(size)
+        size = max(min(_sieve().block_bytes, most_work or most_bytes), len(pending))
+        chunk = log.read(min(size, most_bytes - read))
         read += len(chunk)
         block = pending + chunk
-        if len(chunk) < size or (limit_bytes is not None and read >= limit_bytes):
+        if len(chunk) < size or read >= most_bytes:
             yield block, len(block)
             return
         cut = len(block)
