@@ -193,7 +193,7 @@ def test_a_removed_run_folder_is_lost_and_ends_what_runs(tmp_path: Path) -> None
 
 def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
-    answer, run = submit(tmp_path, "--wait", model={"path": "/no/such/model"})
+    answer, run = submit(tmp_path, "--wait", "--ignore", "model-files", model={"path": "/no/such/model"})
     assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
     assert time.monotonic() - started < 30
     assert eventually(lambda: processes_of(run) == [], 5), processes_of(run)

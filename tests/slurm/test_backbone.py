@@ -450,7 +450,8 @@ def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> N
 
 def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
     sections = two_ranks(model={"path": "/no/such/model"})
-    _, run = person.submit(person.job("no-model", **sections), exit_code=ExitCode.BUILD)
+    job = person.job("no-model", **sections)
+    _, run = person.submit(job, "--ignore", "model-files", exit_code=ExitCode.BUILD)
     assert person.has_no_jobs()
     states = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
     assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
