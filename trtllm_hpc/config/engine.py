@@ -147,7 +147,7 @@ class Engine(Section):
     tensorrt_llm_version: OneLine | None = None
     """E.g. ``0.16.0``; ``None``: from the tag of the container image."""
     directory: AbsolutePath | None = None
-    """A finished engine; there is no build stage then."""
+    """A finished engine: the run has no build stage."""
 
     tensor_parallel: Parallelism = 1
     """Ranks that split each layer. There are tensor * pipeline * context parallel ranks."""
