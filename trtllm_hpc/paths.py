@@ -31,6 +31,14 @@ RESERVED_ENDINGS = (".workload", ".metrics", ".charts")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
 
+def user_config_folder() -> Path:
+    """Where users keep profiles and causes of their own: ``$XDG_CONFIG_HOME/trtllm-hpc``."""
+    base = os.environ.get("XDG_CONFIG_HOME", "")
+    # The XDG specification wants a relative value ignored.
+    home = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111
+    return home / "trtllm-hpc"
+
+
 @dataclass(frozen=True)
 class MeasurementPaths:
     """The files of one measurement."""

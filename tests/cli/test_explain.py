@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +13,27 @@ from click.testing import CliRunner, Result
 from tests.logs.runs import make_run
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
-from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.errors import ConfigError, ExitCode
+from trtllm_hpc.logs.causes.scan import _sieve
+from trtllm_hpc.logs.causes.table import causes, own_tables
+from trtllm_hpc.logs.facts import _known
+from trtllm_hpc.runtime.records import add_event
 
 LOST = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
 OOM = "fine\n[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
+
+
+@pytest.fixture(autouse=True)
+def own_tables_end_with_the_test() -> Iterator[None]:
+    yield
+    use_tables_anew()
+
+
+def use_tables_anew() -> None:
+    own_tables.cache_clear()
+    causes.cache_clear()
+    _sieve.cache_clear()
+    _known.clear()
 
 
 def explain(*words: str, text: str | None = None) -> Result:
@@ -57,14 +77,93 @@ def test_a_clean_log_has_no_cause(tmp_path: Path) -> None:
     clean.write_text('I0721 10:02:03.123456 99 a.cc:1] "error: none"\n20 requests, 0 errors\nready\n')
     assert documented("explain", explain("--json", str(clean)).output) == []
     result = CliRunner().invoke(command, ["explain", str(clean)], standalone_mode=False)
-    assert (result.output, code(result)) == ("No cause that is known here.\n", 0)
+    assert result.output.startswith("No cause that is known here, and no error.\n") and code(result) == 0
 
 
-def test_an_unknown_error_is_shown_and_is_no_cause(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "label", "exit_code"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "cause", 1),
+        ("PermissionError: [Errno 13] Permission denied: '/.cache'", "likely cause", 3),
+        ("slurmstepd: error: the moon is in the wrong house", "first error", 4),
+    ],
+)
+def test_the_answer_says_how_much_is_known(tmp_path: Path, line: str, label: str, exit_code: int) -> None:
+    (tmp_path / "a.out").write_text(f"fine\n{line}\n")
+    result = CliRunner().invoke(command, ["explain", str(tmp_path / "a.out")], standalone_mode=False)
+    assert result.output.startswith(f"{label}: ") and f"a.out:2: {line}" in result.output
+    assert code(result) == exit_code
+    [record] = documented("explain", explain("--json", str(tmp_path / "a.out")).output)
+    assert record["degree"] == ("known cause" if label == "cause" else label)
+
+
+@pytest.mark.parametrize("pack", ["gzip", "bz2", "lzma", "zstd", "utf-16", "damaged gzip"])
+def test_logs_are_read_as_people_keep_them(tmp_path: Path, pack: str) -> None:
+    log = tmp_path / "a.log"
+    if pack == "utf-16":
+        log.write_bytes(OOM.encode("utf-16"))
+    elif pack == "zstd":
+        log.write_bytes(
+            subprocess.run(["zstd", "-c"], input=OOM.encode(), capture_output=True, check=True).stdout
+        )
+    else:
+        packed: bytes = importlib.import_module(pack.split()[-1]).compress(OOM.encode())
+        log.write_bytes(packed[:-8] if "damaged" in pack else packed)
+    assert explain(str(log)).output.startswith("cause: The GPU's memory is full.")
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs: tuple[str, str]) -> None:
+    (tmp_path / "empty.out").touch()
+    result = explain(logs[1], str(tmp_path / "none.out"), str(tmp_path / "empty.out"))
+    assert (
+        "error: There is no file or folder" in result.output
+        and "cause: The GPU's memory is full." in result.output
+    )
+    assert "empty.out is empty." in explain(str(tmp_path / "empty.out")).output
+    (tmp_path / "odd.out").write_text("fine\nthe model could not be found\nthe end\n")
+    assert "  | the model could not be found" in explain(str(tmp_path / "odd.out")).output
+
+
+def test_why_shows_every_candidate_and_its_part(tmp_path: Path) -> None:
     log = tmp_path / "a.out"
-    log.write_text("srun: error: the moon is in the wrong house\n")
-    result = explain(str(log))
-    assert f"looks like an error: {log}: srun: error: the moon is in the wrong house" in result.output
+    log.write_text(
+        "RuntimeError: Executor worker died during initialization\nIndexError: list index out of range\n"
+    )
+    shown = explain(str(log), "--why").output
+    assert f"{log}:1: consequence, failed-elsewhere: RuntimeError: Executor worker died" in shown
+    assert f"{log}:2: first error, python-error: IndexError" in shown
+
+
+TABLE = """[site-lustre]
+kind = "root"
+patterns = ["LustreError: (?P<what>.+)"]
+sentence = "Our scratch is ill: {what}."
+next = "Write to support."
+
+[cuda-out-of-memory]
+off = true
+"""
+
+
+def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    table = tmp_path / "trtllm-hpc" / "causes" / "site.toml"
+    table.parent.mkdir(parents=True)
+    table.write_text(TABLE)
+    use_tables_anew()
+    log = tmp_path / "a.out"
+    log.write_text(f"LustreError: 11-0: evicted\n{OOM}")
+    assert explain(str(log)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
+    log.write_text(OOM)
+    assert "The GPU's memory is full" not in explain(str(log)).output
+    assert "2 entries, no error" in explain("--check", str(table)).output
+    table.write_text(TABLE.replace("(?P<what>.+)", "(.+").replace("next =", "nxt ="))
+    use_tables_anew()
+    checked = explain("--check", str(table))
+    assert isinstance(checked.exception, ConfigError)
+    for problem in ("has no key next", "has a key nxt", "is no regular expression"):
+        assert problem in str(checked.exception)
+    assert f"error: 3 problems found.\n{table}: site-lustre" in explain(str(log)).output
 
 
 @pytest.mark.parametrize("words", [(), ("-",)])
@@ -75,7 +174,8 @@ def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    assert explain(str(tmp_path / "none")).exit_code == ExitCode.USAGE
+    result = CliRunner().invoke(command, ["explain", str(tmp_path / "none")], standalone_mode=False)
+    assert code(result) == ExitCode.USAGE
 
 
 def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs: tuple[str, str]) -> None:
@@ -85,3 +185,19 @@ def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs
     assert explain(str(run.folder)).output.startswith("cause: The GPU's memory is full.")
     (tmp_path / "empty").mkdir()
     assert "has no file in it" in explain(str(tmp_path / "empty")).output
+
+
+def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs" / "chat-1")
+    run.rank_log("serve", 1).write_text(OOM)
+    add_event(run, "serve", "stage_begin")
+    for name in ("latest", "chat-1", "chat"):
+        assert explain(name).output.startswith("cause: The GPU's memory is full."), name
+    Path("chat-1").mkdir()
+    Path("chat-1", "a.out").write_text(LOST)
+    assert explain("chat-1").output.startswith("cause: NCCL lost another rank.")
+    unknown = explain("chat-2")
+    assert "There is no file or folder 'chat-2'. No run is called 'chat-2'" in unknown.output

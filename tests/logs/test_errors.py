@@ -146,8 +146,8 @@ def test_of_a_log_that_is_all_errors_beginning_and_end_are_searched(
     line = b"error: request failed\n"
     log.write_bytes(line * 50_000 + b"OSError: [Errno 122] Disk quota exceeded\n" + line)
     [facts] = logs_facts([log])
-    assert [(cause.id, cause.line) for cause in facts.causes] == [("disk-quota", 50_001)]
-    assert facts.late_cause == facts.causes[0]
+    assert [(it.id, it.line) for it in facts.causes] == [("first-error", 1), ("disk-quota", 50_001)]
+    assert facts.late_cause == facts.causes[1]
     assert searched < 5000
     assert facts.unread_bytes > 40_000 * len(line)
 

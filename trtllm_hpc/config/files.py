@@ -18,6 +18,7 @@ from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.paths import user_config_folder
 
 Model = TypeVar("Model", bound=Section)
 
@@ -27,10 +28,7 @@ MAX_BYTES = 1024 * 1024
 
 def user_profiles_folder() -> Path:
     """Where users keep profiles that can be called by name: ``$XDG_CONFIG_HOME/trtllm-hpc/clusters``."""
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    # The XDG specification wants a relative value ignored.
-    home = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111
-    return home / "trtllm-hpc" / "clusters"
+    return user_config_folder() / "clusters"
 
 
 def profiles() -> dict[str, Path]:

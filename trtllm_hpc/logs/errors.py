@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from trtllm_hpc.logs.reading import decode, uncoloured
 
 ERRORS = re.compile(
     rb"""
-      ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
+      \bError\ Code\ \d               # TensorRT: Error Code 4: Internal Error
+    | ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
     | \[(?:ERROR|FATAL|E)\]           # TensorRT-LLM: [TensorRT-LLM][ERROR], [TRT-LLM] [E]
     | \b(?:[Ee]rror|ERROR|[Ff]atal|FATAL)\s?:  # srun: error:, slurmstepd: error:, fatal: ...
     | ^\s*(?:[\w.]+\.)?\w*(?:Error|Exception):\   # the end of a traceback whose start is elsewhere
@@ -52,12 +53,34 @@ HARMLESS = re.compile(
 )
 """Lines that look like errors and are harmless."""
 
+READY_LINE = re.compile(
+    rb"Uvicorn running on|Application startup complete|Started (?:HTTPService|GRPCInferenceService) at"
+    rb"|The server is fired up and ready"
+)
+"""A server of Triton, TensorRT-LLM, vLLM or SGLang answers from here on: it survived what stands before."""
+READY_TEXTS = (b"Uvicorn running", b"startup complete", b"Service at ", b"fired up and ready")
+"""Each such line contains one of these."""
+
 _COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
 """Our own heading of a list of problems; the first item says more."""
 TRACEBACK = b"Traceback (most recent call last):"
 """Its last line is the error."""
 _CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _SHOWN = 300
+
+
+_SUSPICIOUS = re.compile(
+    rb"error|fail|fatal|exception|cannot|can.t|could ?n.t|unable|abort|kill|denied|refused|timed? ?out"
+    rb"|invalid|missing|not found|no such|unexpected|mismatch|unsupported|unknown|panic|corrupt|exceed"
+    rb"|disconnect|lost|\bwarn",
+    re.IGNORECASE,
+)
+
+
+def suspicious(lines: Sequence[bytes], most: int = 5) -> list[str]:
+    """Return the last lines that may speak of a failure; where no line does, the last ones."""
+    found = [line for line in lines if _SUSPICIOUS.search(line) and not HARMLESS.search(line)]
+    return [_shown(uncoloured(line)) for line in (found or [line for line in lines if line.strip()])[-most:]]
 
 
 def is_error(line: bytes) -> bool:

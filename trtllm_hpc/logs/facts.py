@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from trtllm_hpc.logs.causes.explain import (
     REPORTED,
@@ -19,7 +21,7 @@ from trtllm_hpc.logs.causes.explain import (
 )
 from trtllm_hpc.logs.causes.scan import COUNTED_BYTES, Bounds, Scanned, bounds_of, scan
 from trtllm_hpc.logs.causes.table import Kind
-from trtllm_hpc.logs.errors import first_error
+from trtllm_hpc.logs.errors import first_error, suspicious
 from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines, stat_of
 from trtllm_hpc.logs.workers import in_order
 
@@ -46,6 +48,11 @@ class LogFacts:
     """The likeliest cause among the last lines that can have ended the writer."""
     late_error: str | None = None
     """The first error among the last lines."""
+    candidates: tuple[Finding, ...] = ()
+    """``causes``, and the other errors that no entry of the table knows, in the order of the lines."""
+    suspicious: tuple[str, ...] = ()
+    """Of a log without a cause the last lines that may speak of a failure."""
+    is_empty: bool = False
     unread_bytes: int = 0
     """Size of the middle that was not searched: of very long logs only beginning and end are."""
 
@@ -103,29 +110,49 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _read(path: Path, *, bounds: Bounds) -> Iterator[LogFacts]:
+    from trtllm_hpc.logs.packed import opened  # imported here: few commands read logs
+
     try:
-        with path.open("rb") as log:
-            yield _facts(path, log, scan(log, bounds), max(_LATE_BYTES, bounds.tail_bytes))
+        with opened(path) as log:
+            yield _facts(path, log, bounds)
     except OSError:
         return
 
 
-def _facts(path: Path, log: BinaryIO, scanned: Scanned, late_bytes: int) -> LogFacts:
-    causes = tuple(findings(scanned, str(path)))
+def facts_of_stream(log: BinaryIO) -> LogFacts:
+    """Return what the standard input shows."""
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(log, copy)
+        bounds = bounds_of([copy.tell()])
+        copy.seek(0)
+        return _facts(Path("-"), cast(BinaryIO, copy), bounds)
+
+
+def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
+    scanned, late_bytes = scan(log, bounds), max(_LATE_BYTES, bounds.tail_bytes)
+    causes = tuple(findings(scanned.matches, str(path)))
     error = None
     if scanned.error_at is not None:
         log.seek(scanned.error_at)
         error = first_error(lines_of(log, _ERROR_BYTES))
     own = None if error is None or not error.startswith(_ERROR) else _own_error(path, log, scanned, error)
-    if error is None and not causes:
-        return LogFacts(unread_bytes=scanned.unread_bytes)
     seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
+    if not causes:
+        last = list(lines_of(log, late_bytes))
+        return LogFacts(
+            error,
+            own_error=own,
+            suspicious=tuple(suspicious(last)),
+            is_empty=start == 0 and not last,
+            unread_bytes=scanned.unread_bytes,
+        )
     late_error = first_error(lines_of(log, late_bytes))
     found = zip(scanned.matches, causes, strict=True)
     late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
-    return LogFacts(error, causes, own, late_cause, late_error, scanned.unread_bytes)
+    candidates = tuple(findings(scanned.candidates, str(path)))
+    return LogFacts(error, causes, own, late_cause, late_error, candidates, unread_bytes=scanned.unread_bytes)
 
 
 def _own_error(path: Path, log: BinaryIO, scanned: Scanned, line: str) -> Finding:

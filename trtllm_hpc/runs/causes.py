@@ -19,7 +19,7 @@ from trtllm_hpc.logs.causes.explain import (
     of_lines,
 )
 from trtllm_hpc.logs.causes.scan import scan
-from trtllm_hpc.logs.causes.table import Cause, Kind, cause_of_state, causes
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, cause_of_state, causes
 from trtllm_hpc.logs.diagnose import RankFailure, stage_logs
 from trtllm_hpc.logs.facts import logs_facts
 from trtllm_hpc.logs.files import LogFile, signal_or_code
@@ -114,8 +114,8 @@ def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding |
     said = Finding.without_log(REPORTED, reported, f"trtllm-hpc logs {call_name(paths)} --stage {stage}")
     advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
     said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
-    lines = findings(scan(io.BytesIO(reported.encode())), "")
-    known = next((finding for finding in lines if finding.kind is Kind.ROOT), None)
+    lines = findings(scan(io.BytesIO(reported.encode())).matches, "")
+    known = next((it for it in lines if it.kind is Kind.ROOT and it.degree is Degree.KNOWN), None)
     return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
 
 

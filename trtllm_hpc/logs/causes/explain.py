@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.logs.causes.scan import Scanned
-from trtllm_hpc.logs.causes.table import Kind, causes
+from trtllm_hpc.logs.causes.scan import Match
+from trtllm_hpc.logs.causes.table import Degree, Kind, causes
 from trtllm_hpc.logs.reading import escaped
 
 REPORTED = "reported"
@@ -39,6 +39,8 @@ class Finding:
     """Whose log it is, or whose the line says it is."""
     match: str
     """The text, without stamps, cut around what matched."""
+    degree: Degree = Degree.KNOWN
+    """How much is known of the cause: ``known cause``, ``likely cause`` or ``first error``."""
 
     @classmethod
     def without_log(cls, name: str, sentence: str, following: str) -> Finding:
@@ -53,7 +55,7 @@ class Finding:
     def is_generic(self) -> bool:
         """Whether it only names the kind of failure."""
         cause = causes().get(self.id)
-        return cause is not None and cause.generic
+        return cause is not None and (cause.generic or cause.first)
 
     @property
     def ends_a_process(self) -> bool:
@@ -81,7 +83,9 @@ class Certainty(enum.IntEnum):
     """A line names only the kind of failure, e.g. an exit code or an exception of Python."""
     REQUEST = 7
     """A line names what fails single requests."""
-    CONSEQUENCE = 8
+    FIRST_ERROR = 8
+    """A line is an error, and nothing more is known of it."""
+    CONSEQUENCE = 9
     """A line shows that something else had failed before."""
 
 
@@ -89,6 +93,8 @@ def certainty_of_line(finding: Finding) -> Certainty:
     """Return the certainty of a cause that a line of a log shows."""
     if finding.kind is not Kind.ROOT:
         return Certainty.CONSEQUENCE
+    if finding.degree is Degree.FIRST_ERROR:
+        return Certainty.FIRST_ERROR
     if not finding.ends_a_process:
         return Certainty.REQUEST
     return Certainty.GENERIC_LINE if finding.is_generic else Certainty.LINE
@@ -130,14 +136,15 @@ def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
     ]
 
 
-def findings(scanned: Scanned, name: str) -> list[Finding]:
-    """Return the causes in a log of that name, in the order of its lines."""
+def findings(matches: Iterable[Match], name: str) -> list[Finding]:
+    """Return what matches in a log of that name mean, in their order."""
     found = []
-    for match in scanned.matches:
+    for match in matches:
         cause = match.cause
         rank = match.rank if match.rank is not None else rank_of(name)
         sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
-        found.append(Finding(cause.id, cause.kind, sentence, following, name, match.line, rank, match.text))
+        place = (name, match.line, rank, match.text)
+        found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
     return found
 
 
@@ -157,7 +164,8 @@ def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:
     lines = []
     for number, one in enumerate(found[:_MOST_SHOWN]):
         if number == 0:
-            lines += [f"cause: {one.sentence}", f"next: {one.next}"]
+            label = "cause" if one.degree is Degree.KNOWN else one.degree.value
+            lines += [f"{label}: {one.sentence}", f"next: {one.next}"]
         else:
             lines.append(f"{'also' if one.kind is Kind.ROOT else 'then'}: {one.sentence}")
         if places and one.file is not None:

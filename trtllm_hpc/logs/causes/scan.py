@@ -8,11 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import BinaryIO
 
+from trtllm_hpc.logs.causes.roots import Root, is_exception, is_handled, likeliest, root
 from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
-from trtllm_hpc.logs.errors import ERROR_TEXTS, TRACEBACK, is_error
+from trtllm_hpc.logs.errors import ERROR_TEXTS, READY_LINE, READY_TEXTS, TRACEBACK, is_error
+from trtllm_hpc.logs.prefixes import stripped, without_shared
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
@@ -28,31 +30,15 @@ _MOST_WORK = 6 << 20
 _WORK_OF_A_LINE = 100
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 """The ends of logs that are too long are searched, too: of all logs, and of each one at least."""
+_MOST_ROOTS = 400
+_FRAME_LINES = 12
+"""So far before an exception its last frame is looked for; ten times as far a traceback's end."""
+_CHAIN_LINES = 12
+"""So far after an exception Python's words that link it to the next one are looked for."""
+_ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
+ERROR, READY = "error", "ready"
 COUNTED_BYTES = 512 << 20  # beyond this a match has no line number, since counting takes too long
 
-_LABEL = re.compile(
-    r"""
-      \[\d+,(?P<mpirun>\d+)\]<std(?:err|out)>:\s?  # mpirun --tag-output
-    | \[rank(?P<torch>\d+)\]:\s?                   # PyTorch
-    | (?P<srun>\d+):\ (?=\D)                       # srun --label
-    """,
-    re.VERBOSE,
-)
-_STAMP = re.compile(
-    r"""
-      (?P<glog>[IWEF])\d{4}\ \d\d:\d\d:\d\d\.\d+\s+\d+\ [\w./-]+:\d+\]\s*"?  # Triton
-    | \[(?:TensorRT-LLM|TRT-LLM|TensorRT|TRT)\]\s*                          # TensorRT-LLM and TensorRT
-    | \[RANK\ (?P<rank>\d+)\]\s*
-    | \[(?P<level>INFO|WARNING|ERROR|FATAL|VERBOSE|DEBUG|[IWEFVD])\]\s*
-    | \[?\d{4}-\d\d-\d\d[T\ ]\d\d:\d\d:\d\d[^\s\]]*\]?\s+
-    | \[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]\s*
-    """,
-    re.VERBOSE,
-)
-_CALM = {"I": "info", "INFO": "info", "V": "info", "VERBOSE": "info", "D": "info", "DEBUG": "info"} | {
-    "W": "warning",
-    "WARNING": "warning",
-}
 _ROW_GOES_ON = re.compile(r"^\|\s+\|(?:\s+\|)?\s?(.*?)\s*\|?\s*$")
 _ROW = re.compile(r"^\|\s*(\S+)\s*\|\s*\d+\s*\|\s?(.*?)\s*\|?\s*$")
 
@@ -74,24 +60,17 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line without its stamps."""
-
-    text: str
-    level: str
-    """``info`` or ``warning`` if the line calls itself so; else empty."""
-    rank: int | None
-
-
-@dataclass(frozen=True)
 class Scanned:
     """What a log tells."""
 
     matches: list[Match]
-    """The first match of each cause, in the order of the lines."""
+    """The first match of each cause, and the likeliest root among the errors that no entry of the table
+    knows, in the order of the lines. What stands before the server was ready does not count."""
     error_at: int | None
     """Where the first line begins that is an error or the beginning of a traceback, in bytes from where the
     search began."""
+    candidates: list[Match]
+    """``matches``, and the other errors that no entry knows, likewise."""
     unread_bytes: int = 0
     """Size of the middle that was not searched, because the log is too long."""
 
@@ -131,7 +110,9 @@ def scan(log: BinaryIO, bounds: Bounds | None = None) -> Scanned:
         log.seek(began + at + unread)
         finder.search_blocks(log, at + unread, bounds.tail_bytes, None)
     log.seek(began)
-    return Scanned(_numbered(log, finder.found.values()), finder.error_at, unread)
+    candidates, chosen = finder.candidates()
+    numbered = _numbered(log, candidates)
+    return Scanned([it for it in numbered if it.at in chosen], finder.error_at, numbered, unread)
 
 
 def _numbered(log: BinaryIO, found: Iterable[Match]) -> list[Match]:
@@ -149,23 +130,6 @@ def _numbered(log: BinaryIO, found: Iterable[Match]) -> list[Match]:
     return matches
 
 
-def stripped(raw: bytes) -> Line:
-    """Return a line without colours, stamps and labels, and what these said."""
-    text = uncoloured(raw[:LONGEST_LINE_BYTES]).decode("utf-8", errors="replace").rstrip("\r\n")
-    rank, level = None, None
-    while True:
-        label = _LABEL.match(text)
-        stamp = None if label else _STAMP.match(text)
-        match = label or stamp
-        if match is None:
-            return Line(text.removesuffix('"') if level else text, _CALM.get(level or "", ""), rank)
-        said = {name: value for name, value in match.groupdict().items() if value is not None}
-        level = level or said.get("glog") or said.get("level")
-        number = next((said[name] for name in ("mpirun", "torch", "srun", "rank") if name in said), None)
-        rank = int(number) if rank is None and number is not None else rank
-        text = text[match.end() :]
-
-
 class _Finder:
     """Searches block after block of one log."""
 
@@ -173,9 +137,23 @@ class _Finder:
         self.found: dict[str, Match] = {}
         """The first match of each cause; its line has no number yet."""
         self.error_at: int | None = None
+        self._roots: dict[int, Root] = {}
+        """Errors that no entry of the table knows, by where they begin."""
+        self._traceback_end = 0
+        """Where the last traceback ends, whose lines say nothing by themselves."""
         self._done: set[bytes] = set()
         """Shapes of lines that can tell nothing new."""
         self._work = 0
+
+    def candidates(self) -> tuple[list[Match], set[int]]:
+        """Return all that was found, without numbers of lines; and where those begin that count."""
+        errors = [
+            Match(causes()[one.cause], one.groups, None, one.text[:_SHOWN], one.rank, one.at)
+            for one in self._roots.values()
+        ]
+        root = likeliest(self._roots.values())
+        known = list(self.found.values())
+        return [*known, *errors], {it.at for it in known} | (set() if root is None else {root.at})
 
     def search_blocks(self, log: BinaryIO, at: int, most_bytes: int, most_work: int | None) -> int:
         """Search the log from its position, which is ``at``; return where the search ended."""
@@ -189,40 +167,109 @@ class _Finder:
     def _search(self, block: bytes, cut: int, at: int) -> None:
         """Search the lines of a block at ``at`` that begin before ``cut``; matches may reach beyond it."""
         for one in _sieve().suspects(block[:cut]):
-            line = block[one.start : one.end]
-            self._work += _WORK_OF_A_LINE + min(len(line), _LONGEST_SEARCHED)
-            if self.error_at is None and None in one.values and _begins_error(line[:_LONGEST_SEARCHED]):
+            raw = block[one.start : one.end]
+            self._work += _WORK_OF_A_LINE + min(len(raw), _LONGEST_SEARCHED)
+            may_be_error = ERROR in one.values
+            if self.error_at is None and may_be_error and _begins_error(raw[:_LONGEST_SEARCHED]):
                 self.error_at = at + one.start
-            entries = [value for value in one.values if value is not None]
-            if entries and one.shape not in self._done and self._try(entries, block, one.start, line, at):
+            if one.shape in self._done:
+                continue
+            if READY in one.values and READY_LINE.search(raw):
+                self.found.clear()
+                self._roots.clear()
+                self._done.clear()
+                continue
+            line = _SuspectLine(block, one.start, raw)
+            entries = [value for value in one.values if isinstance(value, tuple)]
+            if line.is_calm or self._try(entries, line, at) or (may_be_error and self._note(line, at)):
                 self._done.add(one.shape)
 
-    def _try(
-        self, candidates: Sequence[tuple[Cause, Pattern]], block: bytes, start: int, raw: bytes, at: int
-    ) -> bool:
-        """Note what the line tells; returns whether more lines like it can tell nothing new."""
-        line = stripped(raw)
-        if line.level == "info" or " NCCL INFO " in line.text:
-            return True
-        text = _joined_row(line.text, block, start + len(raw))
+    def _try(self, candidates: Sequence[tuple[Cause, Pattern]], line: _SuspectLine, at: int) -> bool:
+        """Note which entry the line matches; returns whether more lines like it can tell nothing new."""
         best: tuple[Cause, re.Match[str], str] | None = None
-        for cause, pattern in candidates:
-            window = text if cause.lines == 1 else _window(text, block, start + len(raw), cause.lines)
-            match = pattern.regex.search(window)
-            if match is None or match.start() > len(text):
-                continue
-            if cause.kind is Kind.NOISE:
-                return True
-            if best is None or best[0].generic > cause.generic:
-                best = cause, match, window
-        if best is None or line.level == "warning":
+        for text in line.texts:
+            for cause, pattern in candidates:
+                window = text if cause.lines == 1 else "\n".join([text, *line.after(cause.lines - 1)])
+                match = pattern.regex.search(window)
+                if match is None or match.start() > len(text):
+                    continue
+                if cause.kind is Kind.NOISE:
+                    return True
+                if best is None or best[0].generic > cause.generic:
+                    best = cause, match, window
+            if best is not None:
+                break
+        if best is None or line.line.level == "warning":
             return False
         cause, match, window = best
-        if cause.id not in self.found:
+        handled = cause.generic and is_exception(line.texts[-1]) and is_handled(line.after(_CHAIN_LINES))
+        if cause.id not in self.found and not handled:
             groups = {name: value or "" for name, value in match.groupdict().items()}
             around = _around(window, match)
-            self.found[cause.id] = Match(cause, groups, None, around, line.rank, at + start)
-        return cause.lines == 1
+            self.found[cause.id] = Match(cause, groups, None, around, line.line.rank, at + line.start)
+        self._roots.pop(at + line.start, None)
+        return cause.lines == 1 and not handled
+
+    def _note(self, line: _SuspectLine, at: int) -> bool:
+        """Note an error that no entry knows; returns whether more lines like it can tell nothing new."""
+        text = line.texts[-1]
+        skipped = line.line.level == "warning" or at + line.start < self._traceback_end
+        if skipped or len(self._roots) >= _MOST_ROOTS:
+            return False
+        if TRACEBACK in line.raw:
+            raised = line.raised()
+            if raised is None:
+                return False
+            line, text = raised, raised.texts[-1]
+            self._traceback_end = at + raised.start
+        elif not is_exception(text) and not is_error(uncoloured(line.raw)) and not is_error(text.encode()):
+            return False
+        one = root(at + line.start, text, line.line.rank, line.before(_FRAME_LINES), line.after(_CHAIN_LINES))
+        self._roots.setdefault(one.at, one)
+        return TRACEBACK not in line.raw and not one.is_cause
+
+
+class _SuspectLine:
+    """A line of a block in which a text of the sieve was found."""
+
+    def __init__(self, block: bytes, start: int, raw: bytes) -> None:
+        self.start = start
+        self.raw = raw
+        self._block = block
+        self.line = stripped(raw)
+        self.is_calm = self.line.level == "info" or " NCCL INFO " in self.line.text
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The line without the prefixes that are known; and without those that its neighbours have, too."""
+        text = _joined_row(self.line.text, self._block, self.start + len(self.raw))
+        shorter = without_shared(text, [*self.before(1), *self.after(1)])
+        return [text] if shorter == text else [text, shorter]
+
+    def after(self, count: int) -> list[str]:
+        """Return lines after this one, in the block."""
+        return [stripped(raw).text for raw in _following(self._block, self.start + len(self.raw), count)]
+
+    def before(self, count: int) -> list[str]:
+        """Return lines before this one, in the block, the nearest first."""
+        lines: list[str] = []
+        end = self.start - 1
+        while end > 0 and len(lines) < count:
+            begin = self._block.rfind(b"\n", 0, end) + 1
+            lines.append(stripped(self._block[begin:end]).text)
+            end = begin - 1
+        return lines
+
+    def raised(self) -> _SuspectLine | None:
+        """Return the end of the traceback that begins here: its first line that is not indented."""
+        prefix = self.raw[: self.raw.index(TRACEBACK)].translate(_ANY_DIGIT)
+        start = self.start + len(self.raw) + 1
+        for raw in _following(self._block, start - 1, _FRAME_LINES * 10):
+            rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
+            if rest.strip() and not rest[:1].isspace():
+                return _SuspectLine(self._block, start, raw)
+            start += len(raw) + 1
+        return None
 
 
 def _begins_error(raw: bytes) -> bool:
@@ -231,18 +278,19 @@ def _begins_error(raw: bytes) -> bool:
 
 
 @cache
-def _sieve() -> Sieve[tuple[Cause, Pattern] | None]:
-    """Return what finds each pattern by its anchor, and each error by its texts (``None``).
+def _sieve() -> Sieve[tuple[Cause, Pattern] | str]:
+    """Return what finds each pattern by its anchor, each error by its texts, and that a server is ready.
 
     It remembers what it has seen in the logs before.
     """
-    entries: list[tuple[bytes, tuple[Cause, Pattern] | None]] = [
+    entries: list[tuple[bytes, tuple[Cause, Pattern] | str]] = [
         (anchor.encode(), (cause, pattern))
         for cause in causes().values()
         for pattern in cause.patterns
         for anchor in pattern.anchors
     ]
-    return Sieve([*entries, *((text, None) for text in (*ERROR_TEXTS, TRACEBACK))])
+    entries += [(text, ERROR) for text in (*ERROR_TEXTS, TRACEBACK)]
+    return Sieve([*entries, *((text, READY) for text in READY_TEXTS)])
 
 
 @cache
@@ -287,10 +335,6 @@ def _following(block: bytes, end: int, count: int) -> Iterator[bytes]:
         after = block.find(b"\n", end + 1)
         yield block[end + 1 : len(block) if after < 0 else after]
         end = after
-
-
-def _window(text: str, block: bytes, end: int, lines: int) -> str:
-    return "\n".join([text, *(stripped(raw).text for raw in _following(block, end, lines - 1))])
 
 
 def _joined_row(text: str, block: bytes, end: int) -> str:

@@ -6,16 +6,34 @@ import enum
 import importlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.logs.anchors import required_texts
+from trtllm_hpc.paths import user_config_folder
 
-AREAS = ("slurm", "container", "mpi", "nccl", "cuda", "tensorrt_llm", "triton", "disk", "process", "python")
+AREAS = (
+    "slurm",
+    "container",
+    "mpi",
+    "nccl",
+    "cuda",
+    "tensorrt_llm",
+    "triton",
+    "disk",
+    "process",
+    "python",
+    "kinds",
+)
 """The files, in the order in which causes that match the same line are tried."""
 
+_KEYS = {"kind", "patterns", "sentence", "next", "sources", "lines", "generic", "fatal", "off"}
+_site: Path | None = None
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
 _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
@@ -30,6 +48,17 @@ class Kind(str, enum.Enum):
     """Something else has failed before, often on another rank."""
     NOISE = "noise"
     """Printed by runs that are well, e.g. on machines without InfiniBand."""
+
+
+class Degree(str, enum.Enum):
+    """How much is known of a cause."""
+
+    KNOWN = "known cause"
+    """Its line means this and nothing else."""
+    LIKELY = "likely cause"
+    """Its line shows the kind of failure."""
+    FIRST_ERROR = "first error"
+    """Its line is an error, and not the consequence of another error that is seen."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +92,17 @@ class Cause:
     """How many lines a match may span."""
     generic: bool = False
     """It only names the kind of failure: a cause that says more goes first."""
+    first: bool = False
+    """It stands for an error that no other entry knows."""
     fatal: bool = True
     """Whether it can end a process; else it fails single requests."""
     states: tuple[str, ...] = ()
     """Slurm's job states that mean the same."""
+
+    @property
+    def degree(self) -> Degree:
+        """How much a match says."""
+        return Degree.FIRST_ERROR if self.first else Degree.LIKELY if self.generic else Degree.KNOWN
 
     def told(self, template: str, groups: dict[str, str]) -> str:
         """Return ``sentence`` or ``next`` with the groups of a match filled in.
@@ -86,15 +122,81 @@ class Cause:
 
 @cache
 def causes() -> dict[str, Cause]:
-    """Return every cause by its id, in the order of the table."""
+    """Return every cause by its id; those of :func:`own_tables` come before the shipped ones."""
+    own = {name: entry for entries in own_tables()[0].values() for name, entry in entries.items()}
+    shipped: dict[str, Cause] = {}
+    for area in AREAS:
+        entries = _parsed(
+            (resources.files("trtllm_hpc.logs.causes") / "data" / f"{area}.toml").read_text("utf-8")
+        )
+        shipped.update(
+            {name: _cause(name, area, entry) for name, entry in entries.items() if name not in own}
+        )
+    return {name: cause for name, cause in (own | shipped).items() if cause is not None}
+
+
+@cache
+def own_tables() -> tuple[dict[Path, dict[str, Cause | None]], list[ConfigError]]:
+    """Return the entries of the user's and the site's tables by file, and what is wrong with other files."""
+    tables, errors = {}, []
+    for folder in filter(None, (user_config_folder() / "causes", _site)):
+        for file in sorted(folder.glob("*.toml")):
+            try:
+                tables[file] = read_table(file)
+            except ConfigError as error:
+                errors.append(error)
+    return tables, errors
+
+
+def read_table(file: Path) -> dict[str, Cause | None]:
+    """Return the entries of a table; an entry with ``off = true`` is ``None``: it switches a shipped one off.
+
+    Raises ConfigError, with every error in the file.
+    """
+    try:
+        entries = _parsed(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            [Diagnostic("causes-file", f"is no TOML file that can be read: {error}", str(file))]
+        ) from None
+    problems = [
+        Diagnostic("causes-entry", problem, str(file), name)
+        for name, entry in entries.items()
+        for problem in _problems(entry)
+    ]
+    if problems:
+        raise ConfigError(problems, hint="docs/causes.md shows the form of an entry.")
+    return {name: None if entry.get("off") else _cause(name, "own", entry) for name, entry in entries.items()}
+
+
+def _problems(entry: Any) -> Iterator[str]:
+    """Yield what is wrong with an entry of a table."""
+    if not isinstance(entry, dict):
+        yield "is not the table of an entry: [name] begins one"
+        return
+    if entry.get("off"):
+        return
+    yield from (f"has no key {key}" for key in ("kind", "patterns", "sentence", "next") if key not in entry)
+    yield from (f"has a key {key}, which there is not" for key in entry.keys() - _KEYS)
+    if entry.get("kind", "root") not in set(Kind):
+        yield f"kind is {entry['kind']!r}; it is one of {', '.join(Kind)}"
+    for text in entry.get("patterns", ()):
+        try:
+            names = re.compile(text).groupindex.keys()
+        except (re.error, TypeError) as error:
+            yield f"the pattern {text!r} is no regular expression: {error}"
+            continue
+        if not required_texts(text):
+            yield f"the pattern {text!r} has no text of its own that could be looked for"
+        if unknown := set(_GROUP.findall(entry.get("sentence", "") + entry.get("next", ""))) - names:
+            yield f"the pattern {text!r} has no group {', '.join(sorted(unknown))}, which the texts fill in"
+
+
+def _parsed(text: str) -> dict[str, Any]:
     # Imported here: most commands explain no log.
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    folder = resources.files("trtllm_hpc.logs.causes") / "data"
-    table: dict[str, Cause] = {}
-    for area in AREAS:
-        entries = toml.loads((folder / f"{area}.toml").read_text("utf-8"))
-        table.update({name: _cause(name, area, entry) for name, entry in entries.items()})
-    return table
+    parsed: dict[str, Any] = toml.loads(text)
+    return parsed
 
 
 @cache
@@ -107,3 +209,12 @@ def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     patterns = tuple(Pattern(text, required_texts(text)) for text in entry.get("patterns", ()))
     lists = {key: tuple(entry.get(key, ())) for key in ("sources", "states")}
     return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"]), "patterns": patterns})
+
+
+def use_site_tables(folder: Path | None) -> None:
+    """Read the tables in a folder as well, as a cluster profile names it (``causes_folder``)."""
+    global _site
+    if folder != _site:
+        _site = folder
+        own_tables.cache_clear()
+        causes.cache_clear()
