@@ -41,7 +41,8 @@ def likeliest(*logs: str) -> str | None:
 
 def test_every_cause_has_an_excerpt() -> None:
     assert set(EXCERPTS) == {cause.id for cause in causes().values()} - {it.id for it in WITHOUT_TEXT} | {
-        "python-error"
+        "python-error",
+        "python-fault",
     }
     assert all(it.states or it.first or it.id.startswith(("rank-", "batch-")) for it in WITHOUT_TEXT)
     assert len(EXCERPTS) >= 120

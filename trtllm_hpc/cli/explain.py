@@ -84,7 +84,10 @@ def command(
         click.echo(f"error: {escaped(problem)}", err=True)
     of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
     facts = [facts_of_stream(sys.stdin.buffer) if it == "-" else next(of_files) for it in logs]
-    found = tuple(it.shown(quoted) for it in likeliest_first(of_lines([it.causes for it in facts])))
+    found = tuple(
+        it.shown(quoted)
+        for it in likeliest_first(of_lines([() if it.survived else it.causes for it in facts]))
+    )
     if as_json:
         print_json(found)
     elif found:
@@ -103,7 +106,10 @@ def _say_nothing_found(logs: Sequence[str], facts: Sequence[LogFacts]) -> None:
         if fact.is_empty:
             click.echo(f"{escaped(name)} is empty.")
         elif fact.suspicious:
-            click.echo(f"The lines of {escaped(name)} that are nearest to an error:")
+            what = (
+                "errors of {}, after which it goes on" if fact.survived else "lines of {} nearest to an error"
+            )
+            click.echo(f"The {what.format(escaped(name))}:")
             click.echo("\n".join(f"  | {quoted(line)}" for line in fact.suspicious))
         if fact.unread_bytes:
             click.echo(f"  not searched: {format_bytes(fact.unread_bytes)} in the middle of {escaped(name)}")

@@ -13,9 +13,11 @@ ERRORS = re.compile(
     | ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
     | \[(?:ERROR|FATAL|E)\]           # TensorRT-LLM: [TensorRT-LLM][ERROR], [TRT-LLM] [E]
     | \b(?:[Ee]rror|ERROR|[Ff]atal|FATAL)\s?:  # srun: error:, slurmstepd: error:, fatal: ...
+    | :\ (?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception):\   # quoted in another message
+    | ^\s*(?:ERROR|CRITICAL|FATAL)\b | \s[-|]\s*(?:ERROR|CRITICAL)\s*[-|]\s  # logging, loguru
     | ^\s*(?:[\w.]+\.)?\w*(?:Error|Exception):\   # the end of a traceback whose start is elsewhere
     | CUDA(?:\ error|_ERROR|\ out\ of\ memory) | cudaError[A-Z] | [Oo]ut\ of\ memory
-    | oom[-_ ]kill
+    | oom[-_ ]kill | \b(?:[Tt]ransfer|[Bb]ootstrap)\ (?:failed|timed\ out)
     | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \((?!2\)|15\))\d+\)\ received
     | terminate\ called\ (?:after|without)
     | MPI_ABORT\ was\ invoked | has\ lost\ communication
@@ -45,7 +47,9 @@ HARMLESS = re.compile(
     | ^libibverbs:\ Warning:  # a machine without InfiniBand
     # Triton on a machine without a GPU
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
-    | ^Error:\ Failed\ to\ initialize\ NVML
+    | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
+    | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
+    | Last\ error:\s*$ | Setting\ TMPDIR
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
     | \b(?:no|0|without)\ errors?\b
     """,

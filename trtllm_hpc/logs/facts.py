@@ -53,6 +53,8 @@ class LogFacts:
     suspicious: tuple[str, ...] = ()
     """Of a log without a cause the last lines that may speak of a failure."""
     is_empty: bool = False
+    survived: bool = False
+    """Whether the log goes on for long after its last error, which may end no process."""
     unread_bytes: int = 0
     """Size of the middle that was not searched: of very long logs only beginning and end are."""
 
@@ -152,7 +154,17 @@ def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
     late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
     candidates = tuple(findings(scanned.candidates, str(path)))
-    return LogFacts(error, causes, own, late_cause, late_error, candidates, unread_bytes=scanned.unread_bytes)
+    return LogFacts(
+        error,
+        causes,
+        own,
+        late_cause,
+        late_error,
+        candidates,
+        suspicious=tuple(it.match for it in causes),
+        survived=scanned.survived,
+        unread_bytes=scanned.unread_bytes,
+    )
 
 
 def _own_error(path: Path, log: BinaryIO, scanned: Scanned, line: str) -> Finding:

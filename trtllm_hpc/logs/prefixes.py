@@ -32,18 +32,24 @@ _STAMP = re.compile(
     | \[(?P<level>INFO|WARNING|ERROR|FATAL|VERBOSE|DEBUG|[IWEFVD])\]\s*
     | (?P<word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\s+(?:\d\d-\d\d\ \d\d:\d\d:\d\d\s+)?\[[\w./:-]+\]\s*  # vLLM
     | (?P<colon>INFO|WARNING|DEBUG):(?=\s)\s*(?:[\w.]+:)?
+    | (?P<bare>TRACE|DEBUG|INFO|WARN(?:ING)?)\s+(?=\S)                       # Rust's tracing
+    | [\w.]+\s*[-|]\s*(?P<dashed>DEBUG|INFO|WARN(?:ING)?)\s*[-|]\s         # logging, loguru
     | \[?\d{4}[-/]\d\d[-/]\d\d[T\ ,]\d\d:\d\d:\d\d[^\s\]]*\]?:?\s+(?:-\ )?
     | \[\d\d/\d\d/\d{4}-\d\d:\d\d:\d\d\]\s*
     | \[\d\d:\d\d:\d\d(?:[.,]\d+)?\]\s*
     """,
     re.VERBOSE,
 )
+_WARNS = re.compile(r"(?:^|\s)\w*Warning: ")
+"""Python's warnings, and those of others: ``a.py:3: UserWarning: ...``."""
 _TOKEN = re.compile(r"(?:[^\s\[(]\S*[:|>\])]|\[[^\]]*\]:?|\([^)]*\):?|[\w.-]+/\d+)\s")
 """A word or a bracket that may be a prefix, if neighbouring lines have it too."""
 _SAYS_ERROR = re.compile(r"error|fatal|fail|exception|abort|warn|panic|srun|sbatch|slurm", re.IGNORECASE)
 _CALM = {"I": "info", "INFO": "info", "V": "info", "VERBOSE": "info", "D": "info", "DEBUG": "info"} | {
     "W": "warning",
     "WARNING": "warning",
+    "WARN": "warning",
+    "TRACE": "info",
 }
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 
@@ -68,11 +74,15 @@ def stripped(raw: bytes) -> Line:
     match = _SRUN_LABEL.match(text) or _LABEL.match(text) or _STAMP.match(text)
     while match is not None:
         said = {name: value for name, value in match.groupdict().items() if value is not None}
-        level = level or next((said[it] for it in ("glog", "level", "word", "colon") if it in said), None)
+        level = level or next(
+            (said[it] for it in ("glog", "level", "word", "colon", "bare", "dashed") if it in said), None
+        )
         number = next((said[it] for it in ("mpirun", "torch", "srun", "rank", "worker") if it in said), None)
         rank = int(number) if rank is None and number is not None else rank
         text = text[match.end() :]
         match = _LABEL.match(text) or _STAMP.match(text)
+    if _WARNS.search(text):
+        level = "W"
     return Line(text.removesuffix('"') if level else text, _CALM.get(level or "", ""), rank)
 
 

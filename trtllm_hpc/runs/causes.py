@@ -85,7 +85,9 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
 
 
 def _has_root(candidates: Sequence[Candidate]) -> bool:
-    return any(candidate.finding.kind is Kind.ROOT for candidate in candidates)
+    """Return whether a line says more than that it is an error."""
+    found = (candidate.finding for candidate in candidates)
+    return any(it.kind is Kind.ROOT and it.degree is not Degree.FIRST_ERROR for it in found)
 
 
 def _killed(first: RankFailure | None) -> Finding | None:
@@ -115,7 +117,7 @@ def _said(paths: RunPaths, stage: str, reported: str, errors: Sequence[Finding |
     advice = {it.sentence.rstrip("."): it.next for it in errors if it is not None and it.next}
     said = replace(said, next=advice.get(said.sentence.rstrip("."), said.next))
     lines = findings(scan(io.BytesIO(reported.encode())).matches, "")
-    known = next((it for it in lines if it.kind is Kind.ROOT and it.degree is Degree.KNOWN), None)
+    known = next((it for it in lines if it.kind is Kind.ROOT and it.degree is not Degree.FIRST_ERROR), None)
     return said if known is None else replace(said, id=known.id, next=known.next, rank=known.rank)
 
 

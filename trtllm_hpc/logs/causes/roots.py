@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 _EXCEPTION = re.compile(
@@ -12,23 +12,30 @@ _EXCEPTION = re.compile(
     r"(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Failed|Expired|Empty|NotFound|Denied|Refused))"
     r"(?:$|:\s*(?P<text>.*))"
 )
+_WRAPPED_FROM = 60
+"""A shorter line does not go on in a next line that begins with a small letter."""
+_FAULT = re.compile(
+    r"(?:Type|Attribute|Name|Index|Key|UnboundLocal|Assertion|Syntax|ZeroDivision|Recursion)Error\b"
+)
+"""Exceptions of code that is wrong or does not fit, not of a value that was refused."""
 _FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(?P<path>(?P<package>[^/]+)/.+)$")
-FIRST_ERROR, PYTHON_ERROR, FAILED_ELSEWHERE = "first-error", "python-error", "failed-elsewhere"
+FIRST_ERROR, PYTHON_ERROR, PYTHON_FAULT = "first-error", "python-error", "python-fault"
+FAILED_ELSEWHERE = "failed-elsewhere"
 """Ids of what the table of causes says of lines that no other entry of it knows."""
 _DIRECT, _HANDLED = "The above exception was the direct cause", "During handling of the above exception"
 ELSEWHERE = re.compile(
     r"""
       worker\ (?:process(?:es)?\ )?(?:died|failed|exited|crashed|terminated)|workers?\ died
     | \b(?:Rank|Process|Worker|Subprocess|task)\s?\S*\ (?:exited|died|was\ killed|terminated)
-    | Engine\ ?[Cc]ore\ (?:\w+\ )?(?:initialization\ failed|died|encountered)
+    | Engine\ ?[Cc]ore\ (?:\w+\ )?(?:initialization\ failed|died|encountered|failed\ to\ start)
     | EngineDead|Engine\ process\ failed
     | WorkerProc\ (?:initialization\ failed|failed\ to\ start|hit\ an\ exception)
     | initialization\ failed\ due\ to\ an\ exception|See\ (?:root\ cause|stack\ trace)\ above
     | CalledProcessError|ChildFailedError|BrokenProcessPool|RayTaskError|ActorDied|WorkerCrashed
     | returned\ non-zero\ exit\ status|exited\ with\ (?:non-?zero|exit\ code|code\ [1-9])
-    | failed\ with\ (?:error|exit)\ code|MPI_ABORT|Aborting\ job|error\ code\ 1$
-    | [Ff]ailed\ to\ (?:load\ all\ models|start\ the\ server|launch)
+    | failed\ with\ (?:error|exit)\ code|MPI_ABORT|\*\*\*\ (?:STEP|JOB)|Aborting\ job|error\ code\ 1$
+    | [Ff]ailed\ to\ (?:load\ all\ models|start\ the\ server|launch|initialize\ executor)
     | [Rr]emote\ (?:peer|process)\ (?:closed|exited)|[Cc]onnection\ (?:reset|closed)\ by\ (?:remote\ )?peer
     | Broken\ ?[Pp]ipe|socket\ closed|EOFError$|IncompleteReadError|ConnectionResetError
     | KeyboardInterrupt|SystemExit|CancelledError|SIGTERM|shut(?:ting)?\ ?down
@@ -72,7 +79,9 @@ class Root:
         """The id of the entry of the table of causes that stands for such lines."""
         if self.weight is Weight.ELSEWHERE:
             return FAILED_ELSEWHERE
-        return PYTHON_ERROR if is_exception(self.text) else FIRST_ERROR
+        if not is_exception(self.text):
+            return FIRST_ERROR
+        return PYTHON_FAULT if _FAULT.search(self.text.split(":")[0]) else PYTHON_ERROR
 
     @property
     def groups(self) -> dict[str, str]:
@@ -84,10 +93,9 @@ def root(at: int, text: str, rank: int | None, before: Iterable[str], after: Seq
     """Return what a line says; ``before``: the lines before it, the nearest first; ``after``: those after."""
     weight = Weight.ELSEWHERE if ELSEWHERE.search(text) else Weight.ERROR
     found = _EXCEPTION.match(text)
+    text = " / ".join([text.rstrip(), *_continued(text, after)])
     if found is None:
         return Root(at, text, rank, weight)
-    if not found["text"] and after:
-        text = f"{text} {after[0].strip()}"
     frame = next(filter(None, map(_FRAME.search, before)), None)
     place = package = ""
     if frame is not None:
@@ -101,9 +109,25 @@ def root(at: int, text: str, rank: int | None, before: Iterable[str], after: Seq
     return Root(at, text, rank, weight, place, package, link == _DIRECT)
 
 
+def _continued(text: str, after: Sequence[str]) -> Iterator[str]:
+    """Yield the lines, two at most, in which the text of an error goes on."""
+    for line in after[:2]:
+        wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM
+        unfinished = text.rstrip().endswith((":", ",")) or line[:1].isspace() or wrapped
+        if not line.strip() or not unfinished or _FRAME.search(line):
+            return
+        yield line.strip()
+        text = line
+
+
 def is_exception(text: str) -> bool:
     """Return whether a line is the end of a traceback of Python."""
     return _EXCEPTION.match(text) is not None
+
+
+def is_frame(text: str) -> bool:
+    """Return whether a line names a frame of a traceback of Python, whose source text comes next."""
+    return _FRAME.search(text) is not None
 
 
 def is_handled(after: Sequence[str]) -> bool:

@@ -9,13 +9,14 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import islice
 from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.roots import Root, is_exception, is_handled, likeliest, root
-from trtllm_hpc.logs.causes.table import Cause, Kind, Pattern, causes
+from trtllm_hpc.logs.causes.roots import Root, is_exception, is_frame, is_handled, likeliest, root
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes
 from trtllm_hpc.logs.errors import ERROR_TEXTS, READY_LINE, READY_TEXTS, TRACEBACK, is_error
 from trtllm_hpc.logs.prefixes import stripped, without_shared
-from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, uncoloured
+from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, lines_of, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
 _LONGEST_BLOCK = 16 << 20
@@ -31,10 +32,14 @@ _WORK_OF_A_LINE = 100
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 """The ends of logs that are too long are searched, too: of all logs, and of each one at least."""
 _MOST_ROOTS = 400
+_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE = 12, 30
+"""After an error that shells survive, and after another one; lines that are indented do not count."""
 _FRAME_LINES = 12
 """So far before an exception its last frame is looked for; ten times as far a traceback's end."""
 _CHAIN_LINES = 12
 """So far after an exception Python's words that link it to the next one are looked for."""
+_STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
+"""Lines of a stack, a table or a box, which follow an error."""
 _ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 ERROR, READY = "error", "ready"
 COUNTED_BYTES = 512 << 20  # beyond this a match has no line number, since counting takes too long
@@ -71,6 +76,8 @@ class Scanned:
     search began."""
     candidates: list[Match]
     """``matches``, and the other errors that no entry knows, likewise."""
+    survived: bool = False
+    """Whether the log goes on for long after its last error, which no entry knows as the end of a process."""
     unread_bytes: int = 0
     """Size of the middle that was not searched, because the log is too long."""
 
@@ -112,7 +119,21 @@ def scan(log: BinaryIO, bounds: Bounds | None = None) -> Scanned:
     log.seek(began)
     candidates, chosen = finder.candidates()
     numbered = _numbered(log, candidates)
-    return Scanned([it for it in numbered if it.at in chosen], finder.error_at, numbered, unread)
+    chosen_matches = [it for it in numbered if it.at in chosen]
+    survived = bool(numbered) and _survived(log, chosen_matches, began + numbered[-1].at)
+    return Scanned(chosen_matches, finder.error_at, numbered, survived, unread)
+
+
+def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
+    """Return whether a log goes on after its last error as if nothing had happened."""
+    if any(it.cause.degree is Degree.KNOWN and not it.cause.survivable for it in found):
+        return False
+    needed = min(_SURVIVED_LINES if it.cause.survivable else _SURVIVED_LINES_OTHERWISE for it in found)
+    log.seek(last_at)
+    after = (line for line in lines_of(log, _LONGEST_SEARCHED) if line.strip() and not _STACK.match(line))
+    lines = sum(1 for _ in islice(after, needed + 1))
+    log.seek(0)
+    return lines > needed
 
 
 def _numbered(log: BinaryIO, found: Iterable[Match]) -> list[Match]:
@@ -181,7 +202,12 @@ class _Finder:
                 continue
             line = _SuspectLine(block, one.start, raw)
             entries = [value for value in one.values if isinstance(value, tuple)]
-            if line.is_calm or self._try(entries, line, at) or (may_be_error and self._note(line, at)):
+            if (
+                line.is_calm
+                or line.is_source
+                or self._try(entries, line, at)
+                or (may_be_error and self._note(line, at))
+            ):
                 self._done.add(one.shape)
 
     def _try(self, candidates: Sequence[tuple[Cause, Pattern]], line: _SuspectLine, at: int) -> bool:
@@ -238,6 +264,12 @@ class _SuspectLine:
         self._block = block
         self.line = stripped(raw)
         self.is_calm = self.line.level == "info" or " NCCL INFO " in self.line.text
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is the source text of a frame of a traceback."""
+        indented = self.line.text[:1].isspace() or self.line.text.startswith(("raise ", "return "))
+        return indented and any(map(is_frame, self.before(1)))
 
     @cached_property
     def texts(self) -> list[str]:

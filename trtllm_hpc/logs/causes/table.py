@@ -94,6 +94,8 @@ class Cause:
     """It only names the kind of failure: a cause that says more goes first."""
     first: bool = False
     """It stands for an error that no other entry knows."""
+    survivable: bool = False
+    """Programs often go on after it."""
     fatal: bool = True
     """Whether it can end a process; else it fails single requests."""
     states: tuple[str, ...] = ()
