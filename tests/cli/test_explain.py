@@ -131,7 +131,7 @@ def test_why_shows_every_candidate_and_its_part(tmp_path: Path) -> None:
     )
     shown = explain(str(log), "--why").output
     assert f"{log}:1: consequence, failed-elsewhere: RuntimeError: Executor worker died" in shown
-    assert f"{log}:2: first error, python-error: IndexError" in shown
+    assert f"{log}:2: first error, python-fault: IndexError" in shown
 
 
 TABLE = """[site-lustre]
@@ -198,6 +198,6 @@ def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
         assert explain(name).output.startswith("cause: The GPU's memory is full."), name
     Path("chat-1").mkdir()
     Path("chat-1", "a.out").write_text(LOST)
-    assert explain("chat-1").output.startswith("cause: NCCL lost another rank.")
+    assert explain("chat-1").output.startswith("first error: NCCL lost another rank.")
     unknown = explain("chat-2")
     assert "There is no file or folder 'chat-2'. No run is called 'chat-2'" in unknown.output

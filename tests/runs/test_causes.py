@@ -60,7 +60,7 @@ def test_a_killed_batch_script_is_the_cause_where_no_log_tells_another(run_of: R
     run.batch_log("serve").write_text(
         "slurmstepd: error: *** STEP 7.2 ON n0 FAILED (non-zero exit code) ***\n"
     )
-    [cause] = run_status(run).causes
+    cause, *_ = run_status(run).causes
     assert cause.sentence == "The job's batch script was killed by signal 9, so that Slurm ended the job."
 
 

@@ -17,6 +17,8 @@ ERRORS = re.compile(
     | ^\s*(?:ERROR|CRITICAL|FATAL)\b | \s[-|]\s*(?:ERROR|CRITICAL)\s*[-|]\s  # logging, loguru
     | ^\s*(?:[\w.]+\.)?\w*(?:Error|Exception):\   # the end of a traceback whose start is elsewhere
     | CUDA(?:\ error|_ERROR|\ out\ of\ memory) | cudaError[A-Z] | [Oo]ut\ of\ memory
+    | \bNVRM:\ (?!loading) | \bSIG(?:SEGV|BUS|ABRT|ILL|FPE)\b | \bsevere\ \(\d+\)
+    | \b[Ff]atal\ error\ in\b | syntax\ error | unbound\ variable | Could\ NOT\ find
     | oom[-_ ]kill | \b(?:[Tt]ransfer|[Bb]ootstrap)\ (?:failed|timed\ out)
     | Segmentation\ fault | Bus\ error | core\ dumped | Signal\ \((?!2\)|15\))\d+\)\ received
     | terminate\ called\ (?:after|without)
@@ -34,6 +36,8 @@ ERROR_TEXTS = (
     *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),
     *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
     *(b": unrecognized option", b": invalid option", b": unknown option"),
+    *(b"NVRM:", b"SIGSEGV", b"SIGBUS", b"SIGABRT", b"SIGILL", b"SIGFPE", b"severe (", b"unbound variable"),
+    *(b"Could NOT find", b"ransfer failed", b"ransfer timed out", b"ootstrap failed", b"ootstrap timed out"),
     *(b": command not found", b": No such file or directory", b": Permission denied", b": cannot open"),
 )
 """Each line that is an error contains one of these."""
@@ -49,7 +53,8 @@ HARMLESS = re.compile(
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
     | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
     | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
-    | Last\ error:\s*$ | Setting\ TMPDIR
+    | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot | Configured\ MailProg
+    | failed\ to\ delete\ container\ image\ tempDir | is\ defunct,\ please\ remove
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
     | \b(?:no|0|without)\ errors?\b
     """,
@@ -74,17 +79,20 @@ _SHOWN = 300
 
 
 _SUSPICIOUS = re.compile(
-    rb"error|fail|fatal|exception|cannot|can.t|could ?n.t|unable|abort|kill|denied|refused|timed? ?out"
-    rb"|invalid|missing|not found|no such|unexpected|mismatch|unsupported|unknown|panic|corrupt|exceed"
-    rb"|disconnect|lost|\bwarn",
+    rb"error|fail|fatal|exception|cannot|can.t|could ?n.t|could not|unable|abort|kill|denied|refused"
+    rb"|timed? ?out|invalid|missing|not found|no such|unexpected|mismatch|unsupported|unknown|panic|corrupt"
+    rb"|exceed|disconnect|lost|\bwarn",
     re.IGNORECASE,
 )
 
 
-def suspicious(lines: Sequence[bytes], most: int = 5) -> list[str]:
-    """Return the last lines that may speak of a failure; where no line does, the last ones."""
+def suspicious(lines: Sequence[bytes], most: int = 5, *, only: bool = False) -> list[str]:
+    """Return the last lines that may speak of a failure; without any, the last ones, unless ``only``."""
     found = [line for line in lines if _SUSPICIOUS.search(line) and not HARMLESS.search(line)]
-    return [_shown(uncoloured(line)) for line in (found or [line for line in lines if line.strip()])[-most:]]
+    return [
+        _shown(uncoloured(line))
+        for line in (found or ([] if only else [it for it in lines if it.strip()]))[-most:]
+    ]
 
 
 def is_error(line: bytes) -> bool:

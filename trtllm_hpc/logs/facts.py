@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -19,8 +20,10 @@ from trtllm_hpc.logs.causes.explain import (
     of_lines,
     rank_of,
 )
-from trtllm_hpc.logs.causes.scan import COUNTED_BYTES, Bounds, Scanned, bounds_of, scan
-from trtllm_hpc.logs.causes.table import Kind
+from trtllm_hpc.logs.causes.roots import FIRST_ERROR
+from trtllm_hpc.logs.causes.scan import COUNTED_BYTES, Bounds, Match, Scanned, bounds_of, scan
+from trtllm_hpc.logs.causes.table import Degree, Kind
+from trtllm_hpc.logs.causes.table import causes as entries
 from trtllm_hpc.logs.errors import first_error, suspicious
 from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines, stat_of
 from trtllm_hpc.logs.workers import in_order
@@ -132,25 +135,26 @@ def facts_of_stream(log: BinaryIO) -> LogFacts:
 
 def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
     scanned, late_bytes = scan(log, bounds), max(_LATE_BYTES, bounds.tail_bytes)
-    causes = tuple(findings(scanned.matches, str(path)))
+    matches = scanned.matches
+    if matches and all(it.cause.kind is Kind.CONSEQUENCE for it in matches):
+        matches = [*_suspects(log, matches[0]), *matches]
+    causes = tuple(findings(matches, str(path)))
     error = None
     if scanned.error_at is not None:
         log.seek(scanned.error_at)
         error = first_error(lines_of(log, _ERROR_BYTES))
     own = None if error is None or not error.startswith(_ERROR) else _own_error(path, log, scanned, error)
+    if own is not None:
+        kept = [it.degree is not Degree.FIRST_ERROR or it.line != own.line for it in causes]
+        matches, causes = list(compress(matches, kept)), tuple(compress(causes, kept))
     seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
-    if not causes:
+    if error is None and not causes:
         last = list(lines_of(log, late_bytes))
-        return LogFacts(
-            error,
-            own_error=own,
-            suspicious=tuple(suspicious(last)),
-            is_empty=start == 0 and not last,
-            unread_bytes=scanned.unread_bytes,
-        )
+        shown = tuple(suspicious(last))
+        return LogFacts(suspicious=shown, is_empty=start == 0 and not last, unread_bytes=scanned.unread_bytes)
     late_error = first_error(lines_of(log, late_bytes))
-    found = zip(scanned.matches, causes, strict=True)
+    found = zip(matches, causes, strict=True)
     late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
     late_cause = next(iter(likeliest_first(of_lines([late]))), None)
     candidates = tuple(findings(scanned.candidates, str(path)))
@@ -165,6 +169,17 @@ def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
         survived=scanned.survived,
         unread_bytes=scanned.unread_bytes,
     )
+
+
+def _suspects(log: BinaryIO, consequence: Match) -> Iterator[Match]:
+    """Yield the lines that may speak of a failure before a line that only reports one."""
+    start = max(0, consequence.at - _LATE_BYTES)
+    log.seek(start)
+    before = log.read(consequence.at - start).splitlines()[-LATE_LINES:]
+    texts = suspicious(before, 3, only=True)
+    if texts:
+        text = " / ".join(texts)
+        yield Match(entries()[FIRST_ERROR], {"text": text}, None, text, None, start)
 
 
 def _own_error(path: Path, log: BinaryIO, scanned: Scanned, line: str) -> Finding:

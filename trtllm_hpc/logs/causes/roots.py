@@ -14,6 +14,8 @@ _EXCEPTION = re.compile(
 )
 _WRAPPED_FROM = 60
 """A shorter line does not go on in a next line that begins with a small letter."""
+_FATAL = re.compile(r"\b(?:fatal|FATAL|Fatal error|panic)\b")
+_TOOL = re.compile(r"(?:find|ls|rm|cp|mv|mkdir|cat|tar|grep|chmod|chown|touch|ln|stty|tput): |Module ERROR")
 _FAULT = re.compile(
     r"(?:Type|Attribute|Name|Index|Key|UnboundLocal|Assertion|Syntax|ZeroDivision|Recursion)Error\b"
 )
@@ -51,10 +53,12 @@ ELSEWHERE = re.compile(
 class Weight(enum.IntEnum):
     """How likely a line is the root, the likeliest first."""
 
-    ERROR = 0
-    HANDLED = 1
-    """An exception that a program handled when another exception was raised."""
-    ELSEWHERE = 2
+    FATAL = 0
+    """It says that the program ends."""
+    ERROR = 1
+    HANDLED = 2
+    """A program handled it: an exception when another one was raised, what a shell's tool could not do."""
+    ELSEWHERE = 3
     """It reports what has failed elsewhere."""
 
 
@@ -91,9 +95,15 @@ class Root:
 
 def root(at: int, text: str, rank: int | None, before: Iterable[str], after: Sequence[str]) -> Root:
     """Return what a line says; ``before``: the lines before it, the nearest first; ``after``: those after."""
-    weight = Weight.ELSEWHERE if ELSEWHERE.search(text) else Weight.ERROR
+    weight = Weight.ERROR
+    if ELSEWHERE.search(text):
+        weight = Weight.ELSEWHERE
+    elif _FATAL.search(text):
+        weight = Weight.FATAL
+    elif _TOOL.match(text):
+        weight = Weight.HANDLED
     found = _EXCEPTION.match(text)
-    text = " / ".join([text.rstrip(), *_continued(text, after)])
+    text = " / ".join([text.rstrip(), *continued(text, after)])
     if found is None:
         return Root(at, text, rank, weight)
     frame = next(filter(None, map(_FRAME.search, before)), None)
@@ -109,7 +119,7 @@ def root(at: int, text: str, rank: int | None, before: Iterable[str], after: Seq
     return Root(at, text, rank, weight, place, package, link == _DIRECT)
 
 
-def _continued(text: str, after: Sequence[str]) -> Iterator[str]:
+def continued(text: str, after: Sequence[str]) -> Iterator[str]:
     """Yield the lines, two at most, in which the text of an error goes on."""
     for line in after[:2]:
         wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM

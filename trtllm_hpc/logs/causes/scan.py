@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from itertools import islice
 from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.roots import Root, is_exception, is_frame, is_handled, likeliest, root
+from trtllm_hpc.logs.causes.roots import Root, continued, is_exception, is_frame, is_handled, likeliest, root
 from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes
 from trtllm_hpc.logs.errors import ERROR_TEXTS, READY_LINE, READY_TEXTS, TRACEBACK, is_error
 from trtllm_hpc.logs.prefixes import stripped, without_shared
@@ -215,7 +215,9 @@ class _Finder:
         best: tuple[Cause, re.Match[str], str] | None = None
         for text in line.texts:
             for cause, pattern in candidates:
-                window = text if cause.lines == 1 else "\n".join([text, *line.after(cause.lines - 1)])
+                window = (
+                    line.whole(text) if cause.lines == 1 else "\n".join([text, *line.after(cause.lines - 1)])
+                )
                 match = pattern.regex.search(window)
                 if match is None or match.start() > len(text):
                     continue
@@ -277,6 +279,10 @@ class _SuspectLine:
         text = _joined_row(self.line.text, self._block, self.start + len(self.raw))
         shorter = without_shared(text, [*self.before(1), *self.after(1)])
         return [text] if shorter == text else [text, shorter]
+
+    def whole(self, text: str) -> str:
+        """Return a text of the line with the lines in which it goes on, where it ends with a colon."""
+        return " ".join([text, *continued(text, self.after(2))]) if text.endswith((":", ",")) else text
 
     def after(self, count: int) -> list[str]:
         """Return lines after this one, in the block."""

@@ -58,7 +58,7 @@ class Degree(str, enum.Enum):
     LIKELY = "likely cause"
     """Its line shows the kind of failure."""
     FIRST_ERROR = "first error"
-    """Its line is an error, and not the consequence of another error that is seen."""
+    """Its line is an error, or a consequence, and no other error that explains it is seen."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,9 @@ class Cause:
     @property
     def degree(self) -> Degree:
         """How much a match says."""
-        return Degree.FIRST_ERROR if self.first else Degree.LIKELY if self.generic else Degree.KNOWN
+        if self.first or self.kind is Kind.CONSEQUENCE:
+            return Degree.FIRST_ERROR
+        return Degree.LIKELY if self.generic else Degree.KNOWN
 
     def told(self, template: str, groups: dict[str, str]) -> str:
         """Return ``sentence`` or ``next`` with the groups of a match filled in.
