@@ -11,7 +11,7 @@ def page() -> str:
     parts = [_HEAD.format(total=total)]
     for area in AREAS:
         rows = [cause for cause in causes().values() if cause.area == area and cause.kind is not Kind.NOISE]
-        parts.append(f"## {area}\n\n| id | what has happened | what to do | seen in |\n|---|---|---|---|\n")
+        parts.append(f"### {area}\n\n| id | what has happened | what to do | seen in |\n|---|---|---|---|\n")
         for cause in rows:
             mark = " (a consequence)" if cause.kind is Kind.CONSEQUENCE else ""
             cells = (f"`{cause.id}`{mark}", cause.sentence, cause.next, ", ".join(cause.sources))
@@ -33,12 +33,57 @@ next: Every rank has to see all GPUs of its node, or one of its own: check gpus_
   slurm-4711.out:118, rank 2: gpu3:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 ...
 ```
 
-All logs of a job are read together. A root cause goes before its consequences on other ranks, whatever their
-clocks say; what ends a process before what fails single requests; a precise cause before one that only names
-the kind of failure. What runs print that are well (noise) is ignored. The exit code of `explain` is 1 if a
-cause was found, else 0; `--json` prints the list ([fields](json.md#explain)).
+Logs may be compressed (gzip, bzip2, xz, zstd) or in UTF-16; a folder stands for the files in it, and a run's
+name for its logs. All logs of a job are read together.
 
-The table below has {total} causes. It is made of `trtllm_hpc/logs/causes/data/*.toml` (`make golden`), where
-words in braces are filled in from the log. A log with each cause is quoted in `tests/logs/excerpts/`.
+## How a cause is found
+
+1. What stands before each line is taken off: colours, times, levels, ranks, the names of containers, pods,
+   hosts and workers, the marks of quoted text, and whatever else a neighbouring line begins with, too.
+2. Lines are candidates that match an entry of the table below, or that are an error: the end of a traceback,
+   `fatal error:`, `FATAL`, what compilers, linkers, Slurm and containers call an error. Lines that call
+   themselves information or a warning are none, nor is what stands before a server said that it is ready.
+3. What only reports that something else has failed (a worker died, a subprocess returned a non-zero status,
+   `MPI_ABORT`, all models failed to load) is a consequence, in whatever log it stands. Of exceptions that
+   Python chains, the direct cause goes first; an exception that was handled goes last.
+4. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
+   one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
+   before `error`; then the order of the lines decides.
+
+The answer says how much is known: in words, as `degree` in JSON ([fields](json.md#explain)), by the exit code:
+
+| | means | exit code |
+|---|---|--:|
+| `cause` (`known cause`) | the line means this and nothing else | 1 |
+| `likely cause` | the line shows the kind of failure: its package, file, device or peer | 3 |
+| `first error` | the line is an error, and no other error explains it; no more is known | 4 |
+| no cause | no error, or errors after which the log goes on for long; the nearest lines are shown | 0 |
+
+`explain --why` lists every line that was looked at, and what it was taken for. How often the answer is right
+on logs that nobody here had seen is on [another page](unseen-logs.md).
+
+## Causes of your own
+
+Tables in `~/.config/trtllm-hpc/causes/*.toml`, and in the folder that the cluster profile names
+(`causes_folder`), come before the shipped ones. `trtllm-hpc explain --check FILE` checks a table.
+
+```toml
+[site-scratch]
+kind = "root"                   # or "consequence", or "noise": printed by runs that are well
+patterns = ["scratch2: quota of group (?P<group>\\S+) is used up"]  # as Python has them
+sentence = "The scratch quota of group {{group}} is used up."
+next = "Ask the group's owner to remove old runs: scratch-quota {{group}}."
+
+[cuda-out-of-memory]
+off = true                      # a shipped entry that is not to be used
+```
+
+`generic = true` marks an entry that only names the kind of failure, `lines = 3` one whose patterns span
+three lines.
+
+## The table
+
+It has {total} causes and is made of `trtllm_hpc/logs/causes/data/*.toml` (`make golden`), where words in
+braces are filled in from the log. A log with each cause is quoted in `tests/logs/excerpts/`.
 
 """

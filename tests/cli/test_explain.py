@@ -14,9 +14,8 @@ from tests.logs.runs import make_run
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError, ExitCode
-from trtllm_hpc.logs.causes.scan import _sieve
-from trtllm_hpc.logs.causes.table import causes, own_tables
-from trtllm_hpc.logs.facts import _known
+from trtllm_hpc.logs.causes.table import use_site_tables
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.runtime.records import add_event
 
 LOST = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
@@ -30,10 +29,9 @@ def own_tables_end_with_the_test() -> Iterator[None]:
 
 
 def use_tables_anew() -> None:
-    own_tables.cache_clear()
-    causes.cache_clear()
-    _sieve.cache_clear()
-    _known.clear()
+    """Have the tables read again, as the next command does."""
+    use_site_tables(Path("/nowhere"))
+    use_site_tables(None)
 
 
 def explain(*words: str, text: str | None = None) -> Result:
@@ -164,6 +162,15 @@ def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
     for problem in ("has no key next", "has a key nxt", "is no regular expression"):
         assert problem in str(checked.exception)
     assert f"error: 3 problems found.\n{table}: site-lustre" in explain(str(log)).output
+
+
+def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    write_json(run.plan, {"name": "demo", "causes_folder": str(tmp_path / "causes")})
+    run.rank_log("serve", 1).write_text("LustreError: 11-0: evicted\n")
+    (tmp_path / "causes").mkdir()
+    (tmp_path / "causes" / "site.toml").write_text(TABLE)
+    assert explain(str(run.folder)).output.startswith("cause: Our scratch is ill: 11-0: evicted.")
 
 
 @pytest.mark.parametrize("words", [(), ("-",)])

@@ -15,6 +15,7 @@ from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts
 from trtllm_hpc.logs.packed import opened
 from trtllm_hpc.logs.reading import escaped, quoted, stat_of
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.runs.find import find_run, is_run
@@ -136,6 +137,7 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[str]]:
                 unread.append(f"There is no file or folder {name!r}. {error.message}")
                 continue
         if is_run(folder):
+            RunSnapshot(RunPaths(folder)).use_causes_of_site()
             folder = RunPaths(folder).logs
         found = sorted(str(it) for it in folder.rglob("*") if it.is_file()) if folder.is_dir() else [name]
         if not found:

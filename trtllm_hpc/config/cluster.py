@@ -174,6 +174,9 @@ class ClusterProfile(Section):
     engines_folder: AbsolutePath | None = None
     """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
     folder of runs."""
+    causes_folder: AbsolutePath | None = None
+    """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
+    know; ``explain --check FILE`` checks one."""
     node_local_folders: list[AbsolutePath] = Field(
         default_factory=lambda: ["/tmp", "/var/tmp", "/dev/shm", "/run"]
     )

@@ -114,6 +114,7 @@ def stage_error(run: RunSnapshot, stage: str) -> str | None:
     For a stage that failed without a reason in its rank records. It only
     explains: the caller must know that the stage has failed.
     """
+    run.use_causes_of_site()
     logs = stage_logs(run, stage)
     facts = logs_facts([log.path for log in logs])
     names = {str(log.path): log.name for log in logs}

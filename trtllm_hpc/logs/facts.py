@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -22,7 +21,7 @@ from trtllm_hpc.logs.causes.explain import (
 )
 from trtllm_hpc.logs.causes.roots import FIRST_ERROR
 from trtllm_hpc.logs.causes.scan import COUNTED_BYTES, Bounds, Match, Scanned, bounds_of, scan
-from trtllm_hpc.logs.causes.table import Degree, Kind
+from trtllm_hpc.logs.causes.table import Kind, forgotten_with_causes
 from trtllm_hpc.logs.causes.table import causes as entries
 from trtllm_hpc.logs.errors import first_error, suspicious
 from trtllm_hpc.logs.reading import count_lines, decode, lines_of, seek_last_lines, stat_of
@@ -71,6 +70,7 @@ _Stamps = dict[Path, tuple[int, int]]
 """Size and time of logs when their reading began."""
 _known: dict[Path, tuple[tuple[int, int], LogFacts]] = {}
 """Facts by path: `submit --wait` looks every few seconds."""
+forgotten_with_causes(_known.clear)
 _begun: list[tuple[_Stamps, Iterator[tuple[Path, LogFacts]]]] = []
 """What :func:`begin_reading` has begun; the results are not taken yet."""
 
@@ -144,9 +144,6 @@ def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
         log.seek(scanned.error_at)
         error = first_error(lines_of(log, _ERROR_BYTES))
     own = None if error is None or not error.startswith(_ERROR) else _own_error(path, log, scanned, error)
-    if own is not None:
-        kept = [it.degree is not Degree.FIRST_ERROR or it.line != own.line for it in causes]
-        matches, causes = list(compress(matches, kept)), tuple(compress(causes, kept))
     seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
     if error is None and not causes:

@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtllm_hpc.logs.causes.table import use_site_tables
 from trtllm_hpc.logs.reading import quoted, stat_of
 from trtllm_hpc.paths import RunPaths, preflight_step, read_json, read_plan, serve_steps
 from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
@@ -37,6 +38,11 @@ class RunSnapshot:
     def plan(self) -> dict[str, Any]:
         """The plan; empty if it cannot be read."""
         return plan_of(self.paths)
+
+    def use_causes_of_site(self) -> None:
+        """Have the tables of causes read that the run's cluster profile names."""
+        if folder := self.plan.get("causes_folder"):
+            use_site_tables(Path(folder))
 
     @cached_property
     def submission(self) -> SubmissionRecord | None:

@@ -265,6 +265,8 @@ class Plan:
         record["stages"] = [asdict(stage) for stage in self.stages]
         record["scheduler"] = self.cluster.scheduler
         record["slurm_conf"] = self.cluster.slurm_conf
+        if self.cluster.causes_folder is not None:
+            record["causes_folder"] = self.cluster.causes_folder
         record["stops_server"] = self.job.stops_server
         return record
 

@@ -41,11 +41,17 @@ def causes_of(run: RunSnapshot, failure: StageFailure, servers: Sequence[LogFile
 
     ``servers`` are the logs of the step ``serve``.
     """
+    run.use_causes_of_site()
     first, exit_signal = failure.first, failure.status.exit_signal
     reported = failure.reported or (None if first is None else first.verdict or first.record.reason)
     logs = stage_logs(run, failure.stage, None if first is None else first.record, servers)
     facts = logs_facts([log.path for log in logs])
-    candidates = of_lines([log.causes for log in facts])
+    own_lines = {(it.own_error.file, it.own_error.line) for it in facts if it.own_error is not None}
+    candidates = [
+        it
+        for it in of_lines([log.causes for log in facts])
+        if it.certainty is not Certainty.FIRST_ERROR or (it.finding.file, it.finding.line) not in own_lines
+    ]
     # A rank without a record may only be late; the reason that the job has given says more.
     late = failure.reported is not None and first is not None and first.record.ended_at is None
     if (killed := None if late else _killed(first)) is not None:

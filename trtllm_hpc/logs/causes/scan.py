@@ -13,7 +13,7 @@ from itertools import islice
 from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.roots import Root, continued, is_exception, is_frame, is_handled, likeliest, root
-from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes, forgotten_with_causes
 from trtllm_hpc.logs.errors import ERROR_TEXTS, READY_LINE, READY_TEXTS, TRACEBACK, is_error
 from trtllm_hpc.logs.prefixes import stripped, without_shared
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, lines_of, uncoloured
@@ -329,6 +329,9 @@ def _sieve() -> Sieve[tuple[Cause, Pattern] | str]:
     ]
     entries += [(text, ERROR) for text in (*ERROR_TEXTS, TRACEBACK)]
     return Sieve([*entries, *((text, READY) for text in READY_TEXTS)])
+
+
+forgotten_with_causes(_sieve.cache_clear)
 
 
 @cache

@@ -6,7 +6,7 @@ import enum
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import resources
@@ -34,6 +34,8 @@ AREAS = (
 
 _KEYS = {"kind", "patterns", "sentence", "next", "sources", "lines", "generic", "fatal", "off"}
 _site: Path | None = None
+_WITH_CAUSES: list[Callable[[], None]] = []
+"""Forget what was made of the causes before."""
 _GROUP = re.compile(r"(?<!\$)\{(\w+)\}")
 _LONGEST_VALUE = 160
 _CLAUSE_END = re.compile(r"(?<=[.:]) (?=\S)")
@@ -215,6 +217,11 @@ def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"]), "patterns": patterns})
 
 
+def forgotten_with_causes(forget: Callable[[], None]) -> None:
+    """Call this when other tables are used."""
+    _WITH_CAUSES.append(forget)
+
+
 def use_site_tables(folder: Path | None) -> None:
     """Read the tables in a folder as well, as a cluster profile names it (``causes_folder``)."""
     global _site
@@ -222,3 +229,5 @@ def use_site_tables(folder: Path | None) -> None:
         _site = folder
         own_tables.cache_clear()
         causes.cache_clear()
+        for forget in _WITH_CAUSES:
+            forget()

@@ -1,0 +1,151 @@
+"""How often ``explain`` is right on logs of failures that nobody here had seen.
+
+``python -m benchmarks.unseen_logs CASES [--verdicts FILE] [--page docs/unseen-logs.md] [--draw TEXT]``
+
+CASES is a folder of cases, each a folder with ``log.txt`` and ``case.toml``: ``kind`` (``failure`` or
+``clean``), ``category``, ``source``, ``cause`` and ``remedy`` as the public source concludes, and
+``root_line``, the line to which a good engineer would point first. The logs belong to others, and are not
+kept in this repository.
+
+Whether an answer is right is judged by a reader who sees log, true cause and answer, and not how the answer
+was made: FILE has one line for each case, ``NAME<TAB>VERDICT``, where VERDICT is ``right`` (a true
+sentence, and a next step that leads to the remedy), ``half``, ``wrong`` or ``silent``. Without FILE only
+the root lines are counted. Intervals are Wilson's, of 95 %. The exit code is 1 when fewer than 80 % of the
+answers are right, more than 5 % are wrong, one is silent, or more than one of 20 clean logs raises an
+alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.logs.causes.explain import Finding, likeliest_first, of_lines
+from trtllm_hpc.logs.causes.table import Kind
+from trtllm_hpc.logs.facts import logs_facts
+
+VERDICTS = ("right", "half", "wrong", "silent")
+RIGHT_SHARE, WRONG_SHARE, ALARM_SHARE = 0.80, 0.05, 0.05
+_Z = 1.96
+
+
+@dataclass(frozen=True)
+class Case:
+    """One log, and what ``explain`` says of it."""
+
+    name: str
+    facts: dict[str, Any]
+    """The fields of ``case.toml``."""
+    first: Finding | None
+    finds_root: bool
+    """Whether the first answer quotes the line to which a good engineer would point."""
+    verdict: str
+    """One of ``VERDICTS``; of a clean log ``calm`` or ``alarm``; empty where nobody has judged."""
+
+
+def interval(count: int, total: int) -> tuple[float, float]:
+    """Return Wilson's interval of a share."""
+    if total == 0:
+        return 0.0, 1.0
+    share = count / total
+    middle = share + _Z**2 / (2 * total)
+    spread = _Z * math.sqrt(share * (1 - share) / total + _Z**2 / (4 * total**2))
+    below = 1 + _Z**2 / total
+    return (middle - spread) / below, (middle + spread) / below
+
+
+def read_case(folder: Path, verdicts: dict[str, str]) -> Case:
+    """Explain the log of one case."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    facts: dict[str, Any] = toml.loads((folder / "case.toml").read_text("utf-8"))
+    log = folder / "log.txt"
+    [found] = logs_facts([log])
+    answers = () if found.survived else likeliest_first(of_lines([found.causes]))
+    first = answers[0] if answers else None
+    lines = log.read_text("utf-8", errors="replace").split("\n")
+    quoted = lines[first.line - 1].strip() if first is not None and first.line else ""
+    root = facts.get("root_line", "").strip()
+    finds_root = bool(quoted and root) and (root in quoted or quoted in root)
+    verdict = verdicts.get(folder.name, "")
+    if facts["kind"] == "clean":
+        verdict = "alarm" if any(it.kind is Kind.ROOT for it in answers) else "calm"
+    return Case(folder.name, facts, first, finds_root, verdict)
+
+
+def table(cases: list[Case]) -> str:
+    """Return the counts by category as Markdown."""
+    lines = [
+        "| category | failures | right | half | wrong | silent | root line quoted | clean | alarms |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    categories = sorted({case.facts["category"] for case in cases})
+    for name, chosen in [
+        *((it, [c for c in cases if c.facts["category"] == it]) for it in categories),
+        ("all", cases),
+    ]:
+        failures = [case for case in chosen if case.facts["kind"] == "failure"]
+        clean = [case for case in chosen if case.facts["kind"] == "clean"]
+        judged = collections.Counter(case.verdict for case in failures)
+        counts = [len(failures), *(judged[it] for it in VERDICTS), sum(case.finds_root for case in failures)]
+        alarms = sum(case.verdict == "alarm" for case in clean)
+        lines.append("| " + " | ".join(map(str, [name, *counts, len(clean), alarms])) + " |")
+    return "\n".join(lines)
+
+
+def shares(cases: list[Case]) -> tuple[str, bool]:
+    """Return the shares with their intervals as a sentence, and whether all are within the bounds."""
+    failures = [case for case in cases if case.facts["kind"] == "failure"]
+    clean = [case for case in cases if case.facts["kind"] == "clean"]
+    judged = collections.Counter(case.verdict for case in failures)
+    alarms = sum(case.verdict == "alarm" for case in clean)
+    parts = []
+    for label, count, total in (
+        *((it, judged[it], len(failures)) for it in VERDICTS),
+        ("alarms in clean logs", alarms, len(clean)),
+    ):
+        low, high = interval(count, total)
+        parts.append(
+            f"{label} {count} of {total} ({count / max(1, total):.0%}, 95 %: {low:.0%} to {high:.0%})"
+        )
+    fine = (
+        judged["right"] >= RIGHT_SHARE * len(failures)
+        and judged["wrong"] <= WRONG_SHARE * len(failures)
+        and judged["silent"] == 0
+        and alarms <= ALARM_SHARE * len(clean)
+    )
+    return "; ".join(parts), fine
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Explain every case, and print or append the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", type=Path, nargs="+")
+    parser.add_argument("--verdicts", type=Path, action="append", default=[])
+    parser.add_argument("--page", type=Path, help="append the figures to this page")
+    parser.add_argument("--draw", default="", help="heading of the figures")
+    options = parser.parse_args(arguments)
+    rows = [
+        line.split("\t") for file in options.verdicts for line in file.read_text("utf-8").splitlines() if line
+    ]
+    verdicts = {row[0]: next((it for it in row[1:] if it in VERDICTS), "") for row in rows}
+    folders = sorted(file.parent for root in options.cases for file in root.glob("*/case.toml"))
+    cases = [read_case(folder, verdicts) for folder in folders]
+    sentence, fine = shares(cases)
+    text = f"## {options.draw}\n\n{sentence}.\n\n{table(cases)}\n"
+    if options.page is not None:
+        with options.page.open("a", encoding="utf-8") as page:
+            page.write(f"\n{text}")
+    print(text)
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
