@@ -50,7 +50,7 @@ name for its logs. All logs of a job are read together.
    one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
    before `error`; then the order of the lines decides.
 
-The answer says how much is known: in words, as `degree` in JSON ([fields](json.md#explain)), by the exit code:
+The answer says how much is known: in words, as `degree` in JSON ([fields](json.md#explain)), the exit code:
 
 | | means | exit code |
 |---|---|--:|
