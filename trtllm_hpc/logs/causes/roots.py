@@ -36,7 +36,8 @@ ELSEWHERE = re.compile(
     | initialization\ failed\ due\ to\ an\ exception|See\ (?:root\ cause|stack\ trace)\ above
     | CalledProcessError|ChildFailedError|BrokenProcessPool|RayTaskError|ActorDied|WorkerCrashed
     | returned\ non-zero\ exit\ status|exited\ with\ (?:non-?zero|exit\ code|code\ [1-9])
-    | subprocess-exited-with-error|Configuring\ incomplete|Failed\ to\ build\ (?:installable|')|metadata-generation-failed
+    | subprocess-exited-with-error|Configuring\ incomplete|Failed\ to\ build\ (?:installable|')
+    | metadata-generation-failed
     | failed\ with\ (?:error|exit)\ code|MPI_ABORT|\*\*\*\ (?:STEP|JOB)|Aborting\ job|error\ code\ 1$
     | [Ff]ailed\ to\ (?:load\ all\ models|start\ the\ server|launch|initialize\ executor)
     | [Rr]emote\ (?:peer|process)\ (?:closed|exited)|[Cc]onnection\ (?:reset|closed)\ by\ (?:remote\ )?peer
