@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,24 @@ def test_a_failure_of_the_server_has_its_status(
     body: Any = caught.value.body
     assert caught.value.status_code == status
     assert set(body) == {"message", "type", "param", "code"} and "Traceback" not in body["message"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Prompt length (200) exceeds maximum input length (96). Set log level to info",
+        "The prompt has 200 tokens; this engine was built for max_input_len 96.",
+        "The prompt's 90 tokens and the 9 asked for make 99; this engine was built for max_seq_len 96.",
+    ],
+)
+def test_a_prompt_too_long_for_the_server_has_the_words_that_clients_look_for(
+    server: Server, endpoint: Endpoint, tokenizer: Path, message: str
+) -> None:
+    server.stream = [refused(message)]
+    words = rf"This model's maximum context length is 96 tokens\. .*{re.escape(message)}"
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        ask(endpoint, tokenizer, lambda client: client.completions.create(**ASKED))
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:

@@ -21,10 +21,11 @@ from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
+from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
-from trtllm_hpc.runtime.records import RankRecord, read_events
+from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.sandbox import Sandbox
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -286,6 +287,23 @@ def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> N
     job = site.job("hangs", repository={}, engine=TWO_RANKS, companion={"enabled": False}, serve=serve)
     run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
     assert '"server-computes-nothing"' in eventually_failed(site, run)
+
+
+@pytest.mark.thorough
+def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site) -> None:
+    """HAProxy closes its connection to the server, and upstream looks once a second whether it is closed."""
+    job = site.job("left", repository={}, engine=TWO_RANKS, companion={"enabled": False})
+    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=waits")
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None and endpoint.openai_url is not None
+    key = run.key.read_text().strip()
+    log = run.rank_log("serve", 0)
+    client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0, timeout=2.5)
+    with client, pytest.raises(openai.APITimeoutError):
+        client.completions.create(model="any", prompt="the river")
+    # Documented are 2 s; the rest is for a busy machine.
+    assert eventually(lambda: "is disconnected, abort 1" in log.read_text(), 10)
+    site.cancel(run)
 
 
 def kill(site: Site, role: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.load.messages import Target
 from trtllm_hpc.client import connect
+from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Benchmark, Protocol
 from trtllm_hpc.errors import InvalidMeasurement, InvalidRequest, RequestFailed
 from trtllm_hpc.runtime.records import Endpoint
@@ -14,8 +15,6 @@ from trtllm_hpc.wire.served_model import LORA_INPUTS, STREAM_INPUTS, ServedModel
 
 _CORE_INPUT = "input_ids"
 _USUAL_MODELS = "choose ensemble, tensorrt_llm_bls or tensorrt_llm with --model"
-_MIN_LENGTH_INPUTS = ("min_length", "sampling_param_min_tokens", "min_tokens")
-"""Names of the input for the minimum length of an answer: upstream's, and the LLM API's (0.19 on)."""
 
 
 def targets_of(settings: Benchmark, endpoint: Endpoint, text_model: str | None) -> list[Target]:
@@ -130,10 +129,9 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
 
 
 def _min_length_input(name: str, served: ServedModel) -> str:
-    for known in _MIN_LENGTH_INPUTS:
-        if known in served.inputs:
-            return known
+    if found := BY_NAME["min_tokens"].input_of(served):
+        return found
     raise InvalidMeasurement(
-        f"Model {name!r} has no input for the minimum length of answers ({', '.join(_MIN_LENGTH_INPUTS)}).",
+        f"Model {name!r} has no input for the minimum length of answers (min_length).",
         hint="remove --exact-output (companion.benchmark.exact_output)",
     )

@@ -202,7 +202,7 @@ class AsyncClient:
             raise TypeError(f"no option of a request is called {unknown[0]!r}: {', '.join(BY_NAME)}")
         given = {name: value for name, value in options.items() if name in BY_NAME and value is not None}
         defaults = {"max_tokens": MAX_TOKENS}
-        if set(BY_NAME["exclude_input"].inputs) & set(self.model.inputs):
+        if BY_NAME["exclude_input"].input_of(self.model):
             defaults["exclude_input"] = True
         given = {**defaults, **given}
         settings = {name: value for name, value in options.items() if name in _SETTINGS}

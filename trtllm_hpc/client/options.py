@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
+from trtllm_hpc.wire.served_model import ServedModel
+
 Kind = Literal["count", "number", "text", "texts", "numbers", "flag", "ids", "array"]
 """``count`` and ``number`` are a whole and any number, ``texts`` and ``numbers`` several of their kind,
 ``ids`` token ids, ``array`` a NumPy array."""
@@ -40,10 +42,9 @@ class Option:
         """The option on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The inputs of Triton's models that may carry it; a model has one of them at most."""
-        return tuple(filter(None, (self.text, self.core, self.llm_api)))
+    def input_of(self, model: ServedModel) -> str:
+        """Return the input of a model of Triton that carries the option; empty if the model has none."""
+        return next((each for each in (self.text, self.core, self.llm_api) if each in model.inputs), "")
 
 
 _LLM_API = {

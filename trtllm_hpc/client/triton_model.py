@@ -320,9 +320,8 @@ def _request_values(model: ServedModel, request: Request, prepared: Iterable[str
 
 def _input_of(model: ServedModel, name: str) -> str:
     option = BY_NAME[name]
-    for each in option.inputs:
-        if each in model.inputs:
-            return each
+    if found := option.input_of(model):
+        return found
     raise InvalidRequest(
         f"Model {model.name!r} has no input for {option.flag} ({option.text or option.core}).",
         hint="leave it out, or choose another model with --model",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, RequestRefused, ServerUnreachable
 from trtllm_hpc.wire.openai_answer import error_body
 
@@ -20,6 +22,12 @@ _FAULT_WORDS = (
 )
 """Parts of messages that are about the server, not about the request. Triton's streams send no codes, and
 upstream's backend calls both kinds INTERNAL."""
+
+_LENGTH_WORDS = re.compile(
+    r"exceeds maximum input length \((\d+)\)|was built for max_(?:input|seq)_len (\d+)"
+)
+"""Parts of the messages of TensorRT-LLM and of the reference backend for a prompt that is too long. The
+gateway cannot know the limit: TensorRT-LLM may allow longer prompts than the engine's ``max_input_len``."""
 
 
 class ApiError(Exception):
@@ -51,5 +59,13 @@ def as_api_error(error: ApiError | RequestFailed) -> ApiError:
         # OpenAI's clients try this again by themselves.
         return ApiError(error.message, 429, code="rate_limit_exceeded")
     if isinstance(error, RequestRefused):
+        if limit := _LENGTH_WORDS.search(error.message):
+            return too_long(limit[1] or limit[2], f". {error.message}")
         return ApiError(error.message, 500 if any(word in words for word in _FAULT_WORDS) else 400)
     return ApiError(error.message, 502)
+
+
+def too_long(most: object, rest: str, key: str | None = None) -> ApiError:
+    """Return the refusal of a prompt; LiteLLM and others know it by OpenAI's words at its beginning."""
+    message = f"This model's maximum context length is {most} tokens{rest}"
+    return ApiError(message, param=key, code="context_length_exceeded")

@@ -165,7 +165,7 @@ class Generation:
         options = {name: value for name, value in options.items() if value is not None}
         for name in options:
             option = BY_NAME[name]
-            if not set(option.inputs) & set(self._client.model.inputs):
+            if not option.input_of(self._client.model):
                 key = guide.key if guide is not None and name.startswith("guided") else option.openai or name
                 raise ApiError(f"The served model has no input for {key}.", param=key)
         if "exclude_input_in_output" in self._client.model.inputs:

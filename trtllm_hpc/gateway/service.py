@@ -11,7 +11,7 @@ from trtllm_hpc.client.async_client import AsyncClient
 from trtllm_hpc.client.connect import Target
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.chat_template import ChatTemplate
-from trtllm_hpc.gateway.errors import ApiError
+from trtllm_hpc.gateway.errors import ApiError, too_long
 from trtllm_hpc.gateway.facts import Facts
 from trtllm_hpc.gateway.generation import USUAL_MAX_TOKENS, Generation, Part, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, GenerationRequest
@@ -99,7 +99,7 @@ class Service:
         """Return a text as token ids, unless it is far too long: tokenizing it would take minutes."""
         most = self.facts.max_seq_len
         if most is not None and len(text) > most * self.tokenizer.longest_token:
-            raise _too_long(most, f"the prompt has {len(text)} letters, which cannot be so few tokens", key)
+            raise too_long(most, f", but the prompt's {len(text)} letters make more tokens.", key)
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, ids: Sequence[int], max_tokens: int | None, key: str) -> Prompt:
@@ -110,8 +110,8 @@ class Service:
             return Prompt(ids, max_tokens or USUAL_MAX_TOKENS)
         wanted = 1 if max_tokens is None else max_tokens
         if len(ids) + wanted > most:
-            what = f"the prompt has {len(ids)} tokens and the answer may have {wanted}, together more"
-            raise _too_long(most, what, key)
+            rest = f", but the prompt has {len(ids)} tokens and the answer may have {wanted}, together more."
+            raise too_long(most, rest, key)
         return Prompt(ids, max_tokens or most - len(ids))
 
     async def _opened(self) -> AsyncClient:
@@ -127,12 +127,6 @@ class Service:
                     )
                 self._client = client
         return self._client
-
-
-def _too_long(most: int, what: str, key: str) -> ApiError:
-    """Return the refusal of a prompt; LiteLLM and others know it by OpenAI's words at its beginning."""
-    message = f"This model's maximum context length is {most} tokens, but {what}."
-    return ApiError(message, param=key, code="context_length_exceeded")
 
 
 async def merged(streams: Sequence[AsyncGenerator[Part]]) -> AsyncGenerator[tuple[int, Part]]:

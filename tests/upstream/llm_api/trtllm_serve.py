@@ -245,6 +245,11 @@ class _Server(_Routes):
                 behind["prompt"] = _prompt_text(behind["prompt"])
             return await self._pass_on(request, f"{self._behind}{request.path}", behind, {})
         body = await request.json()
+        if "waits" in BEHAVIOUR:
+            # Upstream's await_disconnected looks once a second.
+            while request.transport is not None:
+                await asyncio.sleep(1)
+            print(f"{request.remote} is disconnected, abort {self._steps}", flush=True)
         phase = body.get("disaggregated_params") or {}
         if phase.get("request_type") == "context_only":
             given = {"request_type": "generation_only", "ctx_request_id": self._steps, "context": os.getpid()}

@@ -12,12 +12,13 @@ from typing import Any
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.lora import Adapter
+from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import EventReader
 from trtllm_hpc.wire.response import Response, Usage, WrongResponse
-from trtllm_hpc.wire.served_model import ENSEMBLE, LLM_API_LENGTH, TASK_ID_INPUT, ServedModel
+from trtllm_hpc.wire.served_model import ENSEMBLE, TASK_ID_INPUT, ServedModel
 from trtllm_hpc.wire.triton_request import generate_body, infer_request, tensors
 from trtllm_hpc.wire.triton_response import ANSWER_OUTPUTS, generate_outputs, infer_outputs, to_response
 
@@ -102,10 +103,7 @@ def _options(request: Request, target: Target) -> dict[str, Any]:
 
     A core model is sent no end token, so that answers have the requested length.
     """
-    served = target.served
-    length = (
-        LLM_API_LENGTH if served.is_llm_api else "max_tokens" if served.takes_text else "request_output_len"
-    )
+    length = BY_NAME["max_tokens"].input_of(target.served) or "max_tokens"
     values: dict[str, Any] = {length: request.max_tokens}
     if target.min_length_input is not None:
         values[target.min_length_input] = request.max_tokens

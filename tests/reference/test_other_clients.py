@@ -1,0 +1,254 @@
+"""Others' clients, unchanged and in pinned versions, at the gateway. docs/gateway.md has them in a table."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tritonclient.grpc import service_pb2
+
+from tests.client.test_wrong_answers import serving
+from tests.gateway.test_bodies import GUIDES, Listening
+from tests.gateway.test_failures import INPUTS, ids
+from trtllm_hpc.paths import RunPaths, user_cache
+from trtllm_hpc.reference.text import TextTokenizer
+
+from .other_clients.asking import COMPLETION, MESSAGES, MODEL, TOKENS
+from .test_gateway import Gateway, started
+from .test_gateway import endpoint as endpoint
+from .test_gateway import gateway as gateway
+from .test_gateway import run as run
+from .test_gateway import tokenizer_folder as tokenizer_folder
+
+ROOT = Path(__file__).parents[2]
+GUIDED_INPUTS = {
+    **INPUTS,
+    **GUIDES,
+    **{"temperature": "TYPE_FP32", "runtime_top_p": "TYPE_FP32", "random_seed": "TYPE_UINT64"},
+}
+
+
+@dataclass(frozen=True)
+class OtherClient:
+    name: str
+    """On the page."""
+    package: str
+    version: str
+    script: str
+    """In ``other_clients/``; prints a line for each question."""
+    shows: dict[str, object]
+    """By question; ``$chat`` and ``$completion`` stand for what the official client got."""
+    further: tuple[str, ...] = ()
+    """Further requirements."""
+
+    @property
+    def requirements(self) -> list[str]:
+        return [f"{self.package}=={self.version}", *self.further]
+
+
+REFUSED_FORMAT = "no input for response_format"
+ALL_20 = {"successful": 20, "errored": 0, "incomplete": 0}
+ALL_12 = [12, [], 12, 12]
+"""Requests, errors, and the fewest and most tokens of an answer."""
+CLIENTS = (
+    OtherClient(
+        "openai (Python)",
+        "openai",
+        "3.54.0",
+        "ask_openai",
+        {
+            **{"chat": "$chat", "stream": "$chat", "completion": "$completion", "history": 1, "parsed": 7},
+            "parse": ["BadRequestError", REFUSED_FORMAT],
+        },
+    ),
+    OtherClient(
+        "LiteLLM",
+        "litellm",
+        "1.110.2",
+        "ask_litellm",
+        {
+            **{"chat": "$chat", "stream": "$chat", "acompletion": "$chat", "completion": "$completion"},
+            **{"history": 1, "tools none": "$chat", "guided": '{"age": 7}'},
+            "tools": ["BadRequestError", "tools is not supported"],
+            "json": ["BadRequestError", REFUSED_FORMAT],
+            "far too long": ["ContextWindowExceededError", "maximum context length is 512"],
+            "too long for the prompt": ["ContextWindowExceededError", "maximum context length is 96"],
+        },
+    ),
+    OtherClient(
+        "LangChain (langchain-openai)",
+        "langchain-openai",
+        "1.7.4",
+        "ask_langchain",
+        {
+            **{"invoke": "$chat", "stream": "$chat", "batch": ["$chat", "$chat"]},
+            **{"completion": "$completion", "history": "length", "tools none": "$chat"},
+            **{"json_schema": 7, "json_mode": 7},
+            "tools": ["OpenAIInvalidRequestError", "tools is not supported"],
+            "json_schema refused": ["OpenAIInvalidRequestError", REFUSED_FORMAT],
+            "function_calling refused": ["OpenAIInvalidRequestError", "tool_choice is not supported"],
+        },
+    ),
+    OtherClient(
+        "Instructor",
+        "instructor",
+        "1.17.0",
+        "ask_instructor",
+        {
+            **{"JSON": 7, "JSON_SCHEMA": 7, "MD_JSON": 7},
+            "JSON refused": ["InstructorRetryException", REFUSED_FORMAT],
+            "JSON_SCHEMA refused": ["InstructorRetryException", REFUSED_FORMAT],
+            "TOOLS refused": ["InstructorRetryException", "tool_choice is not supported"],
+        },
+    ),
+    OtherClient(
+        "LlamaIndex (openai-like)",
+        "llama-index-llms-openai-like",
+        "0.8.1",
+        "ask_llama_index",
+        {
+            **{"chat": "$chat", "stream": "$chat"},
+            **{"completion": "$completion", "stream of a completion": "$completion"},
+        },
+    ),
+    OtherClient(
+        "llm", "llm", "0.36", "ask_llm", {"chat": "$chat", "stream": "$chat", "completion": "$completion"}
+    ),
+    OtherClient(
+        "lm_eval",
+        "lm_eval[api]",
+        "0.4.13",
+        "ask_lm_eval",
+        {"local-completions": 1.0, "local-chat-completions": 1.0},
+        (f"transformers=={version('transformers')}",),
+    ),
+    OtherClient(
+        "GuideLLM",
+        "guidellm",
+        "0.8.1",
+        "measure_with_guidellm",
+        {"chat/completions": ALL_20, "completions": ALL_20},
+        (f"torch=={version('torch').partition('+')[0]}",),
+    ),
+    OtherClient(
+        "AIPerf",
+        "aiperf",
+        "0.13.0",
+        "measure_with_aiperf",
+        {
+            **{"chat": ALL_12, "completions": ALL_12},
+            **{"chat tokens of a prompt": True, "completions tokens of a prompt": True},
+        },
+    ),
+    OtherClient("genai-bench", "genai-bench", "0.0.5", "measure_with_genai_bench", {"requests": [True, 0]}),
+)
+
+
+def test_the_page_has_each_client_and_its_version() -> None:
+    page = ROOT.joinpath("docs", "gateway.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| ([^|]+?) \| (\d[\d.]+) \|", page)
+    assert rows == [(client.name, client.version) for client in CLIENTS]
+
+
+def environment(client: OtherClient) -> Path:
+    """The Python of a virtual environment with the client, which later runs of the tests use again."""
+    folder = user_cache() / "other-clients" / client.package
+    wanted = "\n".join([sys.version, *client.requirements])
+    python, made = folder / "bin" / "python", folder / "made-for.txt"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # other runs of the tests use the same folder
+        if not made.exists() or made.read_text(encoding="utf-8") != wanted:
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder, with_pip=True)
+            subprocess.run([python, "-m", "pip", "install", "-q", *client.requirements], check=True)
+            made.write_text(wanted, encoding="utf-8")
+    return python
+
+
+class Guided(Listening):
+    """Has guided decoding, and always answers the same object."""
+
+    def ServerReady(self, _request: Any, _context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=True)
+
+
+@pytest.fixture(scope="module")
+def guided(
+    run: RunPaths, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """A gateway in front of such a server."""
+    server, folder = Guided(), tmp_path_factory.mktemp("guided")
+    answer = TextTokenizer(tokenizer_folder).encode('{"age": 7}', add_special_tokens=False)
+    server.stream = [ids(*answer, final=True)]
+    paths = RunPaths(shutil.copytree(run.folder, folder / "demo-2", symlinks=True))
+    with serving(server, ("tensorrt_llm", GUIDED_INPUTS)) as endpoint:
+        endpoint.write(paths.endpoint)
+        with started(folder, "--run", paths.folder, "--tokenizer", tokenizer_folder) as ready:
+            yield ready
+
+
+@pytest.fixture(scope="module")
+def answers(gateway: Gateway) -> dict[str, str]:
+    """What the official client of this environment gets."""
+    greedy: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS}
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none") as client:
+        chat = client.chat.completions.create(messages=MESSAGES, **greedy)
+        completion = client.completions.create(prompt=COMPLETION, **greedy)
+    return {"$chat": chat.choices[0].message.content, "$completion": completion.choices[0].text}
+
+
+def meant(value: object, answers: dict[str, str]) -> object:
+    if isinstance(value, list):
+        return [meant(each, answers) for each in value]
+    return answers.get(value, value) if isinstance(value, str) else value
+
+
+@pytest.mark.triton
+@pytest.mark.thorough
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.package)
+def test_a_client_is_answered(
+    client: OtherClient,
+    gateway: Gateway,
+    guided: Gateway,
+    answers: dict[str, str],
+    tokenizer_folder: Path,
+    tmp_path: Path,
+) -> None:
+    python = environment(client)
+    asked = {
+        "ASKED_URL": f"{gateway.url}/v1",
+        "ASKED_GUIDED_URL": f"{guided.url}/v1",
+        "ASKED_TOKENIZER": str(tokenizer_folder),
+        "ASKED_FOLDER": str(tmp_path),
+        "ASKED_FOR_CHAT": answers["$chat"],
+        "ASKED_FOR_COMPLETION": answers["$completion"],
+    }
+    alone = {
+        **dict.fromkeys(("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "DO_NOT_TRACK"), "1"),
+        **dict.fromkeys(("HOME", "HF_HOME", "LLM_USER_PATH"), str(tmp_path)),
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "OPENAI_API_KEY": "none",
+    }
+    command = [str(python), "-m", f"tests.reference.other_clients.{client.script}"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **alone, **asked}, capture_output=True, text=True, timeout=300
+    )
+    lines = [line.partition(": ") for line in done.stdout.splitlines()]
+    shown = {name: json.loads(value) for name, _, value in lines if name in client.shows}
+    expected = {name: meant(value, answers) for name, value in client.shows.items()}
+    assert (done.returncode, shown) == (0, expected), done.stdout + done.stderr
