@@ -11,6 +11,7 @@ from tests.logs.runs import make_run
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.records import add_event
 
 LOST = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
 OOM = "fine\n[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
@@ -85,3 +86,20 @@ def test_a_run_folder_or_another_folder_stands_for_its_logs(tmp_path: Path, logs
     assert explain(str(run.folder)).output.startswith("cause: The GPU's memory is full.")
     (tmp_path / "empty").mkdir()
     assert "has no file in it" in explain(str(tmp_path / "empty")).output
+
+
+def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = make_run(tmp_path / "runs" / "chat-1")
+    run.rank_log("serve", 1).write_text(OOM)
+    add_event(run, "serve", "stage_begin")
+    for name in ("latest", "chat-1", "chat"):
+        assert explain(name).output.startswith("cause: The GPU's memory is full."), name
+    Path("chat-1").mkdir()
+    Path("chat-1", "a.out").write_text(LOST)
+    assert explain("chat-1").output.startswith("cause: NCCL lost another rank.")
+    unknown = explain("chat-2")
+    assert unknown.exit_code == ExitCode.USAGE
+    assert "There is no file or folder 'chat-2'. No run is called 'chat-2'" in unknown.output

@@ -171,12 +171,15 @@ class Run:
     def status(self) -> RunStatus:
         """The state of its jobs, ranks and instances now; asks Slurm.
 
-        Raises:
-            SubmissionError: Slurm does not answer.
-        """
-        from trtllm_hpc.runs.status import run_status
+        While Slurm does not answer, it is what the run's own files show: the state of its stages is
+        ``UNKNOWN``, and their sentences say so.
 
-        return run_status(self.paths, places=True)
+        Raises:
+            SubmissionError: Slurm cannot be asked at all, for example because its commands are missing.
+        """
+        from trtllm_hpc.runs.status import status_or_files
+
+        return status_or_files(self.paths)[0]
 
     @property
     def cause(self) -> str | None:

@@ -7,34 +7,37 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.logs.reading import escaped, quoted, stat_of
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.find import is_run
+from trtllm_hpc.runs.find import find_run, is_run
 
 CAUSE_FOUND = 1
 """Exit code if a log tells a cause."""
 
 
 @click.command("explain")
-@click.argument(
-    "files", nargs=-1, metavar="[FILE|FOLDER...|-]", type=click.Path(exists=True, allow_dash=True)
-)
+@click.argument("files", nargs=-1, metavar="[FILE|FOLDER|RUN...|-]", type=click.Path(allow_dash=True))
+@runs_option
 @json_option
-def command(files: tuple[str, ...], as_json: bool) -> int:
+@click.pass_context
+def command(context: click.Context, files: tuple[str, ...], runs: Path | None, as_json: bool) -> int:
     """Say what went wrong in logs: of Slurm, pyxis, MPI, NCCL, CUDA, TensorRT-LLM, Triton.
 
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. Without FILE,
-    or with '-', the standard input is read. Of a run folder all logs are read,
-    of another folder the files in it. Of logs that are too long to be searched in
-    seconds, beginning and end are searched. Of a run of this toolkit `status`
-    says the same.
+    or with '-', the standard input is read. Of a RUN (its folder, its name or
+    'latest') all logs are read, of another folder the files in it; a path that
+    exists comes before a run of the same name. Of logs that are too long to be
+    searched in seconds, beginning and end are searched. Of a run of this toolkit
+    `status` says the same.
 
     \b
     Examples:
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
-      trtllm-hpc explain runs/chat-20261126-000122-1fa0
+      trtllm-hpc explain latest
       journalctl -k | trtllm-hpc explain -
 
     \b
@@ -43,12 +46,11 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     from trtllm_hpc.logs.causes.explain import cause_lines, findings, likeliest_first, of_lines
     from trtllm_hpc.logs.causes.scan import scan
     from trtllm_hpc.logs.facts import logs_facts
-    from trtllm_hpc.logs.reading import escaped, quoted
     from trtllm_hpc.report.formatting import format_bytes
 
     if not files and sys.stdin.isatty():
         raise click.UsageError("Name a log, or send one to the standard input.")
-    files = tuple(name for file in files for name in _logs_in(file))
+    files = tuple(name for file in files for name in _logs_in(file, runs_folder(context)))
     named = [file for file in files if file != "-"]
     facts = dict(zip(named, logs_facts([Path(file) for file in named]), strict=True))
     causes = [
@@ -70,14 +72,19 @@ def command(files: tuple[str, ...], as_json: bool) -> int:
     return CAUSE_FOUND if found else 0
 
 
-def _logs_in(name: str) -> list[str]:
-    """Return the file itself, or the logs in a folder. Raises click.UsageError if a folder has none."""
+def _logs_in(name: str, runs: Path) -> list[str]:
+    """Return the file itself, or the logs in a folder or of a run; raises click.UsageError without any."""
     folder = Path(name)
+    if name != "-" and stat_of(folder) is None:
+        try:
+            folder = find_run(name, runs).folder
+        except RunNotFound as error:
+            raise click.UsageError(f"There is no file or folder {name!r}. {error.message}") from None
     if not folder.is_dir():
         return [name]
     if is_run(folder):
         folder = RunPaths(folder).logs
     found = sorted(str(file) for file in folder.rglob("*") if file.is_file())
     if not found:
-        raise click.UsageError(f"{folder} has no file in it: name a log, or a run folder.")
+        raise click.UsageError(f"{folder} has no file in it: name a log, or a run.")
     return found
