@@ -317,7 +317,9 @@ def assert_every_listening_port_is_known(person: Person) -> None:
         open_ports = []
         for line in node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines():
             address, _, port = line.split()[3].rpartition(":")
-            process = line.partition('users:(("')[2].partition('"')[0]
+            # A task of srun's inherits the port of its slurmstepd.
+            processes = set(re.findall(r'"([^"]+)",pid=', line))
+            process = next(iter(processes - {"python"} or processes))
             assert process in _LISTENS and re.fullmatch(_LISTENS[process][0], address), line
             open_ports.append((process, address, int(port)))
         for asking in nodes:
