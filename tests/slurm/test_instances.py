@@ -302,9 +302,9 @@ _LISTENS = {
     "haproxy": (r"10\.\d+\.\d+\.\d+", r"closed|reset"),
     # gloo, between the ranks of an instance.
     "tritonserver": (r"10\.\d+\.\d+\.\d+", r"kept, nothing said"),
-    "slurmd": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset"),
-    "srun": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset|.{4}"),
-    "slurmstepd": (r"0\.0\.0\.0|\*|\[::\]|127\.0\.0\.1", r"closed|reset"),
+    "slurmd": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset|kept, nothing said"),
+    "srun": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset|kept, nothing said|.{4}"),
+    "slurmstepd": (r"0\.0\.0\.0|\*|\[::\]|127\.0\.0\.1", r"closed|reset|kept, nothing said"),
 }
 """By process: where it may listen, and what it may answer; docs/decisions/door.md has the same table."""
 
