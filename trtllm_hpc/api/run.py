@@ -169,10 +169,7 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The state of its jobs, ranks and instances now; asks Slurm.
-
-        While Slurm does not answer, it is what the run's own files show: the state of its stages is
-        ``UNKNOWN``, and their sentences say so.
+        """The state of its jobs, ranks and instances now, by Slurm; by the run's files if Slurm is silent.
 
         Raises:
             SubmissionError: Slurm cannot be asked at all, for example because its commands are missing.

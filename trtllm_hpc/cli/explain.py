@@ -27,11 +27,10 @@ def command(context: click.Context, files: tuple[str, ...], runs: Path | None, a
 
     All files are read together, as the logs of one job: the likeliest cause
     comes first, then others, then what only followed from them. Without FILE,
-    or with '-', the standard input is read. Of a RUN (its folder, its name or
-    'latest') all logs are read, of another folder the files in it; a path that
-    exists comes before a run of the same name. Of logs that are too long to be
-    searched in seconds, beginning and end are searched. Of a run of this toolkit
-    `status` says the same.
+    or with '-', the standard input is read. Of a RUN (a folder, name or 'latest')
+    all logs are read, of another folder the files in it; a path that exists comes
+    first. Of logs that are too long to be searched in seconds, beginning and end
+    are searched. Of a run of this toolkit `status` says the same.
 
     \b
     Examples:

@@ -96,9 +96,8 @@ def job(
     first = ""
     if cluster == "local" and shutil.which("sinfo"):
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
-    written = as_argument(click.format_filename(file))
-    click.echo(f"Wrote {click.format_filename(file)}.")
-    click.echo(f"  next: {first}trtllm-hpc render {written} --cluster {cluster}")
+    name = click.format_filename(file)
+    click.echo(f"Wrote {name}.\n  next: {first}trtllm-hpc render {as_argument(name)} --cluster {cluster}")
 
 
 def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:
