@@ -4,22 +4,27 @@
 
 HAProxy has the configuration that ``trtllm-hpc`` renders for a run with a key. Another user opens more
 connections than HAProxy takes, never sends the key, and opens each connection again as soon as HAProxy
-closes it: connections without a byte, with one byte, and with the beginning of HTTP/2, each with and without
-TLS, over HTTP and over gRPC. Before, meanwhile and afterwards the owner opens a connection every 0.2 s and
-asks with the key whether the server is ready. The exit code is 1 when an answer takes 2 s
-or more, or 15 s at a port with TLS, whose handshake has 10 s.
+closes it: connections without a byte, with one byte, with the beginning of HTTP/2, and with the first message
+of a handshake where the door has TLS, at the port for HTTP and at the port for gRPC. Before, meanwhile and
+afterwards the owner opens a connection every 0.2 s and asks with the key whether the server is ready. First
+the owner opens 1,024 connections with TLS at once. The exit code is 1 when an answer takes 2 s or more (10 s
+while HAProxy computes a handshake for each of the stranger's connections), or when one of the owner's 1,024
+connections is refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import http.server
+import ssl
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.arguments import number
@@ -29,13 +34,14 @@ from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
 BOUND_S = 2.0
-TLS_BOUND_S = 15.0
+HANDSHAKES_BOUND_S = 10.0
 _PAUSE_S = 0.2
+_BURST = 1024
 _LIMIT_S = 20.0
 
 _STRANGER = """
 import resource, select, socket, sys, time
-port, count, first = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()
+port, count, first = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
 poller, opened = select.epoll(), {}
 while True:
@@ -82,6 +88,16 @@ class _Behind(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
 
+@contextlib.contextmanager
+def ready_server() -> Iterator[Endpoint]:
+    """Run a server that answers that it is ready; yield where it is."""
+    port = free_ports(1)[0]
+    with _Behind(("127.0.0.1", port), _Server) as behind:
+        threading.Thread(target=behind.serve_forever, daemon=True).start()
+        yield Endpoint("0", "localhost", "127.0.0.1", port, port, port, [], 0.0)
+        behind.shutdown()
+
+
 def slowest(door: Endpoint, seconds: float) -> float:
     """Ask again and again, each time over a new connection; returns the longest time until an answer."""
     end, longest = time.monotonic() + seconds, 0.0
@@ -93,11 +109,21 @@ def slowest(door: Endpoint, seconds: float) -> float:
     return longest
 
 
-def attack(door: Endpoint, port: int, said: str, arguments: argparse.Namespace) -> list[float]:
+def client_hello() -> bytes:
+    """Return the message that begins a TLS handshake."""
+    sent = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), sent, server_hostname="localhost"
+        ).do_handshake()
+    return sent.read()
+
+
+def attack(door: Endpoint, port: int, said: bytes, arguments: argparse.Namespace) -> list[float]:
     """Let a stranger in; returns the owner's longest waits before, meanwhile and afterwards."""
     waits = [slowest(door, 1.0)]
     stranger = subprocess.Popen(
-        ["/usr/bin/python3", "-c", _STRANGER, str(port), str(arguments.connections), said],
+        ["/usr/bin/python3", "-c", _STRANGER, str(port), str(arguments.connections), said.hex()],
         user=arguments.as_user,
     )
     try:
@@ -109,6 +135,22 @@ def attack(door: Endpoint, port: int, said: str, arguments: argparse.Namespace) 
     return [*waits, slowest(door, 2.0)]
 
 
+async def refused(door: Endpoint, count: int) -> int:
+    """Open connections at once, as one busy client does; returns how many of them HAProxy did not take."""
+    trusting = door.tls()
+
+    async def asks() -> bool:
+        reader, writer = await asyncio.open_connection(door.address, door.http_port, ssl=trusting)
+        # HAProxy answers by itself: the server behind it does not count.
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        status = await reader.readline()
+        writer.close()
+        return b" 401 " in status
+
+    answers = await asyncio.gather(*(asks() for _ in range(count)), return_exceptions=True)
+    return count - answers.count(True)
+
+
 def main() -> int:
     """Print the owner's waits in each case; returns 1 if one is too long."""
     parser = argparse.ArgumentParser(
@@ -118,23 +160,27 @@ def main() -> int:
     parser.add_argument("--seconds", type=number, default=12.0)
     parser.add_argument("--as-user", default="nobody")
     arguments = parser.parse_args()
-    port, holds = free_ports(1)[0], True
-    with contextlib.ExitStack() as stack:
-        behind = stack.enter_context(_Behind(("127.0.0.1", port), _Server))
-        stack.callback(behind.shutdown)
-        threading.Thread(target=behind.serve_forever, daemon=True).start()
-        server = Endpoint("0", "localhost", "127.0.0.1", port, port, port, [], 0.0)
+    holds = True
+    with ready_server() as server:
         for tls in (False, True):
             with (
                 tempfile.TemporaryDirectory() as folder,
                 open_door(Path(folder), server, tls=tls) as (door, _),
             ):
+                if tls and (lost := asyncio.run(refused(door, _BURST))):
+                    print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
+                    holds = False
+                beginnings = {"nothing": b"", "one byte": b"G", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
+                if tls:
+                    beginnings["ClientHello"] = client_hello()
                 for kind, to in (("http", door.http_port), ("grpc", door.grpc_port)):
-                    for said in ("", "G", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")[: 2 if kind == "http" else 3]:
+                    for name, said in beginnings.items():
                         waits = attack(door, to, said, arguments)
-                        case = f"{kind}{' with TLS' * tls}, {said.split()[0] if said else 'nothing'} said"
+                        case = f"{kind}{' with TLS' * tls}, {name} sent"
                         print(f"{case}: {', '.join(f'{wait:.2f} s' for wait in waits)}", flush=True)
-                        holds = holds and max(waits) < (TLS_BOUND_S if tls else BOUND_S)
+                        holds = holds and max(waits) < (
+                            HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S
+                        )
     return int(not holds)
 
 

@@ -49,6 +49,15 @@ def uncommented(path: Path) -> str:
     return re.sub(r"(?m)^( *)# ( *[a-z_]+:( |$))", r"\1\2", path.read_text())
 
 
+def test_with_slurm_a_profile_of_the_cluster_is_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_slurm(tmp_path, monkeypatch, PARTITIONS, NEW_LIST)
+    written = "trtllm-hpc init cluster mysite.yaml, then trtllm-hpc render job.yaml --cluster ./mysite.yaml"
+    assert init("job").output == f"Wrote job.yaml.\n  next: {written}\n"
+
+
+@pytest.mark.usefixtures("no_slurm")
 def test_the_job_file_loads_with_every_profile_to_try_it_with() -> None:
     result = init("job")
     assert result.output == "Wrote job.yaml.\n  next: trtllm-hpc render job.yaml --cluster local\n"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from benchmarks.door import open_door
+from benchmarks.strangers import ready_server
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
@@ -147,3 +152,19 @@ def test_a_run_that_is_done_ends_at_once(tmp_path: Path) -> None:
     assert times["stage_end"] - times["server_stop"] < 20
     assert RankRecord.read(run.rank_record("serve", 0)).exit_code == 0  # type: ignore[union-attr]
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Connections that send no more than a byte fill the other half for 10 s."""
+    monkeypatch.setattr("benchmarks.door.connections", lambda: 40)
+    with ready_server() as server, open_door(tmp_path, server, tls=True) as (door, _), ExitStack() as opened:
+        strangers = [
+            opened.enter_context(socket.create_connection((door.address, door.http_port))) for _ in range(60)
+        ]
+        for stranger in strangers:
+            stranger.sendall(b"\x16")  # so begins TLS; without a byte the kernel keeps them back at first
+        assert not_ready(door, 30.0) is None
+        gone, _, _ = select.select(strangers, [], [], 0)
+        assert len(gone) <= len(strangers) - 20, "the owner has waited for the slow half"

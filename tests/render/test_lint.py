@@ -175,6 +175,7 @@ def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
         "TRTLLM_HPC_ADDRESS": "127.0.0.1",
         "TRTLLM_HPC_DOOR": str(tmp_path),
         "TRTLLM_HPC_DOOR_THREADS": "1",
+        "TRTLLM_HPC_DOOR_CONNECTIONS": "100",
         "TRTLLM_HPC_KEY": str(tmp_path / "run-key"),
         "TRTLLM_HPC_CERTIFICATE": str(tmp_path / "crt"),
         "TRTLLM_HPC_CERTIFICATE_KEY": str(certificate),

@@ -17,6 +17,7 @@ from tests.runs.conftest import RunOf
 from tests.runs.made import run_with, submitted, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.schemas.check import documented
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, SubmissionError
@@ -512,6 +513,9 @@ def test_without_an_answer_of_slurm_status_shows_what_the_folder_knows(
     answer = CliRunner().invoke(main, arguments)
     assert "runs by its own files; Slurm does not answer now" in answer.output
     assert isinstance(answer.exception, SubmissionError)
+    fake_slurm.trouble("squeue", CONTROLLER_GONE)
+    status = Run(paths).status
+    assert "runs by its own files; Slurm does not answer now" in status.sentence and not status.settled
 
     add_rank(paths, 0, ended_at=65.0, exit_code=-9)
     paths.batch_log("serve").write_text(f"{CONTROLLER_GONE}\n")
@@ -521,7 +525,7 @@ def test_without_an_answer_of_slurm_status_shows_what_the_folder_knows(
     died = "rank 0 on n0 died: killed by signal 9 (SIGKILL)"
     assert f"stage serve has lost its server; Slurm does not answer now; {died}" in answer.output
     assert as_json or "cause: Rank 0 on n0 was killed by signal 9 (SIGKILL)" in answer.output
-    assert len(fake_slurm.calls("squeue", "sacct", "scontrol")) == 2
+    assert len(fake_slurm.calls("squeue", "sacct", "scontrol")) == 3
 
 
 def test_clocks_that_differ_give_no_negative_times(run_of: RunOf, fake_slurm: FakeSlurm) -> None:

@@ -169,14 +169,14 @@ class Run:
 
     @property
     def status(self) -> RunStatus:
-        """The state of its jobs, ranks and instances now; asks Slurm.
+        """The state of its jobs, ranks and instances now, by Slurm; by the run's files if Slurm is silent.
 
         Raises:
-            SubmissionError: Slurm does not answer.
+            SubmissionError: Slurm cannot be asked at all, for example because its commands are missing.
         """
-        from trtllm_hpc.runs.status import run_status
+        from trtllm_hpc.runs.status import status_or_files
 
-        return run_status(self.paths, places=True)
+        return status_or_files(self.paths)[0]
 
     @property
     def cause(self) -> str | None:

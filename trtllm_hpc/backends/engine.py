@@ -96,7 +96,7 @@ def built_model_is_named(facts: JobFacts) -> Diagnostics:
 class TrtllmServeEngine(EngineBackend):
     """``trtllm-serve`` with an engine."""
 
-    repository_keys = llm_api_rules.REPOSITORY_KEYS
+    repository_keys = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
 
     def rules(self) -> tuple[Rule, ...]:

@@ -38,7 +38,7 @@ class PyTorchBackend(Backend):
 
     release_use = "nearest"
     engine_keys = rules.ENGINE_KEYS
-    repository_keys = rules.REPOSITORY_KEYS
+    repository_keys: tuple[str, ...] = ()
     kv_cache_keys = rules.KV_CACHE_KEYS
 
     def rules(self) -> tuple[Rule, ...]:
@@ -86,6 +86,7 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
+    repository_keys = rules.REPOSITORY_KEYS
     text_model = "tensorrt_llm"
     worker_models = ()
     why_no_logits = "the LLM API's model returns no logits"

@@ -28,6 +28,7 @@ ENGINE_KEYS = (
 )
 """Arguments of ``LLM()`` with a key in the job file; others go into ``engine.llm_api``."""
 REPOSITORY_KEYS = ("decoupled",)
+"""With Triton; ``trtllm-serve`` has no model repository."""
 _REFERENCE = "TorchLlmArgs of nvidia.github.io/TensorRT-LLM/llm-api/reference.html"
 _OWN_KEYS = {
     "model": "model.path",
@@ -72,6 +73,9 @@ def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
     judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
     yield from section_keys_without_effect(job, "repository", judged, "the LLM API", hint)
     yield from section_keys_without_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
+    if job.repository.decoupled and job.frontend == "openai":
+        message = "has no effect on trtllm-serve, which streams each answer that a client asks it to stream"
+        yield in_job("conflict", "repository.decoupled", message, "remove it", job.repository.decoupled)
     if job.repository.instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
         hint = "set it to 1, and submit the job once for each instance"

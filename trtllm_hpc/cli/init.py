@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,8 +93,11 @@ def job(
         refuse_existing(file, force)
         kind, cluster = _BACKENDS[backend or "reference"]
         _write(file, "job", title=title, backend=kind)
-    click.echo(f"Wrote {click.format_filename(file)}.")
-    click.echo(f"  next: trtllm-hpc render {as_argument(click.format_filename(file))} --cluster {cluster}")
+    first = ""
+    if cluster == "local" and shutil.which("sinfo"):
+        first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
+    name = click.format_filename(file)
+    click.echo(f"Wrote {name}.\n  next: {first}trtllm-hpc render {as_argument(name)} --cluster {cluster}")
 
 
 def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:

@@ -20,20 +20,14 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.errors import RunNotFound, SubmissionError
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
-from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.status import grouped, status_table, use_sentence
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
-from trtllm_hpc.runs.status import RunState, RunStatus, run_status, unanswered_status
-from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.watcher import JobWatcher
-
-_PATIENCE_S = 10.0
-"""How long `status` waits for one answer of Slurm."""
+from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
 
 
 @click.command("status")
@@ -57,15 +51,7 @@ def command(run: RunPaths, runs: Path | None, as_json: bool) -> None:
       trtllm-hpc status
       trtllm-hpc status tiny-llama --json
     """
-    snapshot = RunSnapshot(run)
-    unanswered = None
-    try:
-        watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
-        status = run_status(snapshot, watcher, places=True)
-    except SubmissionError as error:
-        if not error.transient or snapshot.submission is None:
-            raise
-        unanswered, status = error, unanswered_status(RunSnapshot(run))
+    status, unanswered = status_or_files(run)
     if as_json:
         print_json(status)
     else:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from trtllm_hpc.errors import FAIL, ExitCode
+from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
@@ -19,11 +19,15 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
+from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
 _CAUSED_BY_A_RANK = ("FAILED", "OUT_OF_MEMORY", "RUNNING", "COMPLETING", UNANSWERED.name)
 """States whose cause is the rank that died first; others (a time limit...) have another cause."""
+
+_PATIENCE_S = 10.0
+"""For one answer of Slurm."""
 
 
 class RunState(str, enum.Enum):
@@ -124,6 +128,21 @@ def run_status(
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
     return _whole(run, stages_of(run, watcher, mode=mode, places=places))
+
+
+def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
+    """Return the status of a run; where Slurm does not answer within 10 s, by the run's own files.
+
+    Slurm's error comes with it. Raises SubmissionError if Slurm cannot be asked at all.
+    """
+    snapshot = RunSnapshot(run)
+    try:
+        watcher = JobWatcher(Slurm(snapshot.slurm_conf, timeout_s=_PATIENCE_S))
+        return run_status(snapshot, watcher, places=True), None
+    except SubmissionError as error:
+        if not error.transient or snapshot.submission is None:
+            raise
+        return unanswered_status(RunSnapshot(run)), error
 
 
 def unanswered_status(run: RunSnapshot) -> RunStatus:

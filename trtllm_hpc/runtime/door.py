@@ -112,8 +112,7 @@ class Door:
             "TRTLLM_HPC_DOOR": str(self.folder),
             "TRTLLM_HPC_GATEWAY": f"unix@{self.gateway}",
             "TRTLLM_HPC_DOOR_THREADS": str(threads()),
-            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections(1)),
-            "TRTLLM_HPC_DOOR_PASSED": str(connections(len(ports))),
+            "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections()),
             "TRTLLM_HPC_KEY": str(paths.key),
             "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
             "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
@@ -233,14 +232,15 @@ def threads() -> int:
     return max(1, min(4, len(os.sched_getaffinity(0)) // 4))
 
 
-def connections(ports: int) -> int:
-    """Return how many connections may have passed TLS at each of HAProxy's ports.
+def connections() -> int:
+    """Return how many connections HAProxy may have at all ports with TLS together.
 
-    Each needs four files: the client's, two between the part for TLS and the rest, and the server's. Without
-    this bound, connections that have passed TLS could leave nothing for the rest of HAProxy.
+    Each may take six files: the client's, the server's, and two between each of the three parts in which
+    HAProxy waits for TLS, ends it, and reads requests. Without this bound, connections that wait in one part
+    could leave nothing for the next part.
     """
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return max(1, (files - _OTHER_FILES) // 4 // ports)
+    return max(1, (files - _OTHER_FILES) // 6)
 
 
 def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: Sequence[int]) -> int:
