@@ -11,6 +11,8 @@ from pathlib import Path
 from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import user_processes
 from tests.slurm.test_backbone import batch_script_process, set_slurmd_timeout
+from tests.upstream.llm_api import SERVE
+from tests.waiting import eventually
 from trtllm_hpc.runtime.process import descendants
 
 Injection = Callable[[Scene], AbstractContextManager[None]]
@@ -19,13 +21,36 @@ Injection = Callable[[Scene], AbstractContextManager[None]]
 Find = Callable[[Scene], int]
 
 
-def killed(find: Find) -> Injection:
-    """``kill -9`` of one process."""
+def signalled(find: Find, number: signal.Signals) -> Injection:
+    """A signal to one process."""
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        os.kill(find(scene), signal.SIGKILL)
+        os.kill(find(scene), number)
         yield
+
+    return inject
+
+
+def killed(find: Find) -> Injection:
+    """``kill -9`` of one process."""
+    return signalled(find, signal.SIGKILL)
+
+
+def out_of_memory(find: Find) -> Injection:
+    """The kernel kills one process, for which a cgroup has no memory left."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        pid, group = find(scene), Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text("65536")
+        (group / "cgroup.procs").write_text(str(pid))
+        assert eventually(lambda: not _lives(pid), 30)
+        scene.notes.append(f"the kernel's count: {(group / 'memory.oom_control').read_text().split()[-1]}")
+        yield
+        eventually(lambda: not (group / "cgroup.procs").read_text(), 10)
+        group.rmdir()
 
     return inject
 
@@ -59,6 +84,13 @@ def stopped_alone(find: Find) -> Injection:
             os.kill(pid, signal.SIGCONT)
 
     return inject
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def server(rank: int) -> Find:
@@ -105,6 +137,20 @@ def process(*words: str, name: str = "") -> Find:
 def serve_step(scene: Scene) -> int:
     """The srun of the step in which the ranks run: the only one with the script of the ranks."""
     return process(str(scene.paths.script("rank")), name="srun")(scene)
+
+
+def upstream_server(scene: Scene) -> int:
+    """The stand-in of ``trtllm-serve``."""
+    return process(str(SERVE))(scene)
+
+
+@contextmanager
+def all_of_node(scene: Scene) -> Iterator[None]:
+    """``kill -9`` of all processes of the user on the node of rank 1."""
+    for one in user_processes(scene.node_of(1)):
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    yield
 
 
 def asked_gateway(scene: Scene) -> int:
