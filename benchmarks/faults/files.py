@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -218,12 +219,16 @@ def pbtxt_damaged(scene: Scene) -> Iterator[None]:
 
 @contextmanager
 def frozen(scene: Scene) -> Iterator[None]:
-    """Whoever writes to the file system of the runs waits, as for a file server that hangs."""
+    """Whoever writes to the file system of the runs waits, as for a server that hangs; for 70 s at most."""
+    thaw = ["fsfreeze", "--unfreeze", str(scene.site.small)]
     subprocess.run(["fsfreeze", "--freeze", scene.site.small], check=True)
+    # Not by this process: it may have to wait, too.
+    later = subprocess.Popen(["bash", "-c", f"sleep 70; {shlex.join(thaw)}"], stderr=subprocess.DEVNULL)
     try:
         yield
     finally:
-        subprocess.run(["fsfreeze", "--unfreeze", scene.site.small], check=True)
+        later.kill()
+        subprocess.run(thaw, check=False, stderr=subprocess.DEVNULL)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ _SIGNALS = (
     Fault(
         "kill-build",
         "`kill -9` of the build",
-        kill.killed(kill.process("engine")),
+        kill.killed(kill.process("engine", name="python")),
         r"build.*(killed|signal 9|SIGKILL)",
         (6,),
         moment=Moment.BUILDS,
@@ -84,7 +84,7 @@ _SIGNALS = (
     Fault(
         "stop-build",
         "SIGSTOP of the build",
-        kill.stopped(kill.process("engine")),
+        kill.stopped(kill.process("engine", name="python")),
         r"build.*stopped|stopped.*build|is stopped \(SIGSTOP\)",
         WELL,
         moment=Moment.BUILDS,
@@ -411,7 +411,7 @@ _TRTLLM_SERVE = (
             (
                 "front",
                 "disaggregated, `kill -9` of the front",
-                kill.killed(kill.process("disaggregated")),
+                kill.killed(kill.process("disaggregated", name="python")),
                 r"\bfront\b",
                 15.0,
                 settings.PHASES,
