@@ -318,13 +318,15 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     paths = run.paths
     needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
+    if not paths.jobs.exists() and any(event.data.get("submitted") for event in run.all_events):
+        lost.append(paths.jobs.name)
+    now = RunSnapshot(paths)  # what is there now may have been written a moment ago
+    records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
+    lost += [file.name for name, file in records.items() if file.exists() and not getattr(now, name)]
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
-    is_writable = state.final or os.access(paths.folder, os.W_OK)
-    return (
-        lacks
-        if is_writable
-        else f"{lacks}; the run folder cannot be written: mend that soon, or the results are lost"
-    )
+    if not state.final and not os.access(paths.folder, os.W_OK):
+        lacks += "; the run folder cannot be written: mend that soon, or the results are lost"
+    return lacks
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
