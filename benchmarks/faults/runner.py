@@ -238,8 +238,10 @@ def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, s
         return None, ""
     if "Traceback" in errors:
         scene.notes.append("`submit --wait` showed a traceback")
-    lines = [line for line in errors.splitlines() if line.startswith("error")]
-    return submitting.returncode, lines[0] if lines else errors.strip()[-300:]
+    _, _, words = f"\n{errors}".partition("\nerror")
+    # What is wrong with a job file follows in lines of its own.
+    found = f"error{words}".splitlines()[: 2 if " problem" in words.partition("\n")[0] else 1]
+    return submitting.returncode, " ".join(map(str.strip, found)) if words else errors.strip()[-300:]
 
 
 def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> list[str]:

@@ -460,6 +460,24 @@ def test_what_is_left_of_a_damaged_run_folder_is_shown_and_its_jobs_can_be_cance
     assert all(stage.final for stage in run_status(paths).stages)
 
 
+@pytest.mark.parametrize("file", ["jobs.json", "instances.json", "endpoint.json"])
+@pytest.mark.parametrize("content", ["", '{"stages"', "[1, 2]"])
+def test_a_damaged_record_is_named_and_ends_nothing(run_of: RunOf, file: str, content: str) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    (paths.folder / file).write_text(content)
+    status = run_status(paths)
+    assert f"; the run folder lacks {file}, or it is damaged" in status.sentence
+    assert (status.state, status.instances) == (RunState.RUNNING, ())
+
+
+def test_a_lost_submission_record_is_named_of_a_run_that_was_submitted(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    paths.jobs.unlink()
+    for by_submit in (False, True):
+        add_event(paths, "serve", "stage_begin", job_id="2", submitted=by_submit)
+        assert ("the run folder lacks jobs.json" in run_status(paths).sentence) is by_submit
+
+
 def test_a_folder_that_cannot_be_written_is_named_while_the_run_lives(
     run_of: RunOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -232,20 +232,15 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
     first = first_failure(run) if by_a_rank else None
     recorded = [event.data for event in run.events(stage) if "reason" in event.data]
-    if not recorded:
-        return StageFailure(failed, stage, first, None)
-    return StageFailure(failed, stage, first, str(recorded[-1]["reason"]), recorded[-1].get("next"))
+    last = recorded[-1] if recorded else {}
+    return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:
     """Return why the present server's gateway is no longer started."""
-    why = None
-    for event in run.events("serve"):
-        if event.name == "gateway_failed":
-            why = run.quoted(str(event.data.get("why", "it has ended")))
-        elif event.name == "stage_begin":
-            why = None
-    return why
+    marks = [it for it in run.events("serve") if it.name in ("gateway_failed", "stage_begin")]
+    failed = bool(marks) and marks[-1].name == "gateway_failed"
+    return run.quoted(str(marks[-1].data.get("why", "it has ended"))) if failed else None
 
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
@@ -316,10 +311,9 @@ def _sentence(
 def _damage(run: RunSnapshot, state: RunState) -> str:
     """Return, to be appended to the sentence, what the run folder lacks, so that less is known of the run."""
     paths = run.paths
-    needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
+    needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
+    needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
-    if not paths.jobs.exists() and any(event.data.get("submitted") for event in run.all_events):
-        lost.append(paths.jobs.name)
     now = RunSnapshot(paths)  # what is there now may have been written a moment ago
     records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
     lost += [file.name for name, file in records.items() if file.exists() and not getattr(now, name)]
