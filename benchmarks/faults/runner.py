@@ -214,7 +214,8 @@ def _ask(scene: Scene, asks: str = "status") -> tuple[str, str, float | None] | 
         if scene.run is None:
             return None
     answer = scene.person.types(asks, scene.run.folder, *words)
-    if answer.returncode != 0 or asks != "status":
+    # Without an answer of Slurm, `status` shows what the run's own files show, and fails.
+    if asks != "status" or not answer.stdout.startswith("{"):
         said = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
         return (said.splitlines()[0] if said else "", "", None)
     status = json.loads(answer.stdout)
