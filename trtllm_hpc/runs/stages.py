@@ -174,10 +174,8 @@ def _was_interrupted(run: RunSnapshot) -> bool:
         return False
     if any(event.name == "submission_interrupted" for event in run.all_events):
         return True
-    try:
-        return time.time() - run.paths.jobs.stat().st_mtime > SUBMISSION_TIMEOUT_S
-    except FileNotFoundError:
-        return False
+    changed = stat_of(run.paths.jobs)
+    return changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S
 
 
 def _queued_by_hand(

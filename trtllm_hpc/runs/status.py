@@ -385,11 +385,9 @@ def _exit_code(state: RunState, failure: StageFailure | None) -> ExitCode:
         return ExitCode.SUBMISSION
     if failed.stage == "build":
         return ExitCode.BUILD
+    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
-        inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-        if failure.stage == "companion":
-            inside.add(ExitCode.CONFIG)
+        inside = known - {ExitCode.START, *([] if failure.stage == "companion" else [ExitCode.CONFIG])}
         return next((code for code in inside if code == failed.exit_code), ExitCode.START)
-    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     return next((code for code in known if code == failed.exit_code), ExitCode.REQUEST)
