@@ -37,60 +37,25 @@ def killed(find: Find) -> Injection:
     return signalled(find, signal.SIGKILL)
 
 
-def out_of_memory(find: Find) -> Injection:
-    """The kernel kills one process, for which a cgroup has no memory left."""
+def out_of_memory(rank: int) -> Injection:
+    """The kernel kills a process of a rank, whose cgroup has no memory left."""
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        pid, group = find(scene), Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
+        group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
         group.mkdir(exist_ok=True)
-        (group / "memory.limit_in_bytes").write_text("65536")
-        (group / "cgroup.procs").write_text(str(pid))
-        assert eventually(lambda: not _lives(pid), 30)
-        scene.notes.append(f"the kernel's count: {(group / 'memory.oom_control').read_text().split()[-1]}")
+        (group / "memory.limit_in_bytes").write_text(str(100 * 2**20))
+        assert eventually(scene.paths.rank_record("serve", rank).exists, 30)
+        first = scene.supervisor(rank)
+        for pid in (first, *descendants(first)):
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
+        assert eventually(lambda: "oom_kill 0" not in (group / "memory.oom_control").read_text(), 60)
         yield
         eventually(lambda: not (group / "cgroup.procs").read_text(), 10)
         group.rmdir()
 
     return inject
-
-
-def stopped(find: Find) -> Injection:
-    """SIGSTOP of one process and all its descendants; they go on at the end."""
-
-    @contextmanager
-    def inject(scene: Scene) -> Iterator[None]:
-        first = find(scene)
-        pids = [first, *descendants(first)]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-
-    return inject
-
-
-def stopped_alone(find: Find) -> Injection:
-    """SIGSTOP of one process; it goes on at the end."""
-
-    @contextmanager
-    def inject(scene: Scene) -> Iterator[None]:
-        pid = find(scene)
-        os.kill(pid, signal.SIGSTOP)
-        yield
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
-
-    return inject
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 def server(rank: int) -> Find:

@@ -41,10 +41,12 @@ _SIGNALS = (
     ),
     Fault(
         "memory-rank1",
-        "the kernel kills rank 1's model process for want of memory (cgroup)",
-        kill.out_of_memory(kill.stub(1, "tensorrt_llm")),
+        "the kernel kills a process of rank 1 for want of memory while it loads (cgroup)",
+        kill.out_of_memory(1),
         r"rank 1\b.*(killed|memory)",
         START,
+        moment=Moment.LOADS,
+        bound_s=HANG_S,
     ),
     Fault(
         "kill-node",

@@ -511,6 +511,16 @@ def test_a_server_that_gives_signs_of_life_is_not_lost_because_slurm_knows_no_jo
     assert run_status(paths).state is RunState.LOST
 
 
+def test_a_run_folder_into_which_no_rank_writes_is_named(run_of: RunOf) -> None:
+    """As while its file server hangs: the ranks wait, and nobody in the job can record it."""
+    paths = served(run_of)
+    assert "no rank has written" not in run_status(paths).sentence
+    os.utime(paths.rank_heartbeat("serve", 0), (time.time() - 30, time.time() - 30))
+    assert (
+        "; no rank has written for 30 s: the run's file system may stand still" in run_status(paths).sentence
+    )
+
+
 @pytest.mark.parametrize("command", ["squeue", "sacct"])
 def test_garbage_of_slurms_commands_is_no_answer(run_of: RunOf, fake_slurm: FakeSlurm, command: str) -> None:
     paths = served(run_of)

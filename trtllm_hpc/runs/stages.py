@@ -158,14 +158,12 @@ def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
 
 
-def _shows_life(run: RunSnapshot, stage: str) -> bool:
-    """Return whether a rank of the server, or the companion, has just written its heartbeat."""
-    files = [run.paths.heartbeat] if stage == "companion" else []
-    if stage == "serve":
-        alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
-        files = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
-    stats = (stat_of(file) for file in files)
-    return any(stat is not None and abs(time.time() - stat.st_mtime) < _ALIVE_S for stat in stats)
+def silent_for_s(run: RunSnapshot, stage: str) -> float:
+    """Return the seconds since the last heartbeat of the companion or of the ranks; -1: none is alive."""
+    alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
+    beats = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
+    stats = map(stat_of, [run.paths.heartbeat] if stage == "companion" else beats)
+    return min((abs(time.time() - stat.st_mtime) for stat in stats if stat is not None), default=-1.0)
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
@@ -218,7 +216,7 @@ def _slurm_stage(
         # Slurm does not know it: its own last event and its heartbeats decide.
         if last.name == "stage_end":
             return _ended(name, job_id, last)
-        if info is None and _shows_life(run, name):
+        if info is None and 0 <= silent_for_s(run, name) < _ALIVE_S:
             note = f" by its own files; Slurm does not {'know its job' if answered else 'answer now'}"
             return _in_state(name, STATES["RUNNING"], job_id, note)
         unknown = LOST if answered else UNANSWERED

@@ -14,9 +14,10 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
-from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
+from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
+from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
@@ -293,7 +294,7 @@ def _sentence(
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
         progress = _progress_sentence(run, state, stages)
-        return progress + _troubles(run, state) + _full_disk(run, state) + _damage(run, state)
+        return progress + _troubles(run, stages) + _full_disk(run, state) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -332,10 +333,9 @@ def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
 
 
 def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
-    if state is RunState.RENDERED:
-        return "not submitted"
-    if state is RunState.COMPLETED:
-        return "every stage has completed"
+    known = {RunState.RENDERED: "not submitted", RunState.COMPLETED: "every stage has completed"}
+    if state in known:
+        return known[state]
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
@@ -344,10 +344,13 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
-def _troubles(run: RunSnapshot, state: RunState) -> str:
+def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
     """Return, to be appended to the sentence, what stands still in a living run."""
     found: dict[tuple[str, object], str] = {}
-    for event in () if state.final else run.all_events:
+    silent_s = silent_for_s(run, "serve")
+    if silent_s > 4 * BEAT_S and any((it.stage, it.state) == ("serve", "RUNNING") for it in stages):
+        found["", ""] = f"no rank has written for {silent_s:.0f} s: the run's file system may stand still"
+    for event in () if all(stage.final for stage in stages) else run.all_events:
         if event.name in ("stage_begin", "stage_end"):
             found = {key: why for key, why in found.items() if key[0] != event.stage}
         elif event.name == TROUBLE:
