@@ -58,6 +58,37 @@ def out_of_memory(rank: int) -> Injection:
     return inject
 
 
+def stopped(find: Find) -> Injection:
+    """SIGSTOP of one process and all its descendants; they go on at the end."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        first = find(scene)
+        pids = [first, *descendants(first)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
+def stopped_alone(find: Find) -> Injection:
+    """SIGSTOP of one process; it goes on at the end."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        pid = find(scene)
+        os.kill(pid, signal.SIGSTOP)
+        yield
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    return inject
+
+
 def server(rank: int) -> Find:
     """The tritonserver of a rank."""
     return lambda scene: scene.server(rank)
