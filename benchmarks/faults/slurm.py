@@ -130,7 +130,7 @@ def administered(words: tuple[str, ...], undone: tuple[str, ...]) -> Injection:
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        known = {"node1": str(scene.site.sandbox.nodes[1])}
+        known = {"node1": scene.site.sandbox.nodes[1].name}
         if any("{serve}" in word for word in words):
             known["serve"] = scene.job("serve")
         scene.site.as_root("scontrol", *(word.format(**known) for word in words))
