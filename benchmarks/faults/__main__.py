@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     finally:
         found = [results.found[name] for name in NAMES if name in results.found]
-        (arguments.out / "faults.md").write_text(page(found, NOT_INJECTED), encoding="utf-8")
+        missing = [name for name in NAMES if name not in results.found]
+        text = page(found, NOT_INJECTED, missing)
+        (arguments.out / "faults.md").write_text(text, encoding="utf-8")
     if missed:
         return 2
     return 0 if all(result.as_expected for result in found) else 1

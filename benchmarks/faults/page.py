@@ -27,9 +27,16 @@ recovers are injected into one run one after the other, and undone once they are
 """
 
 
-def page(results: Sequence[Result], not_injected: Sequence[tuple[str, str]] = ()) -> str:
+def page(
+    results: Sequence[Result],
+    not_injected: Sequence[tuple[str, str]] = (),
+    not_measured: Sequence[str] = (),
+) -> str:
     """The whole page; ``not_injected`` are faults with the reason why they are not."""
     whole = [*_counts(results), "", *_table(results), ""]
+    if not_measured:
+        names = ", ".join(f"`{name}`" for name in not_measured)
+        whole += [f"In the catalogue, and not measured yet: {names}.", ""]
     if not_injected:
         whole += ["## Not injected", "", "| fault | why not |", "|---|---|"]
         whole += [*(f"| {fault} | {reason} |" for fault, reason in not_injected), "", "## Each fault", ""]
