@@ -315,9 +315,9 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
     needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
-    now = RunSnapshot(paths)  # what is there now may have been written a moment ago
     records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
-    lost += [file.name for name, file in records.items() if file.exists() and not getattr(now, name)]
+    unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
+    lost += [it.name for name, it in unread.items() if it.exists() and not getattr(RunSnapshot(paths), name)]
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
     if not state.final and not os.access(paths.folder, os.W_OK):
         lacks += "; the run folder cannot be written: mend that soon, or the results are lost"
