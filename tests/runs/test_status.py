@@ -433,6 +433,12 @@ def test_a_companion_that_fails_after_its_server_was_cancelled_is_not_blamed(
     assert status.state is state and f"stage {blamed}" in status.sentence, status
 
 
+def test_a_lost_node_is_named(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "NODE_FAIL=1:0", "CANCELLED")
+    paths.batch_log("serve").write_text("ready\nsrun: error: Node failure on n7\nsrun: got SIGCONT\n")
+    assert "stage serve lost a node: n7" in run_status(paths).sentence
+
+
 def test_a_full_disk_under_a_living_run_is_told(run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     assert "MiB free" not in run_status(paths).sentence

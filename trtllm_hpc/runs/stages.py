@@ -170,10 +170,9 @@ def _was_interrupted(run: RunSnapshot) -> bool:
     """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
     if run.submission is None or run.submission.complete:
         return False
-    if any(event.name == "submission_interrupted" for event in run.all_events):
-        return True
+    recorded = any(event.name == "submission_interrupted" for event in run.all_events)
     changed = stat_of(run.paths.jobs)
-    return changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S
+    return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
 
 
 def _queued_by_hand(
@@ -225,6 +224,9 @@ def _slurm_stage(
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
     note = f": {explain_reason(info.reason, job_id, info.unavailable)}" if info.reason else ""
+    if info.state.name == "NODE_FAIL":
+        log = "\n".join(last_lines(run.paths.batch_log(name), 50))
+        note += "".join(f": {node}" for node in re.findall(r"error: Node failure on ([\w.-]+)", log)[-1:])
     if info.exit_signal and not info.state.ok:
         note += _signal_note(info)
     elif info.state.name == "FAILED":
@@ -298,11 +300,9 @@ def _killer(run: RunSnapshot, stage: str) -> str | None:
 
 
 def _exit_code_note(code: int | None) -> str:
-    if not code:
-        return ""
-    if code > 128 and (name := _SIGNALS.get(code - 128)):
-        return f" (exit code {code}, as after {name})"
-    return f" (exit code {code})"
+    name = _SIGNALS.get((code or 0) - 128)
+    after = f", as after {name}" if name else ""
+    return f" (exit code {code}{after})" if code else ""
 
 
 def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:
