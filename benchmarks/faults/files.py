@@ -313,7 +313,9 @@ def each_bash(text: str) -> Injection:
 
 def clock(node: int, ahead_s: int) -> Injection:
     """Every process of the jobs on one node sees a clock that is ahead, or behind."""
-    line = f'[ "$(hostname)" != {{nodes[{node}]}} ] || export LD_PRELOAD={FAKETIME} FAKETIME={ahead_s:+}\n'
+    # libfaketime's shared memory is of one node, and srun takes the variables to the others.
+    there = f"export LD_PRELOAD={FAKETIME} FAKETIME={ahead_s:+} FAKETIME_DISABLE_SHM=1"
+    line = f'[ "$(hostname)" = {{nodes[{node}]}} ] && {there} || unset LD_PRELOAD FAKETIME\n'
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
