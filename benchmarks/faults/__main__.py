@@ -21,9 +21,10 @@ from pathlib import Path
 
 from benchmarks.faults.catalogue import FAULTS
 from benchmarks.faults.page import page
-from benchmarks.faults.results import Results
-from benchmarks.faults.runner import kill_submits, measure
+from benchmarks.faults.results import Result, Results
+from benchmarks.faults.runner import kill_submits, measure, measure_living
 from benchmarks.faults.site import Site, site
+from benchmarks.faults.ways import NOT_INJECTED
 from benchmarks.gpu_story import interrupt, say
 
 KILLED_SUBMITS = "kill-submit"
@@ -41,14 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not arguments.page_only:
             with site((1, 2)) as made:
+                missed += _living(made, [name for name in arguments.only if _lives(name)], results)
                 for name in arguments.only:
-                    missed += _one(made, name, results)
+                    if not _lives(name):
+                        missed += _one(made, name, results)
     except KeyboardInterrupt:
         print("interrupted: the page shows what was measured", file=sys.stderr)
         return 130
     finally:
         found = [results.found[name] for name in NAMES if name in results.found]
-        (arguments.out / "faults.md").write_text(page(found), encoding="utf-8")
+        missing = [name for name in NAMES if name not in results.found]
+        text = page(found, NOT_INJECTED, missing)
+        (arguments.out / "faults.md").write_text(text, encoding="utf-8")
     if missed:
         return 2
     return 0 if all(result.as_expected for result in found) else 1
@@ -64,10 +69,36 @@ def _one(made: Site, name: str, results: Results) -> list[str]:
         return [name]
     finally:
         made.clean()
+    _add(result, results)
+    return []
+
+
+def _lives(name: str) -> bool:
+    return name in FAULTS and FAULTS[name].living
+
+
+def _living(made: Site, names: list[str], results: Results) -> list[str]:
+    """Measure faults that share runs; returns the names of those that could not be injected."""
+    while names:
+        say(f"{len(names)} faults of a living run")
+        try:
+            found = measure_living(made, [FAULTS[name] for name in names], say)
+        except Exception as error:  # noqa: BLE001 - the other faults are measured all the same
+            say(f"NOT INJECTED: {error!r}")
+            return names
+        finally:
+            made.clean()
+        for result in found:
+            _add(result, results)
+        names = names[len(found) :]
+    return []
+
+
+def _add(result: Result, results: Results) -> None:
     results.add(result)
     verdict = "as expected" if result.as_expected else "NOT as expected"
-    say(f"{name}: {verdict}; {result.seconds} s, exit {result.exit_code}, left {result.left}: {result.told}")
-    return []
+    found = f"{result.seconds} s, exit {result.exit_code}, left {result.left}: {result.told}"
+    say(f"{result.name}: {verdict}; {found}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,97 +2,24 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
 from benchmarks.faults import files, kill, slurm
-from benchmarks.faults.kill import Injection
-from benchmarks.faults.scene import Scene
-from trtllm_hpc.errors import ExitCode
-
-PROCESS_S = 15.0
-"""Bound for what has died."""
-HANG_S = 60.0
-"""Bound for what is silent."""
-
-ENDS_WELL = "every stage has completed"
-
-
-class Moment(enum.Enum):
-    """When a fault is injected."""
-
-    BEFORE = "before the submission"
-    SUBMITTED = "once it is submitted"
-    BUILDS = "during the build"
-    LOADS = "while the ranks load"
-    MEASURES = "during the benchmark"
-
-
-@contextmanager
-def nothing(scene: Scene) -> Iterator[None]:
-    """Prepare nothing."""
-    yield
-
-
-@dataclass(frozen=True)
-class Fault:
-    """One fault."""
-
-    name: str
-    title: str
-    inject: Injection
-    expected: str
-    """Regular expression, without regard to case."""
-    exits: tuple[int, ...]
-    """Exit codes of ``submit --wait`` that are right."""
-    moment: Moment = Moment.MEASURES
-    bound_s: float = PROCESS_S
-    ranks: int = 2
-    builds: bool = False
-    """Whether the run builds its engine; otherwise it is there."""
-    prepare: Injection = nothing
-    requests: int = 600
-    """Of the benchmark, three a second."""
-    survives: bool = False
-    """Whether the run must end as if nothing had happened."""
-    from_slurm: bool = False
-    """Whether the seconds count from the moment at which Slurm ended the job."""
-    undone_when_named: bool = False
-    """Whether the fault ends once it is named; otherwise it lasts to the end of ``submit --wait``."""
-
-
-START, LOST, CANCELLED = (int(ExitCode.START),), (int(ExitCode.LOST),), (int(ExitCode.CANCELLED),)
-WELL = (0,)
-# Not "full": it is in the names of these runs.
-FULL = r"0\.\d MiB free|no space left|file system is full"
-DIES = r"rank {0} on .*(died first|killed|no sign of life|recorded no end)|lost .*rank {0}"
-
-
-def _dies(rank: int) -> str:
-    return DIES.format(rank)
-
-
-def _survivor(name: str, title: str, inject: Injection, **more: Any) -> Fault:
-    """A fault that must not be noticed: for a benchmark of 40 s."""
-    return Fault(name, title, inject, ENDS_WELL, WELL, survives=True, **{"ranks": 1, "requests": 120, **more})
-
+from benchmarks.faults.fault import CANCELLED, FULL, HANG_S, LOST, START, WELL, Fault, Moment, dies, survivor
+from benchmarks.faults.living import LIVING
+from benchmarks.faults.ways import WAYS
 
 PROCESSES = (
     Fault(
         "kill-leader-server",
         "`kill -9` of the leader's tritonserver",
         kill.killed(kill.server(0)),
-        _dies(0),
+        dies(0),
         START,
     ),
     Fault(
         "kill-rank1-server",
         "`kill -9` of rank 1's tritonserver",
         kill.killed(kill.server(1)),
-        _dies(1),
+        dies(1),
         START,
     ),
     Fault(
@@ -121,14 +48,14 @@ PROCESSES = (
         "kill-leader-supervisor",
         "`kill -9` of the leader's supervisor",
         kill.killed(kill.supervisor(0)),
-        _dies(0),
+        dies(0),
         START,
     ),
     Fault(
         "kill-rank1-supervisor",
         "`kill -9` of rank 1's supervisor",
         kill.killed(kill.supervisor(1)),
-        _dies(1),
+        dies(1),
         START,
     ),
     Fault(
@@ -142,7 +69,7 @@ PROCESSES = (
         "kill-slurmstepd",
         "`kill -9` of rank 1's slurmstepd",
         kill.killed(kill.step_daemon(1)),
-        _dies(1),
+        dies(1),
         START,
     ),
     Fault(
@@ -190,7 +117,7 @@ OTHERS = (
         ranks=1,
         requests=120,
     ),
-    _survivor("kill-door", "`kill -9` of the door (HAProxy)", kill.killed(kill.process(name="haproxy"))),
+    survivor("kill-door", "`kill -9` of the door (HAProxy)", kill.killed(kill.process(name="haproxy"))),
     Fault(
         "stop-gateway",
         "SIGSTOP of the gateway with OpenAI's protocol",
@@ -229,7 +156,7 @@ OTHERS = (
         (9,),
         ranks=1,
     ),
-    _survivor(
+    survivor(
         "kill-heartbeat",
         "`kill -9` of the companion's heartbeat",
         kill.killed(kill.process("heartbeat")),
@@ -263,14 +190,14 @@ SLURM = (
         from_slurm=True,
         undone_when_named=True,
     ),
-    _survivor(
+    survivor(
         "restart-slurmd",
         "slurmd of rank 1's node killed, there again after 5 s",
         slurm.slurmd_restarted,
         ranks=2,
     ),
-    _survivor("slurmctld-away", "slurmctld away for 30 s", slurm.slurmctld_away),
-    _survivor("kill-slurmdbd", "slurmdbd killed, for good", slurm.slurmdbd_killed, requests=30),
+    survivor("slurmctld-away", "slurmctld away for 30 s", slurm.slurmctld_away),
+    survivor("kill-slurmdbd", "slurmdbd killed, for good", slurm.slurmdbd_killed, requests=30),
     Fault(
         "time-limit",
         "the serve job reaches its time limit",
@@ -280,11 +207,11 @@ SLURM = (
         ranks=1,
         from_slurm=True,
     ),
-    _survivor("requeue", "`scontrol requeue` of the serve job", slurm.requeue_refused, requests=30),
+    survivor("requeue", "`scontrol requeue` of the serve job", slurm.requeue_refused, requests=30),
     Fault(
         "requeue-forced",
         "the same, after an administrator allowed it (`Requeue=1`)",
-        slurm.requeue_forced,
+        slurm.requeue("requeue"),
         r"back (in|into) the queue|requeue",
         (7, 11),
         ranks=1,
@@ -356,7 +283,7 @@ FILES = (
         ranks=1,
         bound_s=HANG_S,
     ),
-    _survivor(
+    survivor(
         "shm-full-benchmark",
         "`/dev/shm` becomes full during the benchmark",
         files.shared_memory_filled,
@@ -365,7 +292,7 @@ FILES = (
     Fault(
         "port-taken",
         "another program takes the server's HTTP port while it loads",
-        files.port_taken,
+        files.takes_port("http-port"),
         r"port|address already in use",
         START,
         moment=Moment.LOADS,
@@ -373,7 +300,7 @@ FILES = (
         bound_s=HANG_S,
         prepare=files.open_ports,
     ),
-    _survivor(
+    survivor(
         "two-builds",
         "the same engine built by two runs at once",
         files.second_build,
@@ -411,7 +338,7 @@ FILES = (
     Fault(
         "engine-truncated",
         "the engine lacks its last byte",
-        files.engine_damaged(1),
+        files.engine_changed("*.safetensors", files.without_last_byte),
         r"engine|safetensors|truncat|damaged|incomplete",
         (3, 6, 7),
         moment=Moment.BEFORE,
@@ -451,15 +378,15 @@ FILES = (
         ranks=1,
         from_slurm=True,
     ),
-    _survivor(
+    survivor(
         "clock-off",
         "the clock of rank 1's node is an hour ahead (libfaketime)",
-        files.clock_off,
+        files.clock(1, 3600),
         moment=Moment.BEFORE,
         ranks=2,
         requests=30,
     ),
 )
 
-FAULTS = {fault.name: fault for fault in (*PROCESSES, *OTHERS, *SLURM, *FILES)}
+FAULTS = {fault.name: fault for fault in (*PROCESSES, *OTHERS, *SLURM, *FILES, *WAYS, *LIVING)}
 """All faults by name, in the order of the table."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import USER, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.runtime.records import RankRecord
+from trtllm_hpc.sandbox import Node
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 """Debian package libfaketime."""
@@ -80,17 +84,26 @@ def open_ports(scene: Scene) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def port_taken(scene: Scene) -> Iterator[None]:
-    """Another program listens on the HTTP port before the leader's server does."""
-    assert eventually(scene.paths.rank_record("serve", 0).exists, 30)
-    node = scene.node_of(0)
+def takes_port(option: str) -> Injection:
+    """Another program listens on a port before the leader's server does."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        assert eventually(scene.paths.rank_record("serve", 0).exists, 30)
+        _take_port(scene, scene.node_of(0), re.compile(rf"--{option}=(\d+)"))
+        yield
+        for one in scene.node_of(0).processes():
+            if _LISTEN in one.arguments:
+                os.kill(one.pid, 9)
+
+    return inject
+
+
+def _take_port(scene: Scene, node: Node, option: re.Pattern[str]) -> None:
 
     def chosen() -> str | None:
         arguments = [argument for one in user_processes(node) for argument in one.arguments]
-        ports = [
-            found[1] for argument in arguments if (found := re.fullmatch(r"--http-port=(\d+)", argument))
-        ]
+        ports = [found[1] for argument in arguments if (found := option.fullmatch(argument))]
         return ports[0] if ports else None
 
     port = eventually(chosen, 30)
@@ -98,10 +111,6 @@ def port_taken(scene: Scene) -> Iterator[None]:
     output = scene.person.folder / "listener.out"
     node.start_daemon(["python3", "-c", _LISTEN, port], output, {"PATH": os.environ["PATH"]})
     eventually(lambda: f":{int(port):04X} 00000000:0000 0A" in node.run(["cat", "/proc/net/tcp"]), 5)
-    yield
-    for one in node.processes():
-        if _LISTEN in one.arguments:
-            os.kill(one.pid, 9)
 
 
 @contextmanager
@@ -148,22 +157,89 @@ def runs_hidden(scene: Scene) -> Iterator[None]:
             node.run(["umount", "--lazy", str(scene.runs)])
 
 
-def engine_damaged(ranks: int) -> Injection:
-    """The largest file of the engine lacks its last byte, before the submission."""
+def without_last_byte(content: bytes) -> bytes:
+    """Return all but the last byte."""
+    return content[:-1]
+
+
+def without_header(content: bytes) -> bytes:
+    """Return garbage where the header of a safetensors file is."""
+    return content[:8] + os.urandom(64) + content[72:]
+
+
+def half(content: bytes) -> bytes:
+    """Return the first half."""
+    return content[: len(content) // 2]
+
+
+def engine_changed(name: str, change: Callable[[bytes], bytes]) -> Injection:
+    """A file of the engine has another content, before the submission."""
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        copy = scene.person.folder / "engine"
-        shutil.copytree(scene.site.engines[ranks], copy)
-        largest = max(
-            (file for file in copy.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size
-        )
-        os.truncate(largest, largest.stat().st_size - 1)
-        scene.sections["engine"]["directory"] = str(copy)
-        scene.notes.append(f"the file is {largest.name}")
+        with own_engine(scene):
+            file = next(Path(scene.sections["engine"]["directory"]).glob(name))
+            file.write_bytes(change(file.read_bytes()))
+            scene.notes.append(f"the file is {file.name}")
+            yield
+
+    return inject
+
+
+def tokenizer(change: Callable[[bytes], bytes] | None) -> Injection:
+    """The tokenizer of the run's own engine has another content, or is gone."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        file = Path(scene.sections["engine"]["directory"]) / "tokenizer" / "tokenizer.json"
+        if change is None:
+            file.unlink()
+        else:
+            file.write_bytes(change(file.read_bytes()))
         yield
 
     return inject
+
+
+@contextmanager
+def model_closed(scene: Scene) -> Iterator[None]:
+    """The user may not read the weights of the model."""
+    for file in (scene.person.folder / "model").glob("*.safetensors"):
+        file.chmod(0)
+    yield
+
+
+@contextmanager
+def pbtxt_damaged(scene: Scene) -> Iterator[None]:
+    """The configuration of one model is cut in half once the run is submitted."""
+    file = scene.paths.repository / "tensorrt_llm" / "config.pbtxt"
+    file.write_bytes(half(file.read_bytes()))
+    yield
+
+
+@contextmanager
+def frozen(scene: Scene) -> Iterator[None]:
+    """Whoever writes to the file system of the runs waits, as for a server that hangs; for 70 s at most."""
+    thaw = ["fsfreeze", "--unfreeze", str(scene.site.small)]
+    subprocess.run(["fsfreeze", "--freeze", scene.site.small], check=True)
+    # Not by this process: it may have to wait, too.
+    later = subprocess.Popen(["bash", "-c", f"sleep 70; {shlex.join(thaw)}"], stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        later.kill()
+        subprocess.run(thaw, check=False, stderr=subprocess.DEVNULL)
+
+
+@contextmanager
+def long_log_and_kill(scene: Scene) -> Iterator[None]:
+    """The log of the leader is long when its server is killed."""
+    line = b"E0101 00:00:00.000000 1 server.cc:1] error: request 4711 failed: an error occurred\n"
+    with scene.paths.rank_log("serve", 0).open("ab") as log:
+        for _ in range(400):
+            log.write(line * (2**20 // len(line)))
+    os.kill(scene.server(0), 9)
+    yield
 
 
 @contextmanager
@@ -222,16 +298,36 @@ def second_build(scene: Scene) -> Iterator[None]:
     scene.notes.append("the second run has ended with exit code 0, too")
 
 
-@contextmanager
-def clock_off(scene: Scene) -> Iterator[None]:
-    """Every process of the jobs on the second node sees a clock that is an hour ahead."""
-    assert FAKETIME.exists(), "apt-get install libfaketime"
-    node = scene.site.sandbox.nodes[1].name
-    # Every bash that runs a script reads this file first, on whichever node.
-    start = scene.person.folder / "clock.sh"
-    start.write_text(f'[ "$(hostname)" != {node} ] || export LD_PRELOAD={FAKETIME} FAKETIME=+3600\n')
-    scene.words += ["--set", f"cluster.environment.BASH_ENV={start}"]
-    yield
-    begun = [RankRecord.read(scene.paths.rank_record("serve", rank)) for rank in (0, 1)]
-    ahead_s = begun[1].started_at - begun[0].started_at if begun[0] and begun[1] else 0.0
-    scene.notes.append(f"rank 1 has recorded a start {ahead_s:.0f} s after rank 0's")
+def each_bash(text: str) -> Injection:
+    """Every bash that runs a script of the jobs reads these lines first, on whichever node."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        start = scene.person.folder / "start.sh"
+        start.write_text(text.format(nodes=[node.name for node in scene.site.sandbox.nodes]))
+        scene.words += ["--set", f"cluster.environment.BASH_ENV={start}"]
+        yield
+
+    return inject
+
+
+def clock(node: int, ahead_s: int) -> Injection:
+    """Every process of the jobs on one node sees a clock that is ahead, or behind."""
+    # libfaketime's shared memory is of one node, and srun takes the variables to the others.
+    there = f"export LD_PRELOAD={FAKETIME} FAKETIME={ahead_s:+} FAKETIME_DISABLE_SHM=1"
+    line = f'[ "$(hostname)" = {{nodes[{node}]}} ] && {there} || unset LD_PRELOAD FAKETIME\n'
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        assert FAKETIME.exists(), "apt-get install libfaketime"
+        with each_bash(line)(scene):
+            yield
+        begun = [RankRecord.read(scene.paths.rank_record("serve", rank)) for rank in (0, 1)]
+        later_s = begun[1].started_at - begun[0].started_at if begun[0] and begun[1] else 0.0
+        hours = json.loads(scene.person.types("status", scene.paths.folder, "--json").stdout)["use"][
+            "gpu_hours"
+        ]
+        assert hours > 0, hours
+        scene.notes.append(f"rank 1 has recorded a start {later_s:.0f} s after rank 0's")
+
+    return inject

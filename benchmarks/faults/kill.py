@@ -11,6 +11,8 @@ from pathlib import Path
 from benchmarks.faults.scene import Scene
 from tests.slurm.conftest import user_processes
 from tests.slurm.test_backbone import batch_script_process, set_slurmd_timeout
+from tests.upstream.llm_api import SERVE
+from tests.waiting import eventually
 from trtllm_hpc.runtime.process import descendants
 
 Injection = Callable[[Scene], AbstractContextManager[None]]
@@ -19,13 +21,39 @@ Injection = Callable[[Scene], AbstractContextManager[None]]
 Find = Callable[[Scene], int]
 
 
-def killed(find: Find) -> Injection:
-    """``kill -9`` of one process."""
+def signalled(find: Find, number: signal.Signals) -> Injection:
+    """A signal to one process."""
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        os.kill(find(scene), signal.SIGKILL)
+        os.kill(find(scene), number)
         yield
+
+    return inject
+
+
+def killed(find: Find) -> Injection:
+    """``kill -9`` of one process."""
+    return signalled(find, signal.SIGKILL)
+
+
+def out_of_memory(rank: int) -> Injection:
+    """The kernel kills a process of a rank, whose cgroup has no memory left."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(20 * 2**20))
+        assert eventually(scene.paths.rank_record("serve", rank).exists, 30)
+        first = scene.supervisor(rank)
+        for pid in (first, *descendants(first)):
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
+        assert eventually(lambda: "oom_kill 0" not in (group / "memory.oom_control").read_text(), 60)
+        yield
+        eventually(lambda: not (group / "cgroup.procs").read_text(), 10)
+        group.rmdir()
 
     return inject
 
@@ -105,6 +133,20 @@ def process(*words: str, name: str = "") -> Find:
 def serve_step(scene: Scene) -> int:
     """The srun of the step in which the ranks run: the only one with the script of the ranks."""
     return process(str(scene.paths.script("rank")), name="srun")(scene)
+
+
+def upstream_server(scene: Scene) -> int:
+    """The stand-in of ``trtllm-serve``."""
+    return process(str(SERVE))(scene)
+
+
+@contextmanager
+def all_of_node(scene: Scene) -> Iterator[None]:
+    """``kill -9`` of all processes of the user on the node of rank 1."""
+    for one in user_processes(scene.node_of(1)):
+        with suppress(ProcessLookupError):
+            os.kill(one.pid, signal.SIGKILL)
+    yield
 
 
 def asked_gateway(scene: Scene) -> int:

@@ -11,23 +11,35 @@ _HEAD = """# Faults
 What `status` says, and what is left behind, when something breaks under a run. This page is written by
 `python -m benchmarks.faults`, which injects each fault into a real run on the
 [sandbox](decisions/sandbox.md): a real Slurm with two nodes, the tiny synthetic model, two ranks on two nodes
-(or one rank where other ranks do not matter), and a benchmark under way. The raw results are in
+(or one rank where other ranks do not matter), and a benchmark under way. Faults from which a living run
+recovers are injected into one run one after the other, and undone once they are named. The raw results are in
 [faults.json](faults.json); `--only NAME,…` measures single faults again.
 
 - **cause** is `yes` if the sentence, or the cause that `status` shows below it, matches the regular
   expression that was written down for this fault before.
 - **seconds** are those from the injection until `status` said it: at most 15, at most 60 where a process is
   silent and has not ended, or where the fault shows only once the server has started. Where Slurm itself ends
-  the job (its own pauses are up to half a minute), they are those from the end that Slurm gives.
+  the job (its own pauses are up to half a minute), they are those from the end that Slurm gives. Where a
+  command has to read long logs, they are those that its answer takes: at most 3, for `explain` 10.
 - **exit** is the exit code of `submit --wait`.
 - **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`,
   `/tmp/python_env_*`, temporary files in the run folder.
 """
 
 
-def page(results: Sequence[Result]) -> str:
-    """The whole page."""
+def page(
+    results: Sequence[Result],
+    not_injected: Sequence[tuple[str, str]] = (),
+    not_measured: Sequence[str] = (),
+) -> str:
+    """The whole page; ``not_injected`` are faults with the reason why they are not."""
     whole = [*_counts(results), "", *_table(results), ""]
+    if not_measured:
+        names = ", ".join(f"`{name}`" for name in not_measured)
+        whole += [f"In the catalogue, and not measured yet: {names}.", ""]
+    if not_injected:
+        whole += ["## Not injected", "", "| fault | why not |", "|---|---|"]
+        whole += [*(f"| {fault} | {reason} |" for fault, reason in not_injected), "", "## Each fault", ""]
     for result in results:
         whole += _details(result)
     return _HEAD + "\n" + "\n".join(whole).rstrip() + "\n"

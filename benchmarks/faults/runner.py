@@ -7,16 +7,17 @@ import random
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.faults.catalogue import Fault, Moment
+from benchmarks.faults.fault import Fault, Moment
 from benchmarks.faults.results import Result
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.site import Site
+from tests.local.test_local_profile import leftovers as local_leftovers
 from tests.slurm.conftest import USER, Person
 from tests.slurm.test_backbone import SMALL, one_rank, two_ranks
 from tests.waiting import eventually
@@ -29,6 +30,8 @@ END_S = 200.0
 """How long ``submit --wait`` may take from the injection to its end."""
 UNDER_WAY_S = 6.0
 """From the first answers to a fault during the benchmark: every rank has beaten twice then."""
+SOUND = "stage serve runs"
+"""What ``status`` says of a run that measures."""
 LEFT_S = 15.0
 """How long processes may take to end after their job."""
 
@@ -71,12 +74,55 @@ def measure(site: Site, fault: Fault) -> Result:
                 injected.close()
             exit_code, errors = _end(submitting, scene)
             if not seen.sentence:  # there was no run to ask about
-                seen.sentence = errors
+                seen = Seen(errors, seconds=round(time.time() - begun_at, 1))
             injected.close()
-            left = leftovers(person, scene.run, environments)
+            left = leftovers(scene.person, scene.run, environments)
         finally:
             submitting.kill()
             submitting.communicate()
+    return _result(scene, fault, seen, exit_code, left)
+
+
+def measure_living(site: Site, faults: Sequence[Fault], tell: Callable[[str], None]) -> list[Result]:
+    """Inject faults one after the other into one run, which is cancelled at the end; undo each once named.
+
+    A fault that ends ``submit --wait``, or after which ``status`` stays different, is the last of its run.
+    """
+    first, person = faults[0], site.person("living")
+    sections = _sections(site, replace(first, requests=900))
+    sections["serve"]["tls"] = True
+    scene = Scene(site, person, sections, runs=person.folder / "runs")
+    environments, submitting = _python_environments(), _submit(scene, first)
+    measured: list[tuple[Fault, Seen, list[str]]] = []
+    try:
+        _await(scene, Moment.MEASURES, submitting)
+        for fault in faults:
+            scene.notes = []
+            with fault.inject(scene):
+                seen = _watch(scene, fault, submitting, time.time())
+            tell(f"  {fault.name}: {seen.seconds} s: {seen.sentence}")
+            measured.append((fault, seen, scene.notes))
+            if not eventually(lambda: _ask(scene) == (SOUND, "", None), 60):
+                scene.notes.append(f"`status` afterwards: {_ask(scene)}")
+                break
+            if submitting.poll() is not None:
+                break
+        person.types("cancel", scene.paths.folder)
+        exit_code, _ = _end(submitting, scene)
+        left = leftovers(person, scene.run, environments)
+    finally:
+        submitting.kill()
+        submitting.communicate()
+    results = []
+    for fault, seen, scene.notes in measured:
+        is_last = fault is measured[-1][0]
+        results.append(
+            _result(scene, fault, seen, exit_code if is_last else first.exits[0], left if is_last else [])
+        )
+    return results
+
+
+def _result(scene: Scene, fault: Fault, seen: Seen, exit_code: int | None, left: list[str]) -> Result:
     return Result(
         fault.name,
         fault.title,
@@ -141,15 +187,17 @@ def _await(scene: Scene, moment: Moment, submitting: subprocess.Popen[str]) -> N
 def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_at: float) -> Seen:
     """Ask for the status until it names the fault, or ``submit --wait`` has ended."""
     seen = Seen()
-    deadline = time.monotonic() + END_S
+    deadline = time.monotonic() + (max(fault.bound_s, 20.0) if fault.living else END_S)
     while True:
         ended = submitting.poll() is not None or time.monotonic() > deadline
-        said = _ask(scene)
+        asked_at = time.time()
+        said = _ask(scene, fault.asks)
         if said is not None:
             seen.sentence, seen.cause, ended_at = said
             told = f"{seen.sentence}\n{seen.cause}"
             if not fault.survives and re.search(fault.expected, told, re.IGNORECASE):
                 since = ended_at if fault.from_slurm and ended_at is not None else begun_at
+                since = asked_at if fault.timed else since
                 seen.seconds = round(max(0.0, time.time() - since), 1)
                 return seen
         if ended:
@@ -157,22 +205,29 @@ def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_
         time.sleep(1)
 
 
-def _ask(scene: Scene) -> tuple[str, str, float | None] | None:
+def _ask(scene: Scene, asks: str = "status") -> tuple[str, str, float | None] | None:
     """The sentence, the likeliest cause, and when Slurm ended the job that failed."""
+    words = {"status": ["--json"], "client": ["--prompt", "a", "--max-tokens", "2"], "explain": []}[asks]
     if scene.run is None:
         folders = [folder for folder in scene.runs.glob("*-*") if folder.is_dir()]
         scene.run = RunPaths(folders[0]) if folders else None
         if scene.run is None:
             return None
-    answer = scene.person.types("status", scene.run.folder, "--json")
-    if answer.returncode != 0:
-        lines = answer.stderr.strip().splitlines()
-        return (lines[0] if lines else "", "", None)
+    answer = scene.person.types(asks, scene.run.folder, *words)
+    # Without an answer of Slurm, `status` shows what the run's own files show, and fails.
+    if asks != "status" or not answer.stdout.startswith("{"):
+        said = "Traceback" if "Traceback" in answer.stderr else answer.stderr.strip() or answer.stdout.strip()
+        return (said.splitlines()[0] if said else "", "", None)
     status = json.loads(answer.stdout)
     ends = [stage["times"]["ended_at"] for stage in status["stages"] if stage["final"] and not stage["ok"]]
     known = [end for end in ends if end is not None]
-    causes = status["causes"]
-    return status["sentence"], causes[0]["sentence"] if causes else "", min(known, default=None)
+    causes = [cause["sentence"] for cause in status["causes"]]
+    causes += [
+        f"instance {one['instance']}: {one['state']}, restarts: {one['restarts']}; {one['reason']}"
+        for one in status["instances"]
+        if one["reason"]
+    ]
+    return status["sentence"], causes[0] if causes else "", min(known, default=None)
 
 
 def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, str]:
@@ -184,8 +239,10 @@ def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, s
         return None, ""
     if "Traceback" in errors:
         scene.notes.append("`submit --wait` showed a traceback")
-    lines = [line for line in errors.splitlines() if line.startswith("error")]
-    return submitting.returncode, lines[0] if lines else errors.strip()[-300:]
+    _, _, words = f"\n{errors}".partition("\nerror")
+    # What is wrong with a job file follows in lines of its own.
+    found = f"error{words}".splitlines()[: 2 if " problem" in words.partition("\n")[0] else 1]
+    return submitting.returncode, " ".join(map(str.strip, found)) if words else errors.strip()[-300:]
 
 
 def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> list[str]:
@@ -201,6 +258,9 @@ def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> l
     left += [one[:100] for one in person.leftovers()]
     left += sorted(_python_environments() - environments)
     if run is not None and run.folder.exists():
+        left += (
+            [f"this machine: {it}" for it in local_leftovers(run)] if person.profile.stem == "local" else []
+        )
         left += [f"run folder: {file.relative_to(run.folder)}" for file in run.folder.rglob(".*")]
     return left
 

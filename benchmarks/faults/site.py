@@ -150,10 +150,14 @@ def site(ranks: Sequence[int]) -> Iterator[Site]:
 
 
 def _mount_small(folder: Path) -> None:
-    """Before the nodes start: they need not see what is mounted later."""
+    """Before the nodes start: they need not see what is mounted later. A tmpfs could not be frozen."""
     folder.mkdir()
-    options = f"size={_SMALL},mode=0700,uid={USER.pw_uid},gid={USER.pw_gid}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "faults", folder], check=True)
+    image = folder.with_suffix(".image")
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", image, _SMALL], check=True)
+    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    shutil.rmtree(folder / "lost+found")
+    shutil.chown(folder, USER.pw_uid, USER.pw_gid)
+    folder.chmod(0o700)
 
 
 def _allow_preemption(made: Site) -> None:

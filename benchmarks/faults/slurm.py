@@ -45,6 +45,29 @@ def slurmd_restarted(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def slurmd_stopped(scene: Scene) -> Iterator[None]:
+    """SIGSTOP for 20 s."""
+    daemon = scene.site.daemon(scene.node_of(1), "slurmd")
+    for number, pause_s in ((signal.SIGSTOP, 20), (signal.SIGCONT, 0)):
+        for pid in daemon.pids:
+            os.kill(pid, number)
+        time.sleep(pause_s)
+    yield
+
+
+@contextmanager
+def slurmctld_and_leader(scene: Scene) -> Iterator[None]:
+    """Slurm cannot end the job of the dead server, nor say anything of it."""
+    daemon = scene.site.daemon(scene.site.sandbox.head, "slurmctld")
+    _end(daemon)
+    os.kill(scene.server(0), signal.SIGKILL)
+    try:
+        yield
+    finally:
+        scene.site.start(daemon)
+
+
+@contextmanager
 def slurmctld_away(scene: Scene) -> Iterator[None]:
     """Killed, and there again after 30 s; the user asks for the status meanwhile."""
     daemon = scene.site.daemon(scene.site.sandbox.head, "slurmctld")
@@ -89,13 +112,35 @@ def requeue_refused(scene: Scene) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def requeue_forced(scene: Scene) -> Iterator[None]:
+def requeue(how: str) -> Injection:
     """The same after the administrator has allowed what the job forbids."""
-    job = scene.job("serve")
-    scene.site.as_root("scontrol", "update", f"jobid={job}", "requeue=1")
-    scene.site.as_root("scontrol", "requeue", job)
-    yield
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        job = scene.job("serve")
+        scene.site.as_root("scontrol", "update", f"jobid={job}", "requeue=1")
+        scene.site.as_root("scontrol", how, job)
+        yield
+
+    return inject
+
+
+def administered(words: tuple[str, ...], undone: tuple[str, ...]) -> Injection:
+    """What an administrator types after ``scontrol``, and what takes it back."""
+
+    @contextmanager
+    def inject(scene: Scene) -> Iterator[None]:
+        known = {"node1": scene.site.sandbox.nodes[1].name}
+        if any("{serve}" in word for word in words):
+            known["serve"] = scene.job("serve")
+        scene.site.as_root("scontrol", *(word.format(**known) for word in words))
+        try:
+            yield
+        finally:
+            if undone:
+                scene.site.as_root("scontrol", *(word.format(**known) for word in undone))
+
+    return inject
 
 
 @contextmanager

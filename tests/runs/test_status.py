@@ -434,6 +434,12 @@ def test_a_companion_that_fails_after_its_server_was_cancelled_is_not_blamed(
     assert status.state is state and f"stage {blamed}" in status.sentence, status
 
 
+def test_a_lost_node_is_named(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "NODE_FAIL=1:0", "CANCELLED")
+    paths.batch_log("serve").write_text("ready\nsrun: error: Node failure on n7\nsrun: got SIGCONT\n")
+    assert "stage serve lost a node: n7" in run_status(paths).sentence
+
+
 def test_a_full_disk_under_a_living_run_is_told(run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     assert "MiB free" not in run_status(paths).sentence
@@ -459,6 +465,24 @@ def test_what_is_left_of_a_damaged_run_folder_is_shown_and_its_jobs_can_be_cance
         assert f"the run folder lacks {damaged}" in status.sentence
     cancel_run(paths)
     assert all(stage.final for stage in run_status(paths).stages)
+
+
+@pytest.mark.parametrize("file", ["jobs.json", "instances.json", "endpoint.json"])
+@pytest.mark.parametrize("content", ["", '{"stages"', "[1, 2]"])
+def test_a_damaged_record_is_named_and_ends_nothing(run_of: RunOf, file: str, content: str) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    (paths.folder / file).write_text(content)
+    status = run_status(paths)
+    assert f"; the run folder lacks {file}, or it is damaged" in status.sentence
+    assert (status.state, status.instances) == (RunState.RUNNING, ())
+
+
+def test_a_lost_submission_record_is_named_of_a_run_that_was_submitted(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    paths.jobs.unlink()
+    for by_submit in (False, True):
+        add_event(paths, "serve", "stage_begin", job_id="2", submitted=by_submit)
+        assert ("the run folder lacks jobs.json" in run_status(paths).sentence) is by_submit
 
 
 def test_a_folder_that_cannot_be_written_is_named_while_the_run_lives(
@@ -492,6 +516,16 @@ def test_a_server_that_gives_signs_of_life_is_not_lost_because_slurm_knows_no_jo
     assert run_status(paths).stages[1].sentence == "runs by its own files; Slurm does not know its job"
     os.utime(paths.rank_heartbeat("serve", 0), (1, 1))
     assert run_status(paths).state is RunState.LOST
+
+
+def test_a_run_folder_into_which_no_rank_writes_is_named(run_of: RunOf) -> None:
+    """As while its file server hangs: the ranks wait, and nobody in the job can record it."""
+    paths = served(run_of)
+    assert "no rank has written" not in run_status(paths).sentence
+    os.utime(paths.rank_heartbeat("serve", 0), (time.time() - 30, time.time() - 30))
+    assert (
+        "; no rank has written for 30 s: the run's file system may stand still" in run_status(paths).sentence
+    )
 
 
 @pytest.mark.parametrize("command", ["squeue", "sacct"])

@@ -197,6 +197,18 @@ def first(run: RunPaths) -> Progress:
     return next(follow(run))
 
 
+def test_a_folder_that_is_closed_for_a_moment_does_not_end_the_watching(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following = follow(run)
+    next(following)
+    looks = iter([False] * 20)
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.X_OK or next(looks, True))
+    before_s = clock.now
+    next(following)
+    assert clock.now - before_s >= 10
+
+
 def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
     write_json(run.plan, {"world_sizes": [3], "stages": []})
     for step, message in ((1, "load"), (2, "save")):

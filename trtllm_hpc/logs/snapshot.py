@@ -150,9 +150,10 @@ class RunSnapshot:
         Empty if the file is damaged.
         """
         try:
-            return read_json(self.paths.instances)
+            listed = read_json(self.paths.instances)
         except (ValueError, OSError):
             return []
+        return listed if listed is None else [it for it in listed if isinstance(it, dict)]
 
 
 def plan_of(paths: RunPaths) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.client.wait import wait_for_endpoint, was_submitted
@@ -66,8 +65,12 @@ def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoi
 
     With ``restarts`` it also waits for an instance that is started again.
     """
-    may_return = run.renewal.exists() or (restarts and run.instances.exists())
-    return partial(endpoint_of, run, _RENEWAL_S) if may_return else None
+
+    def follow() -> Endpoint:
+        ends = {it.get("state") for it in RunSnapshot(run).instances or ()}
+        return endpoint_of(run, _FIRST_PAUSE_S if ends <= {"ended", "failed"} else _RENEWAL_S)
+
+    return follow if run.renewal.exists() or (restarts and run.instances.exists()) else None
 
 
 def _refuse_ended(run: RunPaths) -> None:

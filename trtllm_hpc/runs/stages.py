@@ -158,26 +158,21 @@ def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
 
 
-def _shows_life(run: RunSnapshot, stage: str) -> bool:
-    """Return whether a rank of the server, or the companion, has just written its heartbeat."""
-    files = [run.paths.heartbeat] if stage == "companion" else []
-    if stage == "serve":
-        alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
-        files = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
-    stats = (stat_of(file) for file in files)
-    return any(stat is not None and abs(time.time() - stat.st_mtime) < _ALIVE_S for stat in stats)
+def silent_for_s(run: RunSnapshot, stage: str) -> float:
+    """Return the seconds since the last heartbeat of the companion or of the ranks; -1: none is alive."""
+    alive = [it for step in run.serve_steps for it in run.ranks(step) if it.ended_at is None]
+    beats = [run.paths.rank_heartbeat(it.step, it.rank) for it in alive]
+    stats = map(stat_of, [run.paths.heartbeat] if stage == "companion" else beats)
+    return min((abs(time.time() - stat.st_mtime) for stat in stats if stat is not None), default=-1.0)
 
 
 def _was_interrupted(run: RunSnapshot) -> bool:
     """Return whether the submission stopped half-way: an event says so, or its jobs no longer wait for it."""
     if run.submission is None or run.submission.complete:
         return False
-    if any(event.name == "submission_interrupted" for event in run.all_events):
-        return True
-    try:
-        return time.time() - run.paths.jobs.stat().st_mtime > SUBMISSION_TIMEOUT_S
-    except FileNotFoundError:
-        return False
+    recorded = any(event.name == "submission_interrupted" for event in run.all_events)
+    changed = stat_of(run.paths.jobs)
+    return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
 
 
 def _queued_by_hand(
@@ -220,7 +215,7 @@ def _slurm_stage(
         # Slurm does not know it: its own last event and its heartbeats decide.
         if last.name == "stage_end":
             return _ended(name, job_id, last)
-        if info is None and _shows_life(run, name):
+        if info is None and 0 <= silent_for_s(run, name) < _ALIVE_S:
             note = f" by its own files; Slurm does not {'know its job' if answered else 'answer now'}"
             return _in_state(name, STATES["RUNNING"], job_id, note)
         unknown = LOST if answered else UNANSWERED
@@ -229,6 +224,9 @@ def _slurm_stage(
     if info.state.final and last.name == "stage_end" and last.data.get("job_id") == job_id:
         code = int(last.data["exit_code"])  # sacct shows 137 as 9
     note = f": {explain_reason(info.reason, job_id, info.unavailable)}" if info.reason else ""
+    if info.state.name == "NODE_FAIL":
+        log = "\n".join(last_lines(run.paths.batch_log(name), 50))
+        note += "".join(f": {node}" for node in re.findall(r"error: Node failure on ([\w.-]+)", log)[-1:])
     if info.exit_signal and not info.state.ok:
         note += _signal_note(info)
     elif info.state.name == "FAILED":
@@ -302,11 +300,9 @@ def _killer(run: RunSnapshot, stage: str) -> str | None:
 
 
 def _exit_code_note(code: int | None) -> str:
-    if not code:
-        return ""
-    if code > 128 and (name := _SIGNALS.get(code - 128)):
-        return f" (exit code {code}, as after {name})"
-    return f" (exit code {code})"
+    name = _SIGNALS.get((code or 0) - 128)
+    after = f", as after {name}" if name else ""
+    return f" (exit code {code}{after})" if code else ""
 
 
 def _ended(name: str, job_id: str | None, end: Event) -> StageStatus:

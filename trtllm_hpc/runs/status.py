@@ -14,9 +14,10 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
-from trtllm_hpc.runs.stages import StageFailure, StageStatus, stages_of, unanswered_stages
+from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
+from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -251,20 +252,15 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
     first = first_failure(run) if by_a_rank else None
     recorded = [event.data for event in run.events(stage) if "reason" in event.data]
-    if not recorded:
-        return StageFailure(failed, stage, first, None)
-    return StageFailure(failed, stage, first, str(recorded[-1]["reason"]), recorded[-1].get("next"))
+    last = recorded[-1] if recorded else {}
+    return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:
     """Return why the present server's gateway is no longer started."""
-    why = None
-    for event in run.events("serve"):
-        if event.name == "gateway_failed":
-            why = run.quoted(str(event.data.get("why", "it has ended")))
-        elif event.name == "stage_begin":
-            why = None
-    return why
+    marks = [it for it in run.events("serve") if it.name in ("gateway_failed", "stage_begin")]
+    failed = bool(marks) and marks[-1].name == "gateway_failed"
+    return run.quoted(str(marks[-1].data.get("why", "it has ended"))) if failed else None
 
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
@@ -317,7 +313,7 @@ def _sentence(
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
         progress = _progress_sentence(run, state, stages)
-        return progress + _troubles(run, state) + _full_disk(run, state) + _damage(run, state)
+        return progress + _troubles(run, stages) + _full_disk(run, state) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -335,15 +331,16 @@ def _sentence(
 def _damage(run: RunSnapshot, state: RunState) -> str:
     """Return, to be appended to the sentence, what the run folder lacks, so that less is known of the run."""
     paths = run.paths
-    needed = () if state.final else (paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks)
+    needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
+    needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
     lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
+    records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
+    unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
+    lost += [it.name for name, it in unread.items() if it.exists() and not getattr(RunSnapshot(paths), name)]
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
-    is_writable = state.final or os.access(paths.folder, os.W_OK)
-    return (
-        lacks
-        if is_writable
-        else f"{lacks}; the run folder cannot be written: mend that soon, or the results are lost"
-    )
+    if not state.final and not os.access(paths.folder, os.W_OK):
+        lacks += "; the run folder cannot be written: mend that soon, or the results are lost"
+    return lacks
 
 
 def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
@@ -355,10 +352,9 @@ def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
 
 
 def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
-    if state is RunState.RENDERED:
-        return "not submitted"
-    if state is RunState.COMPLETED:
-        return "every stage has completed"
+    known = {RunState.RENDERED: "not submitted", RunState.COMPLETED: "every stage has completed"}
+    if state in known:
+        return known[state]
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
@@ -367,10 +363,13 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     return f"stage {busy.stage} {busy.sentence}{progress}"
 
 
-def _troubles(run: RunSnapshot, state: RunState) -> str:
+def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
     """Return, to be appended to the sentence, what stands still in a living run."""
     found: dict[tuple[str, object], str] = {}
-    for event in () if state.final else run.all_events:
+    silent_s = silent_for_s(run, "serve")
+    if silent_s > 4 * BEAT_S and any((it.stage, it.state) == ("serve", "RUNNING") for it in stages):
+        found["", ""] = f"no rank has written for {silent_s:.0f} s: the run's file system may stand still"
+    for event in () if all(stage.final for stage in stages) else run.all_events:
         if event.name in ("stage_begin", "stage_end"):
             found = {key: why for key, why in found.items() if key[0] != event.stage}
         elif event.name == TROUBLE:
@@ -408,11 +407,9 @@ def _exit_code(state: RunState, failure: StageFailure | None) -> ExitCode:
         return ExitCode.SUBMISSION
     if failed.stage == "build":
         return ExitCode.BUILD
+    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
-        inside = {ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
-        if failure.stage == "companion":
-            inside.add(ExitCode.CONFIG)
+        inside = known - {ExitCode.START, *([] if failure.stage == "companion" else [ExitCode.CONFIG])}
         return next((code for code in inside if code == failed.exit_code), ExitCode.START)
-    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
     return next((code for code in known if code == failed.exit_code), ExitCode.REQUEST)

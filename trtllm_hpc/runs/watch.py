@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -94,6 +95,10 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     final_since: float | None = None
     queue = ServerQueue()
     while True:
+        silent_s = time.monotonic() - answered_at
+        if silent_s < _CONTROLLER_GONE_S and paths.folder.exists() and not os.access(paths.folder, os.X_OK):
+            time.sleep(_FILE_PAUSE_S)  # it was closed by mistake; once it is open the run is as it was
+            continue
         run = RunSnapshot(paths)
         events = len(run.all_events)
         if events != seen_events:
@@ -104,7 +109,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
                 status = run_status(run, watcher, mode="standard", places=True)
                 answered_at = time.monotonic()
         except SubmissionError as error:
-            if not error.transient or time.monotonic() - answered_at > _CONTROLLER_GONE_S:
+            if not error.transient or silent_s > _CONTROLLER_GONE_S:
                 raise
             status = status or unanswered_status(run)
         seen_events, queries = events, watcher.queries

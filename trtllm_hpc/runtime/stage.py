@@ -41,8 +41,8 @@ def begin(paths: RunPaths, stage: str) -> int:
             print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
             return ExitCode.START
     job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
-    process = {"group": group, "group_started": start_ticks(group)}
-    add_event(paths, stage, "stage_begin", job_id=job_id, host=host, **process)
+    by = {"group": group, "group_started": start_ticks(group), "submitted": TOKEN_VARIABLE in os.environ}
+    add_event(paths, stage, "stage_begin", job_id=job_id, host=host, **by)
     return ExitCode.OK
 
 

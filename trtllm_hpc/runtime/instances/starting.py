@@ -121,12 +121,10 @@ class Doors:
 
     def missing_sockets(self, *, all_ready: bool) -> dict[str, str]:
         """Return what somebody has removed of this node's sockets, in a sentence, under ``sockets``."""
-        found = set() if self._own is None else set(self.own.folder.rglob("*"))
+        seen = set() if self._own is None else set(self.own.folder.rglob("*"))
         # An instance that ends takes its sockets with it, and HAProxy renames its own.
-        self._sockets = {
-            it for it in self._sockets | found if all_ready and it.suffix not in (".tmp", ".bak")
-        }
-        missing = sorted(map(str, self._sockets - found))
+        self._sockets = {it for it in self._sockets | seen if all_ready and it.suffix not in (".tmp", ".bak")}
+        missing = sorted(map(str, self._sockets - seen))
         return {"sockets": f"sockets of the server were removed: {missing[0]}"} if missing else {}
 
     def remove_folder(self) -> None:
