@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import click
 
@@ -12,7 +15,7 @@ from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_op
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
-from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts
+from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
 from trtllm_hpc.logs.packed import opened
 from trtllm_hpc.logs.reading import escaped, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -83,37 +86,39 @@ def command(
     logs, unread = _logs_in(files or ("-",), runs_folder(context))
     for problem in [*unread, *map(str, own_tables()[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
-    of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
-    facts = [facts_of_stream(sys.stdin.buffer) if it == "-" else next(of_files) for it in logs]
-    found = tuple(
-        it.shown(quoted)
-        for it in likeliest_first(of_lines([() if it.survived else it.causes for it in facts]))
-    )
-    if as_json:
-        print_json(found)
-    elif found:
-        click.echo("\n".join(cause_lines(found, places=True)))
-    else:
-        _say_nothing_found(logs, facts)
+    with tempfile.TemporaryFile() as piped:
+        if "-" in logs:
+            shutil.copyfileobj(sys.stdin.buffer, piped)
+        of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
+        facts = [facts_of_stream(cast(BinaryIO, piped), it) if it == "-" else next(of_files) for it in logs]
+        lines = [() if it.survived else it.causes for it in facts]
+        found = tuple(it.shown(quoted) for it in likeliest_first(of_lines(lines)))
+        if as_json:
+            print_json(found)
+        elif found:
+            click.echo("\n".join(cause_lines(found, places=True)))
+        else:
+            click.echo("No cause that is known here, and no error.")
+            for name, fact in zip(logs, facts, strict=True):
+                _say_nearest(name, fact, cast(BinaryIO, piped) if name == "-" else opened(Path(name)))
     if why and not as_json:
         _say_why(logs, facts)
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not logs else 0 if root is None else _EXIT_CODES[root.degree]
 
 
-def _say_nothing_found(logs: Sequence[str], facts: Sequence[LogFacts]) -> None:
-    click.echo("No cause that is known here, and no error.")
-    for name, fact in zip(logs, facts, strict=True):
-        if fact.is_empty:
-            click.echo(f"{escaped(name)} is empty.")
-        elif fact.suspicious:
-            what = (
-                "errors of {}, after which it goes on" if fact.survived else "lines of {} nearest to an error"
-            )
-            click.echo(f"The {what.format(escaped(name))}:")
-            click.echo("\n".join(f"  | {quoted(line)}" for line in fact.suspicious))
-        if fact.unread_bytes:
-            click.echo(f"  not searched: {format_bytes(fact.unread_bytes)} in the middle of {escaped(name)}")
+def _say_nearest(name: str, facts: LogFacts, log: BinaryIO) -> None:
+    """Print the lines of a log without a cause that are nearest to an error."""
+    with log:
+        lines = [it.match for it in facts.causes] or nearest_to_an_error(log)
+    if not lines:
+        click.echo(f"{escaped(name)} is empty.")
+        return
+    what = "errors of {}, after which it goes on" if facts.survived else "lines of {} nearest to an error"
+    click.echo(f"The {what.format(escaped(name))}:")
+    click.echo("\n".join(f"  | {quoted(line)}" for line in lines))
+    if facts.unread_bytes:
+        click.echo(f"  not searched: {format_bytes(facts.unread_bytes)} in the middle of {escaped(name)}")
 
 
 def _say_why(logs: Sequence[str], facts: Sequence[LogFacts]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.explain import (
     REPORTED,
@@ -52,9 +51,6 @@ class LogFacts:
     """The first error among the last lines."""
     candidates: tuple[Finding, ...] = ()
     """``causes``, and the other errors that no entry of the table knows, in the order of the lines."""
-    suspicious: tuple[str, ...] = ()
-    """Of a log without a cause the last lines that may speak of a failure."""
-    is_empty: bool = False
     survived: bool = False
     """Whether the log goes on for long after its last error, which may end no process."""
     unread_bytes: int = 0
@@ -124,13 +120,17 @@ def _read(path: Path, *, bounds: Bounds) -> Iterator[LogFacts]:
         return
 
 
-def facts_of_stream(log: BinaryIO) -> LogFacts:
-    """Return what the standard input shows."""
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(log, copy)
-        bounds = bounds_of([copy.tell()])
-        copy.seek(0)
-        return _facts(Path("-"), cast(BinaryIO, copy), bounds)
+def facts_of_stream(log: BinaryIO, name: str) -> LogFacts:
+    """Return what a log shows that is open, and can be read from any place."""
+    bounds = bounds_of([log.seek(0, os.SEEK_END)])
+    log.seek(0)
+    return _facts(Path(name), log, bounds)
+
+
+def nearest_to_an_error(log: BinaryIO) -> list[str]:
+    """Return the last lines of a log that may speak of a failure; the last ones if none does."""
+    seek_last_lines(log, LATE_LINES, _LATE_BYTES)
+    return suspicious(list(lines_of(log, _LATE_BYTES)))
 
 
 def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
@@ -144,12 +144,10 @@ def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
         log.seek(scanned.error_at)
         error = first_error(lines_of(log, _ERROR_BYTES))
     own = None if error is None or not error.startswith(_ERROR) else _own_error(path, log, scanned, error)
+    if error is None and not causes:
+        return LogFacts(unread_bytes=scanned.unread_bytes)
     seek_last_lines(log, LATE_LINES, late_bytes)
     start = log.tell()
-    if error is None and not causes:
-        last = list(lines_of(log, late_bytes))
-        shown = tuple(suspicious(last))
-        return LogFacts(suspicious=shown, is_empty=start == 0 and not last, unread_bytes=scanned.unread_bytes)
     late_error = first_error(lines_of(log, late_bytes))
     found = zip(matches, causes, strict=True)
     late = [cause for match, cause in found if cause.ends_a_process and match.at >= start]
@@ -162,7 +160,6 @@ def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
         late_cause,
         late_error,
         candidates,
-        suspicious=tuple(it.match for it in causes),
         survived=scanned.survived,
         unread_bytes=scanned.unread_bytes,
     )
