@@ -49,6 +49,7 @@ class Sieve(Generic[Value]):
 
     def __init__(self, texts: Iterable[tuple[bytes, Value]]) -> None:
         self._texts = list(texts)
+        self._beginnings = [(at, text[1:]) for at, (text, _) in enumerate(self._texts) if text[:1] == b"\n"]
         self._masked = [(text.translate(_MASK), value) for text, value in self._texts]
         self._vectorscan: Any = None
         self._lock = threading.Lock()
@@ -91,11 +92,7 @@ class Sieve(Generic[Value]):
     def _found_by_vectorscan(self, block: bytes) -> dict[int, list[Value]]:
         """Return the values of the texts in each line that has one, by the number of the line from 0."""
         # A text that begins with a line end is not found in the first line.
-        ends = [
-            (len(text) - 1, place)
-            for place, (text, _) in enumerate(self._texts)
-            if text[:1] == b"\n" and block.startswith(text[1:])
-        ]
+        ends = [(len(text), place) for place, text in self._beginnings if block.startswith(text)]
         with self._lock:
             self._vectorscan.scan(
                 block, match_event_handler=lambda text, _, end, *__: ends.append((end, text))

@@ -19,6 +19,7 @@ from trtllm_hpc.logs.prefixes import stripped, without_shared
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, lines_of, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
+_LEAST_BLOCK = 1 << 16
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _LONGEST_SEARCHED = 1 << 20  # the rest of a longer line is not searched for an error
@@ -349,7 +350,7 @@ def _blocks(log: BinaryIO, most_bytes: int, most_work: int | None) -> Iterator[t
     reach = _longest_match() + 1
     while True:
         # More at once if the last block was a single line, or it would be copied again and again.
-        size = max(min(_sieve().block_bytes, most_work or most_bytes), len(pending))
+        size = max(min(_sieve().block_bytes, max(most_work or most_bytes, _LEAST_BLOCK)), len(pending))
         chunk = log.read(min(size, most_bytes - read))
         read += len(chunk)
         block = pending + chunk
