@@ -74,14 +74,14 @@ def read_case(folder: Path, verdicts: dict[str, str]) -> Case:
     finds_root = bool(quoted and root) and (root in quoted or quoted in root)
     verdict = verdicts.get(folder.name, "")
     if facts["kind"] == "clean":
-        verdict = "alarm" if any(it.kind is Kind.ROOT for it in answers) else "calm"
+        verdict = verdict or ("alarm" if any(it.kind is Kind.ROOT for it in answers) else "calm")
     return Case(folder.name, facts, first, finds_root, verdict)
 
 
 def table(cases: list[Case]) -> str:
     """Return the counts by category as Markdown."""
     lines = [
-        "| category | failures | right | half | wrong | silent | root line quoted | clean | alarms |",
+        "| category | failures | right | half | wrong | silent | root line quoted now | clean | alarms |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     categories = sorted({case.facts["category"] for case in cases})
@@ -135,7 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [
         line.split("\t") for file in options.verdicts for line in file.read_text("utf-8").splitlines() if line
     ]
-    verdicts = {row[0]: next((it for it in row[1:] if it in VERDICTS), "") for row in rows}
+    verdicts = {
+        row[0]: next((it for it in row[1:] if it in (*VERDICTS, "calm", "alarm")), "") for row in rows
+    }
     folders = sorted(file.parent for root in options.cases for file in root.glob("*/case.toml"))
     cases = [read_case(folder, verdicts) for folder in folders]
     sentence, fine = shares(cases)

@@ -110,6 +110,14 @@ def test_what_reports_the_failure_of_another_process_is_a_consequence(wrapper: s
     assert [one.kind.value for one in explained(f"{wrapper}\n")] == ["consequence"]
 
 
+def test_words_before_a_traceback_are_no_prefix() -> None:
+    text = (
+        "[2026-02-27 11:31:26 TP13] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/opt/a.py", line 3, in run\n    scheduler()\nzmq.error.Again: not now\n'
+    )
+    assert explained(text)[0].match == "zmq.error.Again: not now"
+
+
 def test_what_stands_before_a_later_ready_does_not_count() -> None:
     ready = "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n"
     trouble = "ValueError: trying another way\nCUDA out of memory. Tried to allocate 2 GiB\n"

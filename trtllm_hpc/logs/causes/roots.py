@@ -36,6 +36,8 @@ ELSEWHERE = re.compile(
     | initialization\ failed\ due\ to\ an\ exception|See\ (?:root\ cause|stack\ trace)\ above
     | CalledProcessError|ChildFailedError|BrokenProcessPool|RayTaskError|ActorDied|WorkerCrashed
     | returned\ non-zero\ exit\ status|exited\ with\ (?:non-?zero|exit\ code|code\ [1-9])
+    | (?:raised|hit|caught|encountered)\ an?\ (?:\w+\ )?exception
+    | Caught\ \w+\ in\ (?:DataLoader\ )?(?:pin|worker|replica)
     | subprocess-exited-with-error|Configuring\ incomplete|Failed\ to\ build\ (?:installable|')
     | metadata-generation-failed
     | failed\ with\ (?:error|exit)\ code|MPI_ABORT|\*\*\*\ (?:STEP|JOB)|Aborting\ job|error\ code\ 1$

@@ -302,6 +302,9 @@ class _SuspectLine:
     def raised(self) -> _SuspectLine | None:
         """Return the end of the traceback that begins here: its first line that is not indented."""
         prefix = self.raw[: self.raw.index(TRACEBACK)].translate(_ANY_DIGIT)
+        frame = next(_following(self._block, self.start + len(self.raw), 1), b"")
+        if not frame.translate(_ANY_DIGIT).startswith(prefix):  # text before it, not a prefix
+            prefix = b""
         start = self.start + len(self.raw) + 1
         for raw in _following(self._block, start - 1, _FRAME_LINES * 10):
             rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
