@@ -242,7 +242,9 @@ class _Finder:
     def _note(self, line: _SuspectLine, at: int) -> bool:
         """Note an error that no entry knows; returns whether more lines like it can tell nothing new."""
         text = line.texts[-1]
-        skipped = line.line.level == "warning" or at + line.start < self._traceback_end
+        here = at + line.start
+        known = any(it.at == here for it in self.found.values())
+        skipped = known or line.line.level == "warning" or here < self._traceback_end
         if skipped or len(self._roots) >= _MOST_ROOTS:
             return False
         if TRACEBACK in line.raw:
