@@ -54,7 +54,8 @@ HARMLESS = re.compile(
     | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
     | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
     | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot | Configured\ MailProg
-    | Unable\ to\ register\ cu\w+\ factory | properly\ configured\ to\ use\ 'conda\ activate'
+    | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory
+    | properly\ configured\ to\ use\ 'conda\ activate' | \bconda\ init\b
     | failed\ to\ delete\ container\ image\ tempDir | is\ defunct,\ please\ remove
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
     | \b(?:no|0|without)\ errors?\b

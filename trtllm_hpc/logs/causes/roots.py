@@ -16,6 +16,7 @@ _WRAPPED_FROM = 60
 """A shorter line does not go on in a next line that begins with a small letter."""
 _FATAL = re.compile(r"\b(?:fatal|FATAL|Fatal error|panic)\b")
 _TOOL = re.compile(r"(?:find|ls|rm|cp|mv|mkdir|cat|tar|grep|chmod|chown|touch|ln|stty|tput): |Module ERROR")
+_NEAR_BYTES = 400
 _FAULT = re.compile(
     r"(?:Type|Attribute|Name|Index|Key|UnboundLocal|Assertion|Syntax|ZeroDivision|Recursion)Error\b"
 )
@@ -167,4 +168,12 @@ def likeliest(roots: Iterable[Root]) -> Root | None:
         if weighed and weighed[-1].is_cause and one.place:
             one = replace(one, weight=Weight.ELSEWHERE)
         weighed.append(one)
-    return min(weighed, key=lambda one: one.weight, default=None)
+    best = min(weighed, key=lambda one: one.weight, default=None)
+    if best is None or best.weight is not Weight.FATAL:
+        return best
+    # What a program says as it ends, it has mostly explained just before.
+    before = [
+        one for one in weighed if best.at - _NEAR_BYTES <= one.at < best.at and one.weight is Weight.ERROR
+    ]
+    texts = [*(one.text for one in before[-2:]), best.text]
+    return replace(best, text=" / ".join(texts))

@@ -33,8 +33,8 @@ _WORK_OF_A_LINE = 100
 _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 """The ends of logs that are too long are searched, too: of all logs, and of each one at least."""
 _MOST_ROOTS = 400
-_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE = 12, 30
-"""After an error that shells survive, and after another one; lines that are indented do not count."""
+_SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
+"""After an error that shells survive, after another one, and after an exception; without indented lines."""
 _FRAME_LINES = 12
 """So far before an exception its last frame is looked for; ten times as far a traceback's end."""
 _CHAIN_LINES = 12
@@ -129,7 +129,14 @@ def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
     """Return whether a log goes on after its last error as if nothing had happened."""
     if any(it.cause.degree is Degree.KNOWN and not it.cause.survivable for it in found):
         return False
-    needed = min(_SURVIVED_LINES if it.cause.survivable else _SURVIVED_LINES_OTHERWISE for it in found)
+    needed = max(
+        _SURVIVED_LINES
+        if it.cause.survivable
+        else _SURVIVED_LINES_EXCEPTION
+        if is_exception(it.text)
+        else _SURVIVED_LINES_OTHERWISE
+        for it in found
+    )
     log.seek(last_at)
     after = (line for line in lines_of(log, _LONGEST_SEARCHED) if line.strip() and not _STACK.match(line))
     lines = sum(1 for _ in islice(after, needed + 1))
@@ -174,6 +181,11 @@ class _Finder:
             for one in self._roots.values()
         ]
         root = likeliest(self._roots.values())
+        if root is not None:
+            errors = [
+                replace(it, text=root.text[:_SHOWN], groups=root.groups) if it.at == root.at else it
+                for it in errors
+            ]
         known = list(self.found.values())
         return [*known, *errors], {it.at for it in known} | (set() if root is None else {root.at})
 
