@@ -82,6 +82,9 @@ def test_a_sentence_does_without_what_the_log_does_not_say() -> None:
     assert driver.told(driver.sentence, {}) == "The GPU's driver reports a fault."
     assert driver.told(driver.sentence, {"number": "79"}) == "The GPU's driver reports a fault. Xid 79"
     assert model.told(model.sentence, {}) == "Triton could not load the model."
+    assert model.told("Name {model}, {reason} or the .sqsh file ({model}.", {"model": "a"}) == (
+        "Name a, or the .sqsh file (a."
+    )
 
 
 @pytest.mark.parametrize(

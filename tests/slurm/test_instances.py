@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import pwd
@@ -13,6 +14,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events
 from trtllm_hpc.sandbox import Sandbox
+from trtllm_hpc.sandbox.nodes import Node
 
 pytestmark = pytest.mark.slurm
 
@@ -312,22 +315,28 @@ _LISTENS = {
 def assert_every_listening_port_is_known(person: Person) -> None:
     """Another user on each of the three nodes asks every port of all nodes."""
     nodes = person.sandbox.nodes
+    with ThreadPoolExecutor(len(nodes) ** 2) as together:
+        list(
+            together.map(lambda pair: assert_ports_are_known(person, *pair), itertools.product(nodes, nodes))
+        )
+
+
+def assert_ports_are_known(person: Person, node: Node, asking: Node) -> None:
+    """Another user on one node asks every port of a node."""
     stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", str(person.bin / "python")]
-    for node in nodes:
-        open_ports = []
-        for line in node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines():
-            address, _, port = line.split()[3].rpartition(":")
-            # A task of srun's inherits the port of its slurmstepd.
-            processes = set(re.findall(r'"([^"]+)",pid=', line))
-            process = next(iter(processes - {"python"} or processes))
-            assert process in _LISTENS and re.fullmatch(_LISTENS[process][0], address), line
-            open_ports.append((process, address, int(port)))
-        for asking in nodes:
-            here = [it for it in open_ports if asking is node or not it[1].startswith("127.")]
-            places = [(it[1] if it[1][0] == "1" else node.address, it[2]) for it in here]
-            answers = json.loads(asking.run([*stranger, "-I", "-c", _KNOCK, json.dumps(places)]))
-            for (process, *_), answer in zip(here, answers, strict=True):
-                assert re.fullmatch(_LISTENS[process][1], answer, re.DOTALL), (process, node.name, answer)
+    open_ports = []
+    for line in node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines():
+        address, _, port = line.split()[3].rpartition(":")
+        # A task of srun's inherits the port of its slurmstepd.
+        processes = set(re.findall(r'"([^"]+)",pid=', line))
+        process = next(iter(processes - {"python"} or processes))
+        assert process in _LISTENS and re.fullmatch(_LISTENS[process][0], address), line
+        open_ports.append((process, address, int(port)))
+    here = [it for it in open_ports if asking is node or not it[1].startswith("127.")]
+    places = [(it[1] if it[1][0] == "1" else node.address, it[2]) for it in here]
+    answers = json.loads(asking.run([*stranger, "-I", "-c", _KNOCK, json.dumps(places)]))
+    for (process, *_), answer in zip(here, answers, strict=True):
+        assert re.fullmatch(_LISTENS[process][1], answer, re.DOTALL), (process, node.name, answer)
 
 
 def assert_the_key_alone_is_taken(endpoint: Endpoint) -> None:

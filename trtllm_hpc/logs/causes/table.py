@@ -122,7 +122,7 @@ class Cause:
             if not names or any(map(groups.get, names)):
                 told.append(clause)
         filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), " ".join(told))
-        text = re.sub(r" +([:.;,]|$)", r"\1", re.sub(r" +", " ", filled))
+        text = re.sub(r" +(?=[:.;,](?: |$)|$)", "", re.sub(r" +", " ", filled))
         return f"{text[:-1]}." if text.endswith(":") else text
 
 
