@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from click.testing import CliRunner, Result
 import trtllm_hpc as api
 from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.bench.test_command import LENIENT, byte_tokenizer, make_run
+from trtllm_hpc.bench.records import read_records, replace_end
 from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.bench.targets import targets_of
@@ -164,6 +167,32 @@ def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp
     )
     assert script.asked[-1][2] == "Bearer secret" and len(script.bodies[-1]["prompt"]) == 20
     assert api.Measurement.find(folder).name == last.name
+
+
+def test_results_are_kept_elsewhere_when_their_folder_cannot_be_written(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "out"
+
+    def close_and_replace(*arguments: Any) -> None:
+        if (folder / "results").is_dir():
+            (folder / "results").rename(folder / "away")
+            (folder / "results").write_text("no folder")
+        replace_end(*arguments)
+
+    monkeypatch.setattr(
+        importlib.import_module("trtllm_hpc.bench.pass_file"), "replace_end", close_and_replace
+    )
+    quick: dict[str, Any] = {"requests": 4, "min_requests": 1, "min_window_seconds": 0.0, "repeats": 2}
+    with pytest.raises(InvalidMeasurement, match="could not be written") as raised:
+        api.bench_url(endpoint.openai_url or "", folder, name="mine", **quick)
+    [kept] = tmp_path.glob("trtllm-hpc-out-*")
+    assert str(kept) in raised.value.message and f"bench show {kept}:mine" in (raised.value.hint or "")
+    found = read_measurement(RunPaths(kept).measurement("mine").summary)
+    assert len(found.levels[0].passes) == 2
+    records = read_records(RunPaths(kept).measurement("mine").requests)
+    assert sum(record.measured for record in records) == 8
 
 
 def test_the_url_may_leave_out_v1_or_name_what_is_no_such_server(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ ends early, what was measured is kept, and the summary says that it is incomplet
 from __future__ import annotations
 
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
 from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import NotReady, TrtllmHpcError
+from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -79,6 +81,7 @@ def run_measurement(
         RequestFailed: the model does not support such requests, or does not take a LoRA adapter.
         InvalidRequest: the server does not speak the protocol, or no model can be chosen.
         ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
+        InvalidMeasurement: the run folder could not be written any more; says where the results are.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT
@@ -119,6 +122,12 @@ def run_measurement(
         # The server of the earlier attempt may have been another.
         None if earlier.levels else samples.output_tokens,
     )
+    if measuring.elsewhere is not None:
+        folder = measuring.elsewhere
+        hint = f"on {os.uname().nodename}: trtllm-hpc bench show {folder}:{name}"
+        raise InvalidMeasurement(
+            f"The run folder could not be written: the results are in {folder}.", hint=hint
+        )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
@@ -179,6 +188,8 @@ class _Run:
         self._provenance = provenance(self._paths, self.server.endpoint, self.server.job)
         self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         self._search: SearchResult | None = None
+        self.elsewhere: Path | None = None
+        """Where the results are, if the run folder could not be written any more."""
 
     def begin(self) -> None:
         """Remove the files of an earlier attempt of the companion, and write the records kept of it."""
@@ -270,8 +281,21 @@ class _Run:
             if may_return and was_cut(self._paths, may_return, outcome) and self._returned(step):
                 file.finish([replace(record, phase=UNFINISHED) for record in outcome.records])
                 return replace(outcome, cut=True)
-            file.finish(outcome.records)
+            try:
+                file.finish(outcome.records)
+            except OSError as error:
+                self._move_elsewhere(error)
+                append_records(self._files.requests, [*self._records, *outcome.records])
         return outcome
+
+    def _move_elsewhere(self, error: OSError) -> None:
+        """Keep the results in a folder of this machine from now on; raises the error if they are there."""
+        if self.elsewhere is not None:
+            raise error
+        self.elsewhere = Path(tempfile.mkdtemp(prefix=f"trtllm-hpc-{self._paths.run_id}-"))
+        paths = RunPaths(self.elsewhere)
+        paths.results.mkdir()
+        self._files = paths.measurement(self.name)
 
     def _returned(self, step: Step) -> bool:
         """Wait for a server that is away, and ask it where it is then; false: it did not come back."""
@@ -298,6 +322,16 @@ class _Run:
         server_tokens: ServerTokens | None = None,
     ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
+        try:
+            return self._write(findings, warnings, server_tokens)
+        except OSError as error:
+            self._move_elsewhere(error)
+            append_records(self._files.requests, self._records)
+            return self._write(findings, warnings, server_tokens)
+
+    def _write(
+        self, findings: Sequence[str], warnings: Sequence[str], server_tokens: ServerTokens | None
+    ) -> MeasurementSummary:
         feed = self.passes.feed
         write_workload(self._files.workload, feed.sent)
         target = self.passes.target

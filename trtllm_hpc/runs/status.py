@@ -339,7 +339,9 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     lost += [it.name for name, it in unread.items() if it.exists() and not getattr(RunSnapshot(paths), name)]
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
     if not state.final and not os.access(paths.folder, os.W_OK):
-        lacks += "; the run folder cannot be written: mend that soon, or the results are lost"
+        lacks += (
+            "; the run folder cannot be written: mend that soon, or results are kept in /tmp of their node"
+        )
     return lacks
 
 

@@ -180,7 +180,8 @@ def sampled(
         ended.set()
         thread.join()
         if to is not None:
-            write_samples(to, [*before, *samples.samples])
+            with suppress(OSError):  # the figures of the requests do not need them
+                write_samples(to, [*before, *samples.samples])
 
 
 def _sample(clock: Clock, interval_s: float, samples: Samples, ended: threading.Event) -> None:
