@@ -118,8 +118,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_explained(tmp_path: Path, logs
         and "cause: The GPU's memory is full." in result.output
     )
     assert "empty.out is empty." in explain(str(tmp_path / "empty.out")).output
-    (tmp_path / "odd.out").write_text("fine\nthe model could not be found\nthe end\n")
-    assert "  | the model could not be found" in explain(str(tmp_path / "odd.out")).output
+    (tmp_path / "odd.out").write_text("fine\nthere is no such model\nthe end\n")
+    assert "  | there is no such model" in explain(str(tmp_path / "odd.out")).output
 
 
 def test_why_shows_every_candidate_and_its_part(tmp_path: Path) -> None:

@@ -30,6 +30,20 @@ ERRORS = re.compile(
 )
 """Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
 
+_SUSPECT = re.compile(
+    r"""
+      \bERROR\b | \b\w+\ error\b | \b(?:failed|failure)\b.*:[ ]
+    | \b(?:[Cc]ould|[Dd]id)\ ?n[o']t\b | \bcannot\b
+    | [Uu]nable\ to\b | [Uu]nauthorized | \b(?:denied|refused)\b
+    | [Tt]imed\ out | \btimeout\ from | lost\ carrier
+    """,
+    re.VERBOSE,
+)
+_SUSPECT_TEXTS = (
+    *(b" failed", b"failure", b"ould not", b"ouldn't", b"idn't", b"cannot", b"nable to", b"nauthorized"),
+    *(b"denied", b"refused", b"imed out", b"timeout from", b"lost carrier"),
+)
+
 ERROR_TEXTS = (
     *(b"\nE", b"\nF", b"[ERROR]", b"[FATAL]", b"[E]", b"rror", b"ERROR", b"atal", b"FATAL"),
     *(b"xception: ", b"Segmentation fault", b"core dumped"),
@@ -38,6 +52,7 @@ ERROR_TEXTS = (
     *(b": unrecognized option", b": invalid option", b": unknown option"),
     *(b"NVRM:", b"SIGSEGV", b"SIGBUS", b"SIGABRT", b"SIGILL", b"SIGFPE", b"severe (", b"unbound variable"),
     *(b"Could NOT find", b"ransfer failed", b"ransfer timed out", b"ootstrap failed", b"ootstrap timed out"),
+    *_SUSPECT_TEXTS,
     *(b": command not found", b": No such file or directory", b": Permission denied", b": cannot open"),
 )
 """Each line that is an error contains one of these."""
@@ -86,6 +101,16 @@ _SUSPICIOUS = re.compile(
     rb"|exceed|disconnect|lost|\bwarn",
     re.IGNORECASE,
 )
+
+
+def is_suspect(text: str) -> bool:
+    """Return whether a line may speak of a failure, in words that runs which are well use too."""
+    return _SUSPECT.search(text) is not None
+
+
+def is_harmless(text: str) -> bool:
+    """Return whether a line looks like an error and is none."""
+    return HARMLESS.search(text.encode()) is not None
 
 
 def suspicious(lines: Sequence[bytes], most: int = 5, *, only: bool = False) -> list[str]:

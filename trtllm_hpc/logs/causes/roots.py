@@ -24,7 +24,7 @@ _FAULT = re.compile(
 _FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(?P<path>(?P<package>[^/]+)/.+)$")
 FIRST_ERROR, PYTHON_ERROR, PYTHON_FAULT = "first-error", "python-error", "python-fault"
-FAILED_ELSEWHERE = "failed-elsewhere"
+FAILED_ELSEWHERE, SUSPECT = "failed-elsewhere", "suspicious-line"
 """Ids of what the table of causes says of lines that no other entry of it knows."""
 _DIRECT, _HANDLED = "The above exception was the direct cause", "During handling of the above exception"
 ELSEWHERE = re.compile(
@@ -63,7 +63,9 @@ class Weight(enum.IntEnum):
     ERROR = 1
     HANDLED = 2
     """A program handled it: an exception when another one was raised, what a shell's tool could not do."""
-    ELSEWHERE = 3
+    SUSPECT = 3
+    """It may speak of a failure, in words that runs which are well use too."""
+    ELSEWHERE = 4
     """It reports what has failed elsewhere."""
 
 
@@ -89,7 +91,7 @@ class Root:
         if self.weight is Weight.ELSEWHERE:
             return FAILED_ELSEWHERE
         if not is_exception(self.text):
-            return FIRST_ERROR
+            return SUSPECT if self.weight is Weight.SUSPECT else FIRST_ERROR
         return PYTHON_FAULT if _FAULT.search(self.text.split(":")[0]) else PYTHON_ERROR
 
     @property
@@ -98,13 +100,23 @@ class Root:
         return {"text": self.text.strip().rstrip("."), "place": self.place, "package": self.package}
 
 
-def root(at: int, text: str, rank: int | None, before: Iterable[str], after: Sequence[str]) -> Root:
+def root(
+    at: int,
+    text: str,
+    rank: int | None,
+    before: Iterable[str],
+    after: Sequence[str],
+    *,
+    is_suspect: bool = False,
+) -> Root:
     """Return what a line says; ``before``: the lines before it, the nearest first; ``after``: those after."""
     weight = Weight.ERROR
     if ELSEWHERE.search(text):
         weight = Weight.ELSEWHERE
     elif _FATAL.search(text):
         weight = Weight.FATAL
+    elif is_suspect:
+        weight = Weight.SUSPECT
     elif _TOOL.match(text):
         weight = Weight.HANDLED
     found = _EXCEPTION.match(text)

@@ -12,9 +12,26 @@ from functools import cache, cached_property
 from itertools import islice
 from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.roots import Root, continued, is_exception, is_frame, is_handled, likeliest, root
+from trtllm_hpc.logs.causes.roots import (
+    Root,
+    Weight,
+    continued,
+    is_exception,
+    is_frame,
+    is_handled,
+    likeliest,
+    root,
+)
 from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes, forgotten_with_causes
-from trtllm_hpc.logs.errors import ERROR_TEXTS, READY_LINE, READY_TEXTS, TRACEBACK, is_error
+from trtllm_hpc.logs.errors import (
+    ERROR_TEXTS,
+    READY_LINE,
+    READY_TEXTS,
+    TRACEBACK,
+    is_error,
+    is_harmless,
+    is_suspect,
+)
 from trtllm_hpc.logs.prefixes import stripped, without_shared
 from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, lines_of, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
@@ -181,6 +198,8 @@ class _Finder:
             for one in self._roots.values()
         ]
         root = likeliest(self._roots.values())
+        if root is not None and root.weight is Weight.SUSPECT and self.found:
+            root = None
         if root is not None:
             errors = [
                 replace(it, text=root.text[:_SHOWN], groups=root.groups) if it.at == root.at else it
@@ -253,23 +272,25 @@ class _Finder:
 
     def _note(self, line: _SuspectLine, at: int) -> bool:
         """Note an error that no entry knows; returns whether more lines like it can tell nothing new."""
-        text = line.texts[-1]
-        here = at + line.start
-        known = any(it.at == here for it in self.found.values())
-        skipped = known or line.line.level == "warning" or here < self._traceback_end
+        here, begins_traceback = at + line.start, TRACEBACK in line.raw
+        matched = any(it.at == here for it in self.found.values())
+        skipped = matched or line.line.level == "warning" or here < self._traceback_end
         if skipped or len(self._roots) >= _MOST_ROOTS:
             return False
-        if TRACEBACK in line.raw:
+        if begins_traceback:
             raised = line.raised()
             if raised is None:
                 return False
-            line, text = raised, raised.texts[-1]
-            self._traceback_end = at + raised.start
-        elif not is_exception(text) and not is_error(uncoloured(line.raw)) and not is_error(text.encode()):
+            line, self._traceback_end = raised, at + raised.start
+        text = line.texts[-1]
+        is_sure = begins_traceback or is_exception(text) or is_error(text.encode())
+        is_sure = is_sure or is_error(uncoloured(line.raw))
+        if is_harmless(text) or not (is_sure or is_suspect(text)):
             return False
-        one = root(at + line.start, text, line.line.rank, line.before(_FRAME_LINES), line.after(_CHAIN_LINES))
+        around = line.before(_FRAME_LINES), line.after(_CHAIN_LINES)
+        one = root(at + line.start, text, line.line.rank, *around, is_suspect=not is_sure)
         self._roots.setdefault(one.at, one)
-        return TRACEBACK not in line.raw and not one.is_cause
+        return not begins_traceback and not one.is_cause
 
 
 class _SuspectLine:
