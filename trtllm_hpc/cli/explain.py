@@ -91,14 +91,18 @@ def command(
             shutil.copyfileobj(sys.stdin.buffer, piped)
         of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
         facts = [facts_of_stream(cast(BinaryIO, piped), it) if it == "-" else next(of_files) for it in logs]
-        lines = [() if it.survived else it.causes for it in facts]
+        # A run is explained because it has failed; another log may be of a program that went on.
+        of_run = [is_run(Path(name).parent.parent) for name in logs]
+        lines = [
+            () if it.survived and not failed else it.causes for it, failed in zip(facts, of_run, strict=True)
+        ]
         found = tuple(it.shown(quoted) for it in likeliest_first(of_lines(lines)))
         if as_json:
             print_json(found)
         elif found:
             click.echo("\n".join(cause_lines(found, places=True)))
         else:
-            click.echo("No cause that is known here, and no error.")
+            click.echo("No cause was found.")
             for name, fact in zip(logs, facts, strict=True):
                 _say_nearest(name, fact, cast(BinaryIO, piped) if name == "-" else opened(Path(name)))
     if why and not as_json:
