@@ -104,19 +104,21 @@ def command(
         else:
             click.echo("No cause was found.")
             for name, fact in zip(logs, facts, strict=True):
-                _say_nearest(name, fact, cast(BinaryIO, piped) if name == "-" else opened(Path(name)))
+                log = cast(BinaryIO, piped) if name == "-" else opened(Path(name))
+                _say_nearest(name, fact, log, alone=len(logs) == 1)
     if why and not as_json:
         _say_why(logs, facts)
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not logs else 0 if root is None else _EXIT_CODES[root.degree]
 
 
-def _say_nearest(name: str, facts: LogFacts, log: BinaryIO) -> None:
-    """Print the lines of a log without a cause that are nearest to an error."""
+def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
+    """Print the lines of a log without a cause that are nearest to an error; of a single log in any case."""
     with log:
-        lines = [it.match for it in facts.causes] or nearest_to_an_error(log)
+        lines = [it.match for it in facts.causes] or nearest_to_an_error(log, only=not alone)
     if not lines:
-        click.echo(f"{escaped(name)} is empty.")
+        if alone:
+            click.echo(f"{escaped(name)} is empty.")
         return
     what = "errors of {}, after which it goes on" if facts.survived else "lines of {} nearest to an error"
     click.echo(f"The {what.format(escaped(name))}:")

@@ -67,6 +67,7 @@ HARMLESS = re.compile(
     # Triton on a machine without a GPU
     | CudaDriverHelper\ has\ not\ been\ initialized | unable\ to\ create\ stream\ for\ \w+:
     | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
+    | \bServer\ \S+/\S+\ is\ DOWN\b | has\ no\ server\ available
     | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
     | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot | Configured\ MailProg
     | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory

@@ -127,10 +127,10 @@ def facts_of_stream(log: BinaryIO, name: str) -> LogFacts:
     return _facts(Path(name), log, bounds)
 
 
-def nearest_to_an_error(log: BinaryIO) -> list[str]:
-    """Return the last lines of a log that may speak of a failure; the last ones if none does."""
+def nearest_to_an_error(log: BinaryIO, *, only: bool) -> list[str]:
+    """Return the last lines of a log that may speak of a failure; else the last ones, unless ``only``."""
     seek_last_lines(log, LATE_LINES, _LATE_BYTES)
-    return suspicious(list(lines_of(log, _LATE_BYTES)))
+    return suspicious(list(lines_of(log, _LATE_BYTES)), only=only)
 
 
 def _facts(path: Path, log: BinaryIO, bounds: Bounds) -> LogFacts:
