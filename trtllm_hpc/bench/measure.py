@@ -122,12 +122,7 @@ def run_measurement(
         # The server of the earlier attempt may have been another.
         None if earlier.levels else samples.output_tokens,
     )
-    if measuring.elsewhere is not None:
-        folder = measuring.elsewhere
-        hint = f"on {os.uname().nodename}: trtllm-hpc bench show {folder}:{name}"
-        raise InvalidMeasurement(
-            f"The run folder could not be written: the results are in {folder}.", hint=hint
-        )
+    measuring.check_place()
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
@@ -314,6 +309,15 @@ class _Run:
             "pass is measured again."
         )
         return True
+
+    def check_place(self) -> None:
+        """Raise InvalidMeasurement if the results are not in the run folder."""
+        if self.elsewhere is not None:
+            show = f"trtllm-hpc bench show {self.elsewhere}:{self.name}"
+            raise InvalidMeasurement(
+                f"The run folder could not be written: the results are in {self.elsewhere}.",
+                hint=f"on {os.uname().nodename}: {show}",
+            )
 
     def write(
         self,

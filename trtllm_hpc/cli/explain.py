@@ -13,7 +13,7 @@ import click
 
 from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import ExitCode, RunNotFound
-from trtllm_hpc.logs.causes.explain import cause_lines, likeliest_first, of_lines
+from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
 from trtllm_hpc.logs.packed import opened
@@ -89,14 +89,7 @@ def command(
     with tempfile.TemporaryFile() as piped:
         if "-" in logs:
             shutil.copyfileobj(sys.stdin.buffer, piped)
-        of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
-        facts = [facts_of_stream(cast(BinaryIO, piped), it) if it == "-" else next(of_files) for it in logs]
-        # A run is explained because it has failed; another log may be of a program that went on.
-        of_run = [is_run(Path(name).parent.parent) for name in logs]
-        lines = [
-            () if it.survived and not failed else it.causes for it, failed in zip(facts, of_run, strict=True)
-        ]
-        found = tuple(it.shown(quoted) for it in likeliest_first(of_lines(lines)))
+        facts, found = _explained(logs, cast(BinaryIO, piped))
         if as_json:
             print_json(found)
         elif found:
@@ -110,6 +103,16 @@ def command(
         _say_why(logs, facts)
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not logs else 0 if root is None else _EXIT_CODES[root.degree]
+
+
+def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tuple[Finding, ...]]:
+    """Return what each log shows, and the causes of all together; ``piped`` is read for the name ``-``."""
+    of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
+    facts = [facts_of_stream(piped, it) if it == "-" else next(of_files) for it in logs]
+    # A run is explained because it has failed; the program of another log may have gone on.
+    of_run = [is_run(Path(name).parent.parent) for name in logs]
+    causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
+    return facts, tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
