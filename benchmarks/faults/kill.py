@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -26,10 +27,22 @@ def signalled(find: Find, number: signal.Signals) -> Injection:
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        os.kill(find(scene), number)
+        os.kill(_awaited(find, scene), number)
         yield
 
     return inject
+
+
+def _awaited(find: Find, scene: Scene) -> int:
+    """The process, which may be about to begin."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return find(scene)
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 def killed(find: Find) -> Injection:
@@ -63,10 +76,11 @@ def stopped(find: Find) -> Injection:
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
-        first = find(scene)
+        first = _awaited(find, scene)
         pids = [first, *descendants(first)]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):  # a helper of its start may have ended
+                os.kill(pid, signal.SIGSTOP)
         yield
         for pid in pids:
             with suppress(ProcessLookupError):

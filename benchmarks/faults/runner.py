@@ -194,7 +194,8 @@ def _watch(scene: Scene, fault: Fault, submitting: subprocess.Popen[str], begun_
         said = _ask(scene, fault.asks)
         if said is not None:
             seen.sentence, seen.cause, ended_at = said
-            told = f"{seen.sentence}\n{seen.cause}"
+            # The folder of a fault has the fault's name, which its words may fit.
+            told = _without(f"{seen.sentence}\n{seen.cause}", scene)
             if not fault.survives and re.search(fault.expected, told, re.IGNORECASE):
                 since = ended_at if fault.from_slurm and ended_at is not None else begun_at
                 since = asked_at if fault.timed else since

@@ -31,7 +31,7 @@ def test_only_a_silent_supervisor_is_in_trouble_not_one_with_a_stopped_child(
             own.beat()
             if beats:
                 theirs.write_text(f"{clock.now // BEAT_S} haproxy (12)".ljust(64))
-            found = leader.supervisor_fault()
+            found = leader.supervisor_fault({})
         return found
 
     assert seconds(60, beats=True) is None and read_events(paths) == []
@@ -42,3 +42,18 @@ def test_only_a_silent_supervisor_is_in_trouble_not_one_with_a_stopped_child(
     assert seconds(40, beats=False) == why
     assert seconds(6, beats=True) is None
     assert read_events(paths, "serve")[-1].data == {"part": "supervisor", "why": None}
+
+
+def test_a_stopped_process_of_a_rank_is_in_trouble_until_it_goes_on(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRTLLM_HPC_ADDRESS", "TRTLLM_HPC_HTTP_PORT"):
+        monkeypatch.setenv(name, "1")
+    options = RankOptions(0, 2, 1, "trt", 1.0, ServerSpec("openai", ["serve"]), step="serve.1")
+    leader = Leader(runtime.paths, options, driver_of(runtime.paths, options))
+    for stopped in ({1: "its process python (7) is stopped (SIGSTOP)"}, {}):
+        leader.supervisor_fault(stopped)
+    assert [event.data for event in read_events(runtime.paths, "serve")] == [
+        {"part": "serve.1/1", "why": "rank 1 of instance 1: its process python (7) is stopped (SIGSTOP)"},
+        {"part": "serve.1/1", "why": None},
+    ]

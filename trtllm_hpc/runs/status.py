@@ -374,6 +374,9 @@ def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:
     for event in () if all(stage.final for stage in stages) else run.all_events:
         if event.name in ("stage_begin", "stage_end"):
             found = {key: why for key, why in found.items() if key[0] != event.stage}
+        elif event.name == "instance_end":  # the instance that starts in its place knows nothing of it
+            gone = f"serve.{event.data.get('instance')}/"
+            found = {key: why for key, why in found.items() if not str(key[1]).startswith(gone)}
         elif event.name == TROUBLE:
             found[event.stage, event.data.get("part")] = event.data.get("why") or ""
     return "".join(f"; {why}" for why in found.values() if why)

@@ -9,17 +9,18 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.ending import ServerFaults
+from trtllm_hpc.runtime.ending import ServerFaults, rank_name
 from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import JsonRecord, try_event
+from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import ServerDriver
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
@@ -49,7 +50,7 @@ class Leader:
         own = paths.rank_heartbeat(options.step, options.rank)
         self._supervisor = watch_ranks(paths, SUPERVISOR, range(1), options.hang_seconds, own)
         self._paths, self._troubles = paths, Troubles(paths, "serve")
-        self._ready_record = paths.ready_record(options.step)
+        self._step, self._ready_record = options.step, paths.ready_record(options.step)
         self._driver = driver
         self._server = driver.http()
         self._ready_timeout_s = options.ready_timeout_seconds
@@ -60,9 +61,13 @@ class Leader:
         if options.hang_seconds is not None:
             self._probe = Probe(self._server, options.hang_seconds, options.ready_timeout_seconds)
 
-    def tick(self) -> ServerFaults:
-        """Record that the server is ready, once it is; return what is wrong with it."""
-        if (why := self.supervisor_fault()) is not None:
+    def tick(self, stopped: Mapping[int, str]) -> ServerFaults:
+        """Record that the server is ready, once it is; return what is wrong with it.
+
+        Args:
+            stopped: ranks with a stopped process, which is noted at once.
+        """
+        if (why := self.supervisor_fault(stopped)) is not None:
             return ServerFaults(supervisor=why)
         if self._is_ready:
             return ServerFaults(hang=None if self._probe is None else self._probe.fault)
@@ -91,11 +96,15 @@ class Leader:
         ReadyRecord(names, self._started_at, self._driver.place, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
 
-    def supervisor_fault(self) -> str | None:
-        """Note a silent supervisor of the run; return a sentence once it must be given up."""
+    def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
+        """Note stopped ranks and a silent supervisor of the run; return a sentence once it must be given up."""
         seen = self._supervisor.look()
-        # One with a stopped child is a suspect, too, and lives.
-        self._troubles.note({SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {})
+        records = rank_records(self._paths, self._step) if stopped else []
+        names = {rank: rank_name(records, self._step, rank) for rank in stopped}
+        found = {f"{self._step}/{rank}": f"{names[rank]}: {why}" for rank, why in stopped.items()}
+        # A supervisor with a stopped child is a suspect, too, and lives.
+        silent = {SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {}
+        self._troubles.note({**silent, **found})
         return _NO_SIGN if seen.silent else None
 
     def give_up_supervisor(self) -> None:

@@ -189,7 +189,7 @@ class RankSupervisor:
         seen = self._with_records(seen, has_ended=has_ended)
         if self._leader is None or not is_serving or seen.running(seen.ranks.silent):
             return seen
-        return self._with_records(replace(seen, faults=self._leader.tick()))
+        return self._with_records(replace(seen, faults=self._leader.tick(seen.ranks.stopped)))
 
     def _with_records(self, seen: Observed, *, has_ended: bool = False) -> Observed:
         """Add the records of all ranks if a rule may need them: there may be thousands."""
