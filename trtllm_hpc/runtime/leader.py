@@ -97,7 +97,7 @@ class Leader:
         print(f"ready: {', '.join(names)}", flush=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
-        """Note stopped ranks and a silent supervisor of the run; return a sentence once it must be given up."""
+        """Note stopped ranks and a silent supervisor; return a sentence once that must be given up."""
         seen = self._supervisor.look()
         records = rank_records(self._paths, self._step) if stopped else []
         names = {rank: rank_name(records, self._step, rank) for rank in stopped}
