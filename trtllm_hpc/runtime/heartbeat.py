@@ -103,7 +103,7 @@ class SilenceWatch:
             self._looked_at = now
             self._read(passed_s)
             stopped = {
-                rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
+                rank: _which_stopped(seen.stopped)
                 for rank, seen in self._seen.items()
                 if rank != _OWN and seen.stopped
             }
@@ -134,6 +134,11 @@ class SilenceWatch:
             else:
                 seen.content, seen.silent_s, seen.changes = content, 0.0, seen.changes + 1
             seen.stopped = content.strip().partition(" ")[2]
+
+
+def _which_stopped(processes: str) -> str:
+    words = ("processes", "are") if ", " in processes else ("process", "is")
+    return f"its {words[0]} {processes} {words[1]} stopped (SIGSTOP)"
 
 
 def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None, own: Path) -> SilenceWatch:
