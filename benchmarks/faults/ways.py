@@ -164,7 +164,7 @@ _SLURM = (
         "job-held",
         "the serve job is held while the build runs, until that is named",
         slurm.administered(("hold", "{serve}"), ("release", "{serve}")),
-        r"\bheld\b|\bhold\b",
+        r"\bheld\b|\bholds?\b",
         WELL,
         moment=Moment.BUILDS,
         ranks=1,
