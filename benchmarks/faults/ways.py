@@ -374,6 +374,17 @@ _INSTANCES = (
 )
 
 _TRTLLM_SERVE = (
+    # The stand-in answers without its workers, so that it cannot hang; `stop-rank1` can.
+    Fault(
+        "trtllm-serve-worker-stopped",
+        "`trtllm-serve`: SIGSTOP of the worker of rank 1, until that is named",
+        kill.stopped(kill.process("worker")),
+        r"rank 1.*stopped",
+        WELL,
+        requests=60,
+        undone_when_named=True,
+        prepare=settings.trtllm_serve(),
+    ),
     *(
         Fault(
             f"trtllm-serve-{name}",
@@ -402,14 +413,6 @@ _TRTLLM_SERVE = (
                 {},
             ),
             ("server", "`kill -9` of the server", kill.killed(kill.upstream_server), dies(0), 15.0, {}),
-            (
-                "worker-stopped",
-                "SIGSTOP of the worker of rank 1",
-                kill.stopped(kill.process("worker")),
-                r"rank 1.*stopped",
-                HANG_S,
-                {},
-            ),
             (
                 "front",
                 "disaggregated, `kill -9` of the front",
