@@ -63,4 +63,5 @@ def test_a_stopped_process_of_the_build_is_noted_until_its_batch_script_ends(run
     assert trouble.data["why"] == "the build: its process python (7) is stopped (SIGSTOP)"
     batch_script.kill()
     batch_script.wait()
-    assert watch.wait(30) == 0
+    watch.communicate(timeout=60)
+    assert watch.returncode == 0
