@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from io import BytesIO
 
 import pytest
 from click.testing import CliRunner
 
 from trtllm_hpc.cli import command
+from trtllm_hpc.logs.causes.table import _rules, words
 from trtllm_hpc.logs.facts import facts_of_stream
 
 FRAME = '  File "/opt/lib/python3.12/site-packages/moons/orbit.py", line 7, in turn\n    {source}\n'
@@ -116,11 +118,28 @@ def test_of_a_consequence_the_warning_before_it_is_the_first_error() -> None:
         ("MoonException: Process 7 got signal: 1", "SIGHUP"),
         ("error: moon.sh exited with code 127", "command was not found"),
         ("error: a file of the wrong shape: /data/moons/b.bin", "ls -l /data/moons/b.bin"),
+        ("error: cannot connect to http://moon:2379/v3", "Nothing answers at http://moon:2379/v3"),
+        ("x.MoonException: open: AccessDenied: /data/moons", "namei -l /data/moons"),
+        ("error: the moon needs X: mismatched shapes cannot be added", "Print the shapes"),
         ("slurmd: error: cannot find moon plugin for moon/full", "moon/full"),
     ],
 )
 def test_what_to_do_next_comes_from_what_the_line_holds(line: str, words: str) -> None:
     assert words in following(f"fine\n{line}\n")
+
+
+def test_what_to_do_next_comes_from_the_warning_before_too() -> None:
+    log = "WARNING: moon_kind7 is off: tides not installed\n" + "fine\n" * 5 + "error: no such moon_kind7\n"
+    assert following(log).startswith("next: Install tides in the image")
+
+
+def test_every_rule_fills_in_what_it_finds() -> None:
+    given = {"place", "caller", "package"}
+    for rule in _rules():
+        assert rule.keys() <= {"when", "next", "more", "last"}
+        names = set(re.findall(r"(?<!\$)\{(\w+)\}", rule["next"]))
+        assert names - given == set(rule["when"].groupindex), rule["next"]
+    assert all(pattern.search("") is None for pattern in words().values())
 
 
 def test_of_an_exception_the_package_and_the_line_of_ones_own_are_named() -> None:

@@ -14,7 +14,8 @@ ERRORS = re.compile(
       \bError\ Code\ \d               # TensorRT: Error Code 4: Internal Error
     | ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
     | <ERROR> | \[(?:ERROR|error|FATAL|fatal|CRITICAL|critical|E)\]  # [TensorRT-LLM][ERROR], [TRT-LLM] [E]
-    | ^\s*what\(\): | \bERRO\[\d | \blevel="?(?:error|fatal|panic)\b  # programs in Go
+    | ^\s*what\(\): | \(SIG\w+\)\ received\ by\ PID | undefined\ reference\ to
+    | \bERRO\[\d | \blevel="?(?:error|fatal|panic)\b  # programs in Go
     | \bpanicked\ at\b | ^panic:\ | ^CMake\ Error\b | ^Caused\ by:[ ]
     | \b(?:[Ee]rror|ERROR|[Ff]atal|FATAL)\s?:  # srun: error:, slurmstepd: error:, fatal: ...
     | :\ (?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception):\   # quoted in another message
@@ -41,7 +42,16 @@ _SUSPECT_TEXTS = (
 
 ERROR_TEXTS = (
     *(b"\nE", b"\nF", b"ERRO[", b"panic", b"what():", b"KeyboardInterrupt", b"\nCaused by: ", b"[E]"),
-    *(b"ritical]", b"CRITICAL]", b"rror", b"ERROR", b"atal", b"FATAL"),
+    *(
+        b"received by PID",
+        b"undefined reference",
+        b"ritical]",
+        b"CRITICAL]",
+        b"rror",
+        b"ERROR",
+        b"atal",
+        b"FATAL",
+    ),
     *(b"xception: ", b"Segmentation fault", b"core dumped"),
     *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),
     *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
@@ -65,8 +75,8 @@ HARMLESS = re.compile(
     | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
     | \bServer\ \S+/\S+\ is\ DOWN\b | has\ no\ server\ available
     | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
-    | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot | Configured\ MailProg
-    | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory
+    | Using\ sched_affinity | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot
+    | Configured\ MailProg | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory
     | properly\ configured\ to\ use\ 'conda\ activate' | \bconda\ init\b
     | failed\ to\ delete\ container\ image\ tempDir | is\ defunct,\ please\ remove
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record

@@ -145,10 +145,11 @@ def findings(matches: Iterable[Match], name: str) -> list[Finding]:
         cause = match.cause
         rank = match.rank if match.rank is not None else rank_of(name)
         sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
+        before = match.groups.get(BEFORE, "")
         if cause.first and not cause.patterns:
-            following = advice(match.groups.get("text", ""), match.groups) or following
-        if before := match.groups.get(BEFORE):
-            sentence += f" Some lines before, the log says: {before}"
+            text = " / ".join(filter(None, (match.groups.get("text"), before)))
+            following = advice(text, match.groups) or following
+        sentence += f" Some lines before, the log says: {before}" if before else ""
         place = (name, match.line, rank, match.text)
         found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
     return found

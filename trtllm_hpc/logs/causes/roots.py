@@ -23,7 +23,7 @@ _RAISED = re.compile(r"^\s*(?P<name>[A-Za-z_][\w.]*)(?:$|:\s*(?P<text>.*))")
 """The end of a traceback, whatever the exception's name is."""
 _WRAPPED_FROM = 60
 """A shorter line does not go on in a next line that begins with a small letter."""
-_MOST_QUOTED, _ALIKE = 4, 12
+_MOST_QUOTED, _ALIKE = 5, 12
 _NEAR_BYTES = 400
 _FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<path>(?P<package>[^/\\]+)[/\\].+)$")
@@ -154,9 +154,9 @@ def continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool = 
             break
         lines.append(line.strip())
         text, blank = line, False
-    many = len(lines) > _MOST_QUOTED
-    telling = lines[:1] + [line for line in lines[1:] if not many or words()["tells"].search(line)]
-    return telling[:_MOST_QUOTED]
+    if len(lines) <= _MOST_QUOTED:
+        return lines
+    return lines[:3] + [line for line in lines[3:] if words()["tells"].search(line)][-2:]
 
 
 def is_exception(text: str) -> bool:
