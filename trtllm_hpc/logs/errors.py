@@ -42,17 +42,8 @@ _SUSPECT_TEXTS = (
 
 ERROR_TEXTS = (
     *(b"\nE", b"\nF", b"ERRO[", b"panic", b"what():", b"KeyboardInterrupt", b"\nCaused by: ", b"[E]"),
-    *(
-        b"received by PID",
-        b"undefined reference",
-        b"ritical]",
-        b"CRITICAL]",
-        b"rror",
-        b"ERROR",
-        b"atal",
-        b"FATAL",
-    ),
-    *(b"xception: ", b"Segmentation fault", b"core dumped"),
+    *(b"ritical]", b"CRITICAL]", b"rror", b"ERROR", b"atal", b"FATAL", b"received by PID"),
+    *(b"undefined reference", b"xception: ", b"Segmentation fault", b"core dumped"),
     *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),
     *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
     *(b": unrecognized option", b": invalid option", b": unknown option"),
@@ -120,15 +111,10 @@ def is_harmless(text: str) -> bool:
 def suspicious(lines: Sequence[bytes], most: int = 5, *, only: bool = False) -> list[str]:
     """Return the last lines that may speak of a failure; without any, the last ones, unless ``only``."""
     spoken = (it for it in reversed(lines) if _SUSPICIOUS.search(it) and not HARMLESS.search(it))
-    found = list(islice((it for it in spoken if not (only and _is_unsaid(it))), most))
+    found = list(islice((it for it in spoken if not (only and words()["unsaid"].search(decode(it)))), most))
     if not found and not only:
         found = [it for it in reversed(lines) if it.strip()][:most]
     return [_shown(uncoloured(line)) for line in reversed(found)]
-
-
-def _is_unsaid(line: bytes) -> bool:
-    """Return whether a line is of a traceback, which says nothing by itself, or a warning."""
-    return words()["unsaid"].search(decode(line)) is not None
 
 
 def is_error(line: bytes) -> bool:

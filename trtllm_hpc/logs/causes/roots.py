@@ -142,12 +142,9 @@ def continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool = 
             continue
         unfinished = text.rstrip().endswith((":", ",", "(", "[", "{"))
         wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM
-        near = not blank and (
-            wrapped
-            or (number < min(loose, 2) and " " in line.strip())
-            or words()["tells"].search(line) is not None
-        )
-        near = near and line[:_ALIKE] != text[:_ALIKE]
+        is_loose = number < min(loose, 2) and " " in line.strip()
+        near = wrapped or is_loose or words()["tells"].search(line) is not None
+        near = near and not blank and line[:_ALIKE] != text[:_ALIKE]
         inside = boxed or unfinished or (listed and not blank) or line[len(margin) :][:1].isspace()
         belongs = inside or (near and not words()["another"].search(line)) or words()["resumed"].search(line)
         if not belongs or words()["other"].match(line) or is_exception(line) or _FRAME.search(line):
