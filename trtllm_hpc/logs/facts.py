@@ -12,6 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from trtllm_hpc.logs.causes.error_texts import is_harmless, suspicious
 from trtllm_hpc.logs.causes.explain import (
     BEFORE,
     REPORTED,
@@ -26,7 +27,6 @@ from trtllm_hpc.logs.causes.roots import FIRST_ERROR, SUSPECT
 from trtllm_hpc.logs.causes.scan import Bounds, Match, Scanned, bounds_of, scan
 from trtllm_hpc.logs.causes.table import Kind, forgotten_with_causes, words
 from trtllm_hpc.logs.causes.table import causes as entries
-from trtllm_hpc.logs.errors import is_harmless, suspicious
 from trtllm_hpc.logs.prefixes import stripped
 from trtllm_hpc.logs.reading import decode, lines_of, seek_last_lines, stat_of
 from trtllm_hpc.logs.workers import in_order

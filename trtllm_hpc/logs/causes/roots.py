@@ -7,25 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
+from trtllm_hpc.logs.causes.lines import EXCEPTION, FRAME, SuspectLine, continued, is_exception
 from trtllm_hpc.logs.causes.table import words
 
-if TYPE_CHECKING:
-    from trtllm_hpc.logs.causes.scan import SuspectLine
-
-_EXCEPTION = re.compile(
-    r"^\s*(?:\w+\s)?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
-    r"(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Fail(?:ure|ed)|Expired|Empty|NotFound|Denied|Refused))"
-    r"(?:$|:\s*(?P<text>.*))"
-)
 _RAISED = re.compile(r"^\s*(?P<name>[A-Za-z_][\w.]*)(?:$|:\s*(?P<text>.*))")
 """The end of a traceback, whatever the exception's name is."""
-_WRAPPED_FROM = 60
-"""A shorter line does not go on in a next line that begins with a small letter."""
-_MOST_QUOTED, _ALIKE = 5, 12
 _NEAR_BYTES = 400
-_FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<path>(?P<package>[^/\\]+)[/\\].+)$")
 _STANDARD = re.compile(r"/python3[\d.]*/(?!(?:site|dist)-packages)|^<")
 _LIBRARY = re.compile(rf"{_PACKAGE.pattern}|{_STANDARD.pattern}")
@@ -88,7 +76,7 @@ class Root:
 def root(at: int, line: SuspectLine, rank: int | None, *, is_suspect: bool, is_raised: bool) -> Root:
     """Return what a line at ``at`` says; ``is_raised``: it is the end of a traceback."""
     weight, text, after = Weight.ERROR, line.texts[-1], line.after(_LINES_AFTER)
-    found = _EXCEPTION.match(text) or (_RAISED.match(text) if is_raised else None)
+    found = EXCEPTION.match(text) or (_RAISED.match(text) if is_raised else None)
     text = text if found else line.texts[0]  # what neighbours share may be the name of what failed
     if words()["elsewhere"].search(text):
         weight = Weight.ELSEWHERE
@@ -103,7 +91,7 @@ def root(at: int, line: SuspectLine, rank: int | None, *, is_suspect: bool, is_r
     if found is None:
         return Root(at, " / ".join(parts), rank, weight)
     above = list(takewhile(lambda it: "Traceback (most" not in it, line.before(_LINES_BEFORE)))
-    frames = [frame for frame in map(_FRAME.search, above) if frame is not None]
+    frames = [frame for frame in map(FRAME.search, above) if frame is not None]
     source = next((it.strip() for it in above if it.strip() and not words()["passed"].match(it)), "")
     is_bare = len(parts) == 1 and " " not in (found["text"] or "").strip()
     if is_bare and frames and not words()["raises"].match(source):
@@ -124,48 +112,6 @@ def _place(frame: re.Match[str]) -> str:
     return f"{where} in {frame['function']}" if frame["function"] else where
 
 
-def continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool = False) -> list[str]:
-    """Return the lines in which the text of an error goes on: those that say most, where there are many.
-
-    ``loose``: so many lines have no prefix, while the error has one; ``boxed``: dashed lines are around it.
-    """
-    lines: list[str] = []
-    listed, blank = words()["lists"].search(text) is not None, False
-    margin = text[: len(text) - len(text.lstrip())]
-    for number, line in enumerate(after):
-        if not line.strip():
-            blank = True
-            continue
-        if boxed and line.startswith("-----"):
-            break
-        if words()["passed"].match(line) and not boxed:
-            continue
-        unfinished = text.rstrip().endswith((":", ",", "(", "[", "{"))
-        wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM
-        is_loose = number < min(loose, 2) and " " in line.strip()
-        near = wrapped or is_loose or words()["tells"].search(line) is not None
-        near = near and not blank and line[:_ALIKE] != text[:_ALIKE]
-        inside = boxed or unfinished or (listed and not blank) or line[len(margin) :][:1].isspace()
-        belongs = inside or (near and not words()["another"].search(line)) or words()["resumed"].search(line)
-        if not belongs or words()["other"].match(line) or is_exception(line) or _FRAME.search(line):
-            break
-        lines.append(line.strip())
-        text, blank = line, False
-    if len(lines) <= _MOST_QUOTED:
-        return lines
-    return lines[:3] + [line for line in lines[3:] if words()["tells"].search(line)][-2:]
-
-
-def is_exception(text: str) -> bool:
-    """Return whether a line is the end of a traceback of Python."""
-    return _EXCEPTION.match(text) is not None
-
-
-def is_frame(text: str) -> bool:
-    """Return whether a line names a frame of a traceback of Python, whose source text comes next."""
-    return _FRAME.search(text) is not None
-
-
 def is_handled(after: Sequence[str]) -> bool:
     """Return whether, by the lines after an exception, the program was handling it when another came."""
     return chained(after) == _HANDLED
@@ -177,7 +123,7 @@ def chained(after: Sequence[str]) -> str:
         for link in (_DIRECT, _HANDLED):
             if link in line:
                 return link
-        if _EXCEPTION.match(line) or line.startswith("Traceback"):
+        if EXCEPTION.match(line) or line.startswith("Traceback"):
             break
     return ""
 

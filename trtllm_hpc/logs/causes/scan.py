@@ -8,22 +8,11 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
-from itertools import islice, takewhile
+from functools import cache
+from itertools import islice
 from typing import BinaryIO
 
-from trtllm_hpc.logs.causes.roots import (
-    Root,
-    Weight,
-    continued,
-    is_exception,
-    is_frame,
-    is_handled,
-    likeliest,
-    root,
-)
-from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes, forgotten_with_causes
-from trtllm_hpc.logs.errors import (
+from trtllm_hpc.logs.causes.error_texts import (
     ERROR_TEXTS,
     READY_LINE,
     READY_TEXTS,
@@ -32,7 +21,9 @@ from trtllm_hpc.logs.errors import (
     is_harmless,
     is_suspect,
 )
-from trtllm_hpc.logs.prefixes import stripped, without_shared
+from trtllm_hpc.logs.causes.lines import CHAIN_LINES, SuspectLine, is_exception, is_frame
+from trtllm_hpc.logs.causes.roots import Root, Weight, is_handled, likeliest, root
+from trtllm_hpc.logs.causes.table import Cause, Degree, Kind, Pattern, causes, forgotten_with_causes
 from trtllm_hpc.logs.reading import count_lines, lines_of, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
@@ -52,18 +43,10 @@ _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 _MOST_ROOTS = 400
 _SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
 """After an error that shells survive, after another one, and after an exception; without indented lines."""
-_TRACEBACK_LINES = 500
-"""So far a traceback's end is looked for."""
-_CHAIN_LINES = 12
-"""So far after an exception Python's words that link it to the next one are looked for."""
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
 """Lines of a stack, a table or a box, which follow an error."""
-_ANY_DIGIT = bytes.maketrans(b"0123456789", b"0" * 10)
 ERROR, READY = "error", "ready"
 COUNTED_BYTES = 512 << 20  # beyond this a match has no line number, since counting takes too long
-
-_ROW_GOES_ON = re.compile(r"^\|\s+\|(?:\s+\|)?\s?(.*?)\s*\|?\s*$")
-_ROW = re.compile(r"^\|\s*(\S+)\s*\|\s*\d+\s*\|\s?(.*?)\s*\|?\s*$")
 
 
 @dataclass(frozen=True)
@@ -255,7 +238,7 @@ class _Finder:
         if best is None or line.line.level == "warning":
             return False
         cause, match, window = best
-        handled = cause.generic and is_exception(line.texts[-1]) and is_handled(line.after(_CHAIN_LINES))
+        handled = cause.generic and is_exception(line.texts[-1]) and is_handled(line.after(CHAIN_LINES))
         if cause.id not in self.found and not handled:
             groups = {name: value or "" for name, value in match.groupdict().items()}
             around = _around(window, match)
@@ -284,70 +267,6 @@ class _Finder:
         one = root(at + line.start, line, line.line.rank, is_suspect=not is_sure, is_raised=begins_traceback)
         self._roots.setdefault(one.at, one)
         return not begins_traceback and not one.is_cause
-
-
-class SuspectLine:
-    """A line of a block in which a text of the sieve was found."""
-
-    def __init__(self, block: bytes, start: int, raw: bytes) -> None:
-        self.start = start
-        self.raw = raw
-        self._block = block
-        self.line = stripped(raw)
-        self.is_calm = self.line.level == "info" or " NCCL INFO " in self.line.text
-
-    @property
-    def is_source(self) -> bool:
-        """Whether it is the source text of a frame of a traceback."""
-        indented = self.line.text[:1].isspace() or self.line.text.startswith(("raise ", "return "))
-        return indented and not is_exception(self.line.text) and any(map(is_frame, self.before(1)))
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The line without the prefixes that are known; and without those that its neighbours have, too."""
-        text = _joined_row(self.line.text, self._block, self.start + len(self.raw))
-        shorter = without_shared(text, [*self.before(1), *self.after(1)])
-        return [text] if shorter == text else [text, shorter]
-
-    @property
-    def loose(self) -> int:
-        """How many lines after this one have no prefix, while this one has."""
-        if len(self.line.text) == len(self.raw.rstrip()):
-            return 0
-        raws = _following(self._block, self.start + len(self.raw), _CHAIN_LINES)
-        return sum(1 for _ in takewhile(lambda raw: len(stripped(raw).text) == len(raw.rstrip()), raws))
-
-    def whole(self, text: str) -> str:
-        """Return a text of the line with the lines in which it goes on, where it ends with a colon."""
-        return " ".join([text, *continued(text, self.after(2))]) if text.endswith((":", ",")) else text
-
-    def after(self, count: int) -> list[str]:
-        """Return lines after this one, in the block."""
-        return [stripped(raw).text for raw in _following(self._block, self.start + len(self.raw), count)]
-
-    def before(self, count: int) -> list[str]:
-        """Return lines before this one, in the block, the nearest first."""
-        lines: list[str] = []
-        end = self.start - 1
-        while end > 0 and len(lines) < count:
-            begin = self._block.rfind(b"\n", 0, end) + 1
-            lines.append(stripped(self._block[begin:end]).text)
-            end = begin - 1
-        return lines
-
-    def raised(self) -> SuspectLine | None:
-        """Return the end of the traceback that begins here: its first line that is not indented."""
-        prefix = self.raw[: self.raw.index(TRACEBACK)].translate(_ANY_DIGIT)
-        frame = next(_following(self._block, self.start + len(self.raw), 1), b"")
-        if not frame.translate(_ANY_DIGIT).startswith(prefix):  # text before it, not a prefix
-            prefix = b""
-        start = self.start + len(self.raw) + 1
-        for raw in _following(self._block, start - 1, _TRACEBACK_LINES):
-            rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
-            if rest.strip() and not rest[:1].isspace():
-                return SuspectLine(self._block, start, raw)
-            start += len(raw) + 1
-        return None
 
 
 @cache
@@ -401,30 +320,6 @@ def _blocks(log: BinaryIO, most_bytes: int, most_work: int | None) -> Iterator[t
         if cut:
             yield block, cut
         pending = block[cut:]
-
-
-def _following(block: bytes, end: int, count: int) -> Iterator[bytes]:
-    """Yield the lines after the one that ends at ``end``."""
-    for _ in range(count):
-        if end < 0 or end + 1 >= len(block):
-            return
-        after = block.find(b"\n", end + 1)
-        yield block[end + 1 : len(block) if after < 0 else after]
-        end = after
-
-
-def _joined_row(text: str, block: bytes, end: int) -> str:
-    """Return the last cell of a row of Triton's table of models, which is wrapped at any character."""
-    row = _ROW.match(text)
-    if row is None:
-        return text
-    cells = [row[2]]
-    for raw in _following(block, end, 20):
-        more = _ROW_GOES_ON.match(stripped(raw).text)
-        if more is None:
-            break
-        cells.append(more[1])
-    return f"{row[1]}: {''.join(cells)}"
 
 
 def _around(window: str, match: re.Match[str]) -> str:
