@@ -22,6 +22,7 @@ SETTINGS = ConfigParser()
 SETTINGS.read(ROOT / "setup.cfg")
 EXTRAS = SETTINGS["options.extras_require"]
 WORKFLOW = ROOT / ".github/workflows/ci.yml"
+INSTALL = next((ROOT / "docs").rglob("install.md"))
 CONTAINER = ROOT / "container/reference.def"
 PACKAGED = ("trtllm_hpc/", "templates/", "jobs/", "slurm/")
 """The folders that the wheel holds; all but the first below ``trtllm_hpc/``."""
@@ -55,7 +56,13 @@ def test_the_wheel_has_every_file_and_works_outside_the_checkout(tmp_path: Path)
             assert wheel.read(f"trtllm_hpc/{name.removeprefix('trtllm_hpc/')}") == (ROOT / name).read_bytes()
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
-    assert held >= packaged | {"README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md", "docs/install.md"}
+    assert held >= packaged | {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        str(INSTALL.relative_to(ROOT)),
+    }
     assert not any(name.startswith("tests") for name in held)
 
 
@@ -67,14 +74,10 @@ def test_every_extra_that_is_named_exists() -> None:
         found = re.findall(r"(?:trtllm-hpc|\.whl|'\.)\[([a-z,]+)\]", text)
         found += re.findall(r"\bextras? `(\w+)`", text)
         named |= {(extra, source.name) for several in found for extra in several.split(",")}
-    assert {extra for extra, _ in named} == set(EXTRAS)
-    assert {row[0] for row in extras_table()} == {"none", *EXTRAS}
-
-
-def extras_table() -> list[list[str]]:
-    """Return the rows of the table of extras, its cells without quotes."""
-    rows = re.findall(r"(?m)^\| (`\w+`|none) \|(.*)\|$", (ROOT / "docs/install.md").read_text())
-    return [[extra.strip("`"), *(cell.strip() for cell in cells.split("|"))] for extra, cells in rows]
+    assert [(extra, source) for extra, source in named if extra not in EXTRAS] == []
+    assert {"notebook", "reference", "report"} <= {extra for extra, _ in named}
+    rows = re.findall(r"(?m)^\| `?(\w+)`? \|.*(?:yes|no) \|$", INSTALL.read_text())
+    assert sorted(rows) == sorted(["none", *EXTRAS])
 
 
 def test_no_document_installs_by_a_name_that_the_index_does_not_have() -> None:
@@ -89,7 +92,7 @@ def test_the_same_pythons_are_declared_tried_and_described() -> None:
     jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
     assert pythons(tried) == jobs["wheels"]["strategy"]["matrix"]["python"] == declared
     assert SETTINGS["options"]["python_requires"] == f">={declared[0]}"
-    [heading] = re.findall(r"(?m)^\| extra \|.*$", (ROOT / "docs/install.md").read_text())
+    [heading] = re.findall(r"(?m)^\| extra \|.*$", INSTALL.read_text())
     assert pythons(heading) == declared
 
 
