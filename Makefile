@@ -52,6 +52,11 @@ lint: setup ## ruff, mypy --strict, import-linter, shellcheck
 	$(BIN)/lint-imports --no-cache
 	if command -v shellcheck >/dev/null; then shellcheck .ci/*; fi
 
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+.PHONY: wheels
+wheels: setup ## sdist and wheel in dist/, tried in an empty environment of each of PYTHONS, by version or path
+	@.ci/wheels $(BIN) dist $(PYTHONS)
+
 .PHONY: golden
 golden: setup ## write the golden scripts and the JSON Schemas anew, for `git diff` to review
 	$(BIN)/python -m tests.render.cases

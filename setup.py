@@ -1,8 +1,8 @@
 """The part of the metadata that setup.cfg cannot state: what depends on where the source is published.
 
 A package index shows README.md alone, so its relative links would lead nowhere there. With the address of the
-published source in ``TRTLLM_HPC_SOURCE_URL`` (see CONTRIBUTING.md, "Publishing") they become absolute and the
-package gets project URLs; without it each link becomes its text and the path in the source.
+published source in ``TRTLLM_HPC_SOURCE_URL`` (see docs/releasing.md) they become absolute and the package gets
+project URLs; without it each link becomes its text and the path in the source.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.logs.causes.error_texts import ERROR_TEXTS
+from trtllm_hpc.logs.causes.table import causes
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import RankRecord, add_event
 

@@ -211,6 +211,11 @@ Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set
 key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as
 the key's meaning says. Upper limits of 100,000 and more are in the schema alone.
 
+**Old names.** A key keeps its name and its meaning in all releases 0.1.x. Where a later release renames a
+key, the old name is an error that names the new name, until 1.0: no job file is read with another meaning
+than it was written with. `trtllm-hpc schema --renamed` lists old and new names; `spec.yaml` in a run folder
+has the names of the release that made the folder.
+
 Where a section has a column *backends*, these values of `engine.backend` know the key, in brackets with the
 only `serve.frontend` that does. *Becomes* is what carries it:
 

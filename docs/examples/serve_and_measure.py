@@ -1,6 +1,6 @@
 """Serve a model on this machine, ask it, measure it, and draw what was measured.
 
-    pip install 'trtllm-hpc[reference,notebook]'
+    pip install './trtllm_hpc-0.1.0-py3-none-any.whl[reference,notebook]'
     python serve_and_measure.py
 
 On a cluster, name its profile instead of ``local``. The notebook beside this file tells the same story

@@ -194,7 +194,7 @@ def _join_ranks() -> tuple[Any, str]:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise StartFailed(
-            f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install 'trtllm-hpc[mpi]') "
+            f"{sys.executable} cannot use MPI ({error}): it needs mpi4py (pip install mpi4py) "
             "and an MPI library built with PMIx"
         ) from None
     return MPI.COMM_WORLD, MPI.Get_library_version().split(",")[0].split("\n")[0].strip("\0 ")

@@ -108,7 +108,7 @@ def _from_wheel(scratch: Path) -> StartCommand:
     if spec is None or spec.origin is None:
         raise StartFailed(
             f"{sys.executable} has no nvidia-pytriton, but triton.server in the profile is pytriton",
-            hint="pip install 'trtllm-hpc[reference]' there, or set triton.server in the cluster profile",
+            hint="install this package's extra 'reference' there, or set triton.server in the profile",
         )
     home = Path(spec.origin).parent / "tritonserver"
     backend = scratch / "backends" / "python"

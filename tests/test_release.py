@@ -1,0 +1,146 @@
+"""What is released: the wheel and the sdist, and the files around them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from configparser import ConfigParser
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import trtllm_hpc
+from tests.test_project import DOCUMENTS, ROOT
+
+SETTINGS = ConfigParser()
+SETTINGS.read(ROOT / "setup.cfg")
+EXTRAS = SETTINGS["options.extras_require"]
+WORKFLOW = ROOT / ".github/workflows/ci.yml"
+INSTALL = next((ROOT / "docs").rglob("install.md"))
+CONTAINER = ROOT / "container/reference.def"
+PACKAGED = ("trtllm_hpc/", "templates/", "jobs/", "slurm/")
+"""The folders that the wheel holds; all but the first below ``trtllm_hpc/``."""
+
+
+def pythons(text: str) -> list[str]:
+    """Return the releases of Python that a text names, in order and each once."""
+    return [*dict.fromkeys(re.findall(r"\b3\.1\d\b", text))]
+
+
+def tracked() -> list[str]:
+    """Return the files of the checkout, as git knows them."""
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+@pytest.mark.long
+def test_the_wheel_has_every_file_and_works_outside_the_checkout(tmp_path: Path) -> None:
+    pins = {"UV_CONSTRAINT": str(ROOT / "constraints.txt")} if sys.version_info >= (3, 11) else {}
+    pythons = [os.path.realpath(sys.executable), "/no/such/python3"]
+    command = [str(ROOT / ".ci/wheels"), str(Path(sys.executable).parent), str(tmp_path), *pythons]
+    done = subprocess.run(command, env=os.environ | pins, capture_output=True, text=True, check=False)
+    assert "a server was submitted, asked and measured" in done.stdout, done.stdout + done.stderr
+    last = "error: the wheel does not work with Python /no/such/python3 (see above)."
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, last)
+    packaged = {name for name in tracked() if name.startswith(PACKAGED)}
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        assert held == {f"trtllm_hpc/{name.removeprefix('trtllm_hpc/')}" for name in packaged}
+        for name in packaged:
+            assert wheel.read(f"trtllm_hpc/{name.removeprefix('trtllm_hpc/')}") == (ROOT / name).read_bytes()
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as sdist:
+        held = {name.partition("/")[2] for name in sdist.getnames()}
+    assert held >= packaged | {
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        str(INSTALL.relative_to(ROOT)),
+    }
+    assert not any(name.startswith("tests") for name in held)
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    sources = [*DOCUMENTS, *(ROOT / "docs").rglob("*.py"), *(ROOT / "docs").rglob("*.ipynb")]
+    named = set()
+    for source in [*sources, *(ROOT / "trtllm_hpc").rglob("*.py")]:
+        text = source.read_text(encoding="utf-8")
+        found = re.findall(r"(?:trtllm-hpc|\.whl|'\.)\[([a-z,]+)\]", text)
+        found += re.findall(r"\bextras? `(\w+)`", text)
+        named |= {(extra, source.name) for several in found for extra in several.split(",")}
+    assert [(extra, source) for extra, source in named if extra not in EXTRAS] == []
+    assert {"notebook", "reference", "report"} <= {extra for extra, _ in named}
+    rows = re.findall(r"(?m)^\| `?(\w+)`? \|.*(?:yes|no) \|$", INSTALL.read_text())
+    assert sorted(rows) == sorted(["none", *EXTRAS])
+
+
+def test_no_document_installs_by_a_name_that_the_index_does_not_have() -> None:
+    for document in [*DOCUMENTS, *(ROOT / "docs").rglob("*.py"), *(ROOT / "docs").rglob("*.ipynb")]:
+        text = document.read_text(encoding="utf-8")
+        assert not re.search(r"pip install (-\S+ )*'?trtllm-hpc\b(?!.* @ )", text), document
+
+
+def test_the_same_pythons_are_declared_tried_and_described() -> None:
+    declared = pythons(SETTINGS["metadata"]["classifiers"])
+    [tried] = re.findall(r"(?m)^PYTHONS \?= (.*)$", (ROOT / "Makefile").read_text())
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    assert pythons(tried) == jobs["wheels"]["strategy"]["matrix"]["python"] == declared
+    assert SETTINGS["options"]["python_requires"] == f">={declared[0]}"
+    [heading] = re.findall(r"(?m)^\| extra \|.*$", INSTALL.read_text())
+    assert pythons(heading) == declared
+
+
+def test_the_changelog_begins_with_what_is_not_released_and_the_version() -> None:
+    headings = re.findall(r"(?m)^## (.*)$", (ROOT / "CHANGELOG.md").read_text())
+    assert headings[0] == "Unreleased"
+    assert headings[1].split(" ")[0] == trtllm_hpc.__version__
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_github_accepts_its_files(schema: str, files: str) -> None:
+    found = sorted(ROOT.glob(files))
+    assert found
+    checker = [
+        str(Path(sys.executable).with_name("check-jsonschema")),
+        "--builtin-schema",
+        f"vendor.{schema}",
+    ]
+    done = subprocess.run([*checker, *map(str, found)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_workflow_types_what_exists() -> None:
+    steps = [step for job in yaml.safe_load(WORKFLOW.read_text())["jobs"].values() for step in job["steps"]]
+    commands = "\n".join(step["run"] for step in steps if "run" in step)
+    targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
+    used = re.findall(r"(?m)^make ([a-z-]+)", commands)
+    assert {"lint", "test", "docs"} == set(used) <= {*targets, "docs"}
+    assert ".ci/wheels" in commands
+    assert all((ROOT / name).is_file() for name in re.findall(r"\.ci/\w+", commands))
+
+
+def test_the_container_needs_what_the_package_needs() -> None:
+    text = CONTAINER.read_text()
+    assert re.findall(r"(?m)^%(\w+)$", text) == ["files", "post", "test"]
+    [line] = re.findall(r"(?ms)--no-cache-dir \\\n\s+(mpi4py .*?)$", text)
+    named = {Requirement(word) for word in re.sub(r'"|\$\{WITH_TORCH:\+|\}', "", line).split()}
+    known = {
+        requirement.name: requirement.specifier
+        for extra in ("mpi", "reference")
+        for requirement in map(Requirement, re.findall(r"(?m)^[^#\n].*$", EXTRAS[extra].strip()))
+    }
+    assert {each.name for each in named} <= known.keys()
+    assert all(each.specifier == known[each.name] for each in named if each.specifier)
