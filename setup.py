@@ -29,7 +29,7 @@ def project_urls(source_url: str | None) -> dict[str, str]:
         return {}
     return {
         "Source": source_url,
-        "Documentation": f"{source_url}/blob/HEAD/docs/architecture.md",
+        "Documentation": f"{source_url}/tree/HEAD/docs",
         "Changelog": f"{source_url}/blob/HEAD/CHANGELOG.md",
         "Issues": f"{source_url}/issues",
     }

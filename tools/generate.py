@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
 ``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, ``docs/json.md``,
-``docs/job-file.md``, ``docs/causes.md`` and ``docs/builds.md``.
+``docs/reference/job-file.md``, ``docs/causes.md`` and ``docs/reference/builds.md``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of each file, by its path; without ``docs/builds.md``, which takes a minute."""
+    """Return the text of each file, by its path; without the page of builds, which takes a minute."""
     schemas = {"job": job_schema(), "cluster": cluster_schema()}
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}

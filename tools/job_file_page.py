@@ -1,4 +1,4 @@
-"""``docs/job-file.md``: every key of the job file, with its type, default, backends and what it becomes."""
+"""``docs/reference/job-file.md``: every key of the job file: type, default, backends, what it becomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtllm_hpc.engines.command_lines.speculative import NUMBERS
 from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
-PAGE = Path(__file__).parents[1] / "docs" / "job-file.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "job-file.md"
 _ROOT = schema_of(JobFile, "validation", "job file")
 _WAYS = {(name, frontend) for name, frontend, _ in BACKENDS}
 _ALL = tuple(dict.fromkeys(name for name, _, _ in BACKENDS))

@@ -1,4 +1,4 @@
-"""Take the screenshots of ``docs/report.md``: ``python -m tests.report.screenshots [RUN] [NAME]``.
+"""Take the screenshots of ``docs/how-to/report.md``: ``python -m tests.report.screenshots [RUN] [NAME]``.
 
 RUN is a run folder; without it, the screenshots are of the tests' own sweep.
 """

@@ -1,4 +1,4 @@
-"""``docs/job-file.md`` has every key of the job file, and what each becomes."""
+"""``docs/reference/job-file.md`` has every key of the job file, and what each becomes."""
 
 from __future__ import annotations
 

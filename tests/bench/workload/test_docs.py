@@ -1,4 +1,4 @@
-"""The settings and files in docs/workloads.md are valid."""
+"""The settings and files in docs/how-to/workloads.md are valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtllm_hpc.validation.benchmark_rules import settings_problems
 
 from .helpers import build
 
-TEXT = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "workloads.md").read_text(encoding="utf-8")
 BLOCKS = [
     (info, textwrap.dedent(indent + block))
     for indent, info, block in re.findall(r"^( *)```(\w.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
