@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
-``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, ``docs/json.md``,
-``docs/reference/job-file.md``, ``docs/causes.md`` and ``docs/reference/builds.md``.
+``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, ``docs/reference/json.md``,
+``docs/reference/job-file.md``, ``docs/reference/causes.md`` and ``docs/reference/builds.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def documents() -> dict[Path, str]:
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
     pages = {json_page.PAGE: json_page.page(), job_file_page.PAGE: job_file_page.page()}
-    return {**texts, **pages, ROOT / "docs" / "causes.md": causes_page.page()}
+    return {**texts, **pages, ROOT / "docs" / "reference" / "causes.md": causes_page.page()}
 
 
 def _as_text(schema: dict[str, Any]) -> str:
