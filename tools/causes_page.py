@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trtllm_hpc.logs.causes.table import AREAS, Kind, causes
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes.md"
 
 
 def page() -> str:

@@ -205,7 +205,7 @@ _HEAD = """\
 All keys, section by section, made of the types that read them (`make golden`). `trtllm-hpc init job --backend
 pytorch` writes a commented file to start from; editors complete and check keys by the JSON Schema that its
 first line names, and `trtllm-hpc schema job` prints. An unknown key is an error that names the nearest valid
-one.
+one; all errors are shown at once, with file, line and fix.
 
 Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set engine.tensor_parallel=4`. A
 key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as

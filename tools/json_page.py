@@ -28,7 +28,7 @@ made of the types that the commands print (`make golden`).
 Every field is always there; without a value it is `null`. In the tables `[]` is an item of a list, and `.*` a
 value of a map. A later version may add fields; the [changelog](../../CHANGELOG.md) names each field that goes
 away or changes its meaning. Errors are text on standard error, with `--json` too; the [exit
-code](../../README.md#from-your-own-job-file) says what failed.
+code](exit-codes.md) says what failed.
 """
 
 

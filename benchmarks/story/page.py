@@ -37,7 +37,7 @@ in for TensorRT-LLM and does not compete with it:
 _HOW = (
     """
     Each story is a job file, submitted to a real Slurm: a
-    [sandbox](../README.md#a-cluster-for-trying-things-out) whose nodes share out the GPUs of one machine
+    [sandbox](../how-to/sandbox.md) whose nodes share out the GPUs of one machine
     (`sandbox up --gpus real`), unless a profile was named. Nodes have their own network: between two of them
     NCCL goes through sockets, not through NVLink, so two nodes of one machine are slower than its two GPUs on
     one node. A single server is asked directly (`serve.door: none`); two instances are behind a door.

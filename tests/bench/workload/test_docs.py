@@ -20,10 +20,10 @@ from .helpers import build
 TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "workloads.md").read_text(encoding="utf-8")
 BLOCKS = [
     (info, textwrap.dedent(indent + block))
-    for indent, info, block in re.findall(r"^( *)```(\w.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
+    for indent, info, block in re.findall(r"^( *)```(\S.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
 ]
 SETTINGS = [block for info, block in BLOCKS if info == "yaml"]
-FILES = [(info.split()[1], block) for info, block in BLOCKS if " " in info]
+FILES = [(info.rpartition(".")[2].rstrip("}"), block) for info, block in BLOCKS if " " in info]
 KINDS = get_args(Workload.model_fields["kind"].annotation)
 
 
