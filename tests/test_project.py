@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.site import slug
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")])
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(#[^)\s]*)?\)")
 SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
 
@@ -23,9 +25,8 @@ def prose(document: Path) -> str:
 
 
 def anchors(document: Path) -> set[str]:
-    """Each heading as GitHub links to it: lower case, punctuation dropped, hyphens for spaces."""
-    headings = re.findall(r"(?m)^#+ (.+)$", prose(document))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Each heading as GitHub and the site link to it."""
+    return {slug(heading) for heading in re.findall(r"(?m)^#+ (.+)$", prose(document))}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -64,7 +64,8 @@ def parsed(group: click.Group, arguments: list[str], parent: click.Context | Non
         if isinstance(parameter, click.Argument) and parameter.required:
             assert isinstance(given, str | tuple), f"without {parameter.human_readable_name}"
         if isinstance(given, str) and isinstance(parameter.type, CHECKED):
-            parameter.type.convert(given, parameter, inner)
+            kind: click.ParamType[Any] = parameter.type
+            kind.convert(given, parameter, inner)
 
 
 @pytest.mark.parametrize(("place", "line"), COMMANDS, ids=lambda value: str(value)[:60])

@@ -1,10 +1,15 @@
-"""Take the screenshots of ``docs/how-to/report.md``: ``python -m tests.report.screenshots [RUN] [NAME]``.
+"""Take the pictures of the site: ``python -m tests.report.screenshots [RUN [FAILED]]``.
 
-RUN is a run folder; without it, the screenshots are of the tests' own sweep.
+RUN is the folder of a measured run: its report is taken in two widths. FAILED is the folder of a run that has
+failed: the terminal shows RUN's figures, and FAILED's logs with the cause. Without RUN, the pictures are of
+the tests' own sweep, and the terminal is left out.
 """
 
 from __future__ import annotations
 
+import html
+import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +25,10 @@ WIDTHS = {1280: 3300, 390: 3600}
 """Widths of the windows with how many pixels of the page are shown, from the top."""
 _COLOURS = 128
 """Of an image; enough for flat areas and lines, and a fraction of the size."""
+
+_COLUMNS = 110
+_TERMINAL = """<pre style="display: inline-block; margin: 0; padding: 14px 18px; background: #1e1e2e;
+color: #e6e6ef; font: 13px/1.35 'DejaVu Sans Mono', monospace">{text}</pre>"""
 
 
 def take(report: Path, folder: Path) -> list[Path]:
@@ -37,6 +46,25 @@ def take(report: Path, folder: Path) -> list[Path]:
     return taken
 
 
+def take_terminal(commands: list[list[str]], folder: Path) -> Path:
+    """Return an image of a terminal in which the program was called with each list of words."""
+    lines = []
+    for words in commands:
+        called = [sys.executable, "-m", "trtllm_hpc", *words]
+        environment = os.environ | {"COLUMNS": str(_COLUMNS)}
+        done = subprocess.run(called, check=True, capture_output=True, text=True, env=environment)
+        shown = [word if "/" not in word else Path(word).name for word in words]
+        lines += [f"$ trtllm-hpc {' '.join(shown)}", done.stdout.rstrip("\n"), ""]
+    text = html.escape("\n".join(lines[:-1]))
+    file = folder / "terminal.png"
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 600, "height": 100})
+        page.set_content(_TERMINAL.format(text=text))
+        page.locator("pre").screenshot(path=file)
+    _shrink(file)
+    return file
+
+
 def _shrink(file: Path) -> None:
     from PIL import Image
 
@@ -50,10 +78,12 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "tiny-llama"
         paths = RunPaths(arguments[0]) if arguments else write_run(made, sweep())
-        name = arguments[1] if len(arguments) > 1 else COMPANION_MEASUREMENT
         report = Path(folder) / "report.html"
-        write_report(paths, name, report)
-        for file in take(report, FOLDER):
+        write_report(paths, COMPANION_MEASUREMENT, report)
+        taken = take(report, FOLDER)
+        if len(arguments) > 1:
+            taken.append(take_terminal([["bench", "show", arguments[0]], ["logs", arguments[1]]], FOLDER))
+        for file in taken:
             print(f"{file}: {file.stat().st_size / 1024:.0f} KiB")
 
 
