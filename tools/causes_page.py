@@ -50,7 +50,16 @@ name for its logs. All logs of a job are read together.
 3. What only reports that something else has failed (a worker died, a subprocess returned a non-zero status,
    `MPI_ABORT`, all models failed to load) is a consequence, in whatever log it stands. Of exceptions that
    Python chains, the direct cause goes first; an exception that was handled goes last.
-4. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
+4. An error goes on in the lines after it: what is indented, what its prefix does not begin, what stands
+   between dashed lines, what says `expected`, `please`, `caused by`. Of a long text the lines that say why or
+   what to do are quoted; of an exception without words, the line of source text that raised it.
+5. A line before an error that says that something did not work (`not found`, `falling back`, `disabled`), if
+   only as a warning, and shares a rare word with the error (a path, a name, an option, a number) is shown
+   with the error; where the error only reports that something else has failed, such a line goes first.
+6. What to do about an error that no entry knows comes from what its line holds, by the rules in
+   `data/advice.toml`: its own words (`please set ...`), an option, a variable, a path, a host, the status of
+   HTTP, the word of an error number, a signal, the package and the line of the last frame.
+7. A root cause goes before its consequences on other ranks, whatever their clocks say; a precise cause before
    one that only names the kind of failure; what ends a process before what fails single requests; `fatal`
    before `error`; then the order of the lines decides.
 

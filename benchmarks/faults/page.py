@@ -50,9 +50,14 @@ def _counts(results: Sequence[Result]) -> list[str]:
     good = sum(result.as_expected for result in results)
     clean = sum(not result.left for result in results)
     late = sum(not result.in_time for result in results)
+    folders = [result for result in results if result.explained]
+    others = ", ".join(f"`{result.name}`" for result in folders if not result.explains)
     return [
         f"Of {len(results)} faults {named} are named rightly (or rightly survived), {late} not within the "
-        f"bound; {clean} leave nothing behind; with {good} everything is as expected."
+        f"bound; {clean} leave nothing behind; with {good} everything is as expected.",
+        "",
+        f"`explain RUN`, asked after the end of {len(folders)} of the failed runs, names the cause in "
+        f"{sum(result.explains for result in folders)}{f' (not of {others})' if others else ''}.",
     ]
 
 

@@ -37,6 +37,13 @@ class Result:
     """What was left behind after the end."""
     notes: list[str]
     measured_at: str
+    explained: str = ""
+    """What `explain RUN` says first after the end; empty where nothing has failed or it was not asked."""
+
+    @property
+    def explains(self) -> bool:
+        """Whether `explain RUN` names the right cause."""
+        return re.search(self.expected, self.explained, re.IGNORECASE) is not None
 
     @property
     def named(self) -> bool:

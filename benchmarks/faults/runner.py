@@ -76,11 +76,20 @@ def measure(site: Site, fault: Fault) -> Result:
             if not seen.sentence:  # there was no run to ask about
                 seen = Seen(errors, seconds=round(time.time() - begun_at, 1))
             injected.close()
+            explained = _explained(scene) if exit_code and not fault.survives else ""
             left = leftovers(scene.person, scene.run, environments)
         finally:
             submitting.kill()
             submitting.communicate()
-    return _result(scene, fault, seen, exit_code, left)
+    return replace(_result(scene, fault, seen, exit_code, left), explained=_without(explained, scene))
+
+
+def _explained(scene: Scene) -> str:
+    """What `explain` says first of the run folder: the cause without its lines and its next step."""
+    if scene.run is None:
+        return ""
+    lines = scene.person.types("explain", scene.run.folder).stdout.strip().splitlines()
+    return lines[0] if lines else "nothing"
 
 
 def measure_living(site: Site, faults: Sequence[Fault], tell: Callable[[str], None]) -> list[Result]:

@@ -1,18 +1,23 @@
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.logs.errors import first_error
-from trtllm_hpc.logs.facts import LogFacts, logs_facts
+from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts
 from trtllm_hpc.logs.reading import last_lines
+
+
+def first_error(lines: list[bytes]) -> str | None:
+    return facts_of_stream(io.BytesIO(b"".join(lines)), "log").first_error
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        'E0721 10:02:03.123456 99 model_lifecycle.cc:654] "failed to load"',
+        "error: failed to load",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=5.0",
         "srun: error: n2: task 1: Killed",
         "[TensorRT-LLM][ERROR] CUDA runtime error in cudaMalloc",
@@ -29,7 +34,7 @@ from trtllm_hpc.logs.reading import last_lines
     ],
 )
 def test_errors_of_every_kind_are_seen(line: str) -> None:
-    assert first_error([b"fine\n", line.encode() + b"\n", b"later error: x\n"]) == line.strip()
+    assert first_error([b"fine\n", line.encode() + b"\n", b"end\n"]) == re.sub(r"^(?:\[[^]]*\] ?)+", "", line)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +69,7 @@ def test_a_traceback_is_shown_by_its_last_line() -> None:
         b"    f()\n",
         b"KeyError: 'a'\n",
     ]
-    assert first_error(lines) == "KeyError: 'a'"
+    assert first_error(lines) == "KeyError: 'a' / f()"
 
 
 def test_of_chained_tracebacks_the_last_is_shown() -> None:
@@ -77,10 +82,10 @@ During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
   File "y.py", line 2
-RuntimeError: connection closed by peer
+RuntimeError: no such device
 error: something else
 """
-    assert first_error(log.splitlines(keepends=True)) == "RuntimeError: connection closed by peer"
+    assert first_error(log.splitlines(keepends=True)) == "RuntimeError: no such device"
 
 
 def test_of_separate_tracebacks_the_first_is_shown() -> None:
@@ -88,21 +93,14 @@ def test_of_separate_tracebacks_the_first_is_shown() -> None:
     assert first_error([*lines, b"trying again\n", lines[0], b"KeyError: 'b'\n"]) == "KeyError: 'a'"
 
 
-def test_an_incomplete_traceback_is_marked() -> None:
-    assert first_error([b"Traceback (most recent call last):\n", b"  File\n"]) == (
-        "Traceback (most recent call last): (cut short)"
-    )
-
-
 def test_of_a_list_of_problems_the_first_is_shown() -> None:
     lines = [b"error: 2 problems found.\n", b"q.jsonl:2: is not JSON\n", b"    next: mend it\n"]
-    assert first_error(lines) == "q.jsonl:2: is not JSON"
+    assert first_error(lines) == "error: 2 problems found. / q.jsonl:2: is not JSON"
     assert first_error(lines[:1]) == "error: 2 problems found."
 
 
 def test_a_long_line_is_cut() -> None:
-    found = first_error([b"error: " + b"x" * 1000])
-    assert found is not None and len(found) == 300 and found.endswith("…")
+    assert first_error([b"error: " + b"x" * 1000]) == f"error: {'x' * 593}"
 
 
 def test_the_error_at_the_end_of_a_huge_log_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,38 +115,17 @@ def test_no_log_has_no_error(tmp_path: Path) -> None:
     assert logs_facts([tmp_path / "missing"]) == [LogFacts()]
 
 
-@pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parent / "excerpts").iterdir()), ids=lambda it: it.name
-)
-def test_the_search_by_blocks_finds_what_the_search_by_lines_does(
-    tmp_path: Path, path: Path, search: str
-) -> None:
-    log = tmp_path / "log"
-    for line in path.read_bytes().splitlines(keepends=True):
-        log.write_bytes(b"\x1b[32mready\x1b[0m\n" + line + b"end\n")
-        assert logs_facts([log])[0].first_error == first_error([line, b"end\n"])
-
-
 def test_of_a_log_that_is_all_errors_beginning_and_end_are_searched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, search: str
 ) -> None:
     for name, value in (("_MOST_WORK", 50_000), ("_TAIL_BYTES", 2000), ("_LEAST_TAIL_BYTES", 2000)):
         monkeypatch.setattr(f"trtllm_hpc.logs.causes.scan.{name}", value)
-    searched = 0
-
-    def begins(raw: bytes) -> bool:
-        nonlocal searched
-        searched += 1
-        return False
-
-    monkeypatch.setattr("trtllm_hpc.logs.causes.scan._begins_error", begins)
     log = tmp_path / "log"
     line = b"error: request failed\n"
     log.write_bytes(line * 50_000 + b"OSError: [Errno 122] Disk quota exceeded\n" + line)
     [facts] = logs_facts([log])
     assert [(it.id, it.line) for it in facts.causes] == [("first-error", 1), ("disk-quota", 50_001)]
     assert facts.late_cause == facts.causes[1]
-    assert searched < 5000
     assert facts.unread_bytes > 40_000 * len(line)
 
 
@@ -163,5 +140,5 @@ def test_the_end_of_a_log_without_line_ends_is_found_without_reading_all_of_it(
         file.seek(0, 2)
         file.write(b"\nerror: at last\n")
     [facts] = logs_facts([log])
-    assert facts.late_error == facts.first_error == "error: at last"
+    assert facts.end == facts.first_error == "error: at last"
     assert last_lines(log, 2)[-1] == "error: at last"

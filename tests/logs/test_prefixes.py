@@ -15,7 +15,7 @@ PREFIXES = {
     "CRI": "2026-03-01T10:02:0{n}.123456789Z stderr F ",
     "syslog": "Mar  1 10:02:0{n} gpu07 serve[4711]: ",
     "nemo-run": "nemo-run-0/{n} ",
-    "vLLM": "(Worker_TP3 pid=77{n}) ERROR 03-01 10:02:0{n} [multiproc_executor.py:51{n}] ",
+    "vLLM": "(Worker_TP3 pid=77{n}) {word} 03-01 10:02:0{n} [multiproc_executor.py:51{n}] ",
     "Ray": "(RayWorkerWrapper pid=77{n}, ip=10.0.0.{n}) ",
     "mpirun": "[1,3]<stderr>: ",
     "ISO time": "2026-03-01 10:02:0{n},123 - ",
@@ -55,8 +55,9 @@ def explained(text: str) -> tuple[Finding, ...]:
 def test_an_error_is_found_behind_any_prefix(name: str, prefix: str) -> None:
     lines = ["all is well", *ERRORS[name], "the end"]
     text = "".join(
-        f"{PREFIXES[prefix].format(n=number, level='E' if line in ERRORS[name] else 'I')}{line}\n"
+        f"{PREFIXES[prefix].format(n=number, level=word[0], word=word)}{line}\n"
         for number, line in enumerate(lines)
+        for word in ["ERROR" if line in ERRORS[name] else "INFO"]
     )
     first, *_ = explained(text)
     assert first.id == name

@@ -50,3 +50,18 @@ def test_a_stopped_process_is_named_with_its_command() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_stopped_process_of_the_build_is_noted_until_its_batch_script_ends(runtime: Runtime) -> None:
+    batch_script = subprocess.Popen(["sleep", "3600"])
+    beat = runtime.paths.rank_heartbeat("build", 0)
+    beat.parent.mkdir(exist_ok=True)
+    beat.write_text("1 python (7)")
+    watch = runtime.start("watch-build", f"--while-pid={batch_script.pid}")
+    assert eventually(lambda: read_events(runtime.paths, "build"))
+    [trouble] = read_events(runtime.paths, "build")
+    assert trouble.data["why"] == "the build: its process python (7) is stopped (SIGSTOP)"
+    batch_script.kill()
+    batch_script.wait()
+    watch.communicate(timeout=60)
+    assert watch.returncode == 0

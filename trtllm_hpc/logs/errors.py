@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import islice
 
+from trtllm_hpc.logs.causes.table import words
 from trtllm_hpc.logs.reading import decode, uncoloured
 
 ERRORS = re.compile(
     rb"""
       \bError\ Code\ \d               # TensorRT: Error Code 4: Internal Error
     | ^[EF]\d{4}\ \d\d:\d\d:          # Triton (glog): E0721 10:02:03.123 ...
-    | \[(?:ERROR|FATAL|E)\]           # TensorRT-LLM: [TensorRT-LLM][ERROR], [TRT-LLM] [E]
+    | <ERROR> | \[(?:ERROR|error|FATAL|fatal|CRITICAL|critical|E)\]  # [TensorRT-LLM][ERROR], [TRT-LLM] [E]
+    | ^\s*what\(\): | \(SIG\w+\)\ received\ by\ PID | undefined\ reference\ to
+    | \bERRO\[\d | \blevel="?(?:error|fatal|panic)\b  # programs in Go
+    | \bpanicked\ at\b | ^panic:\ | ^CMake\ Error\b | ^Caused\ by:[ ]
     | \b(?:[Ee]rror|ERROR|[Ff]atal|FATAL)\s?:  # srun: error:, slurmstepd: error:, fatal: ...
     | :\ (?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception):\   # quoted in another message
     | ^\s*(?:ERROR|CRITICAL|FATAL)\b | \s[-|]\s*(?:ERROR|CRITICAL)\s*[-|]\s  # logging, loguru
@@ -30,23 +35,15 @@ ERRORS = re.compile(
 )
 """Lines that are errors, in the logs of Slurm, MPI, Triton, TensorRT-LLM and Python."""
 
-_SUSPECT = re.compile(
-    r"""
-      \bERROR\b | \b\w+\ error\b | \b(?:failed|failure)\b.*:[ ]
-    | \b(?:[Cc]ould|[Dd]id)\ ?n[o']t\b | \bcannot\b
-    | [Uu]nable\ to\b | [Uu]nauthorized | \b(?:denied|refused)\b
-    | [Tt]imed\ out | \btimeout\ from | lost\ carrier
-    """,
-    re.VERBOSE,
-)
 _SUSPECT_TEXTS = (
     *(b" failed", b"failure", b"ould not", b"ouldn't", b"idn't", b"cannot", b"nable to", b"nauthorized"),
     *(b"denied", b"refused", b"imed out", b"timeout from", b"lost carrier"),
 )
 
 ERROR_TEXTS = (
-    *(b"\nE", b"\nF", b"[ERROR]", b"[FATAL]", b"[E]", b"rror", b"ERROR", b"atal", b"FATAL"),
-    *(b"xception: ", b"Segmentation fault", b"core dumped"),
+    *(b"\nE", b"\nF", b"ERRO[", b"panic", b"what():", b"KeyboardInterrupt", b"\nCaused by: ", b"[E]"),
+    *(b"ritical]", b"CRITICAL]", b"rror", b"ERROR", b"atal", b"FATAL", b"received by PID"),
+    *(b"undefined reference", b"xception: ", b"Segmentation fault", b"core dumped"),
     *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),
     *(b"Signal (", b"terminate called ", b"MPI_ABORT was invoked", b"has lost communication"),
     *(b": unrecognized option", b": invalid option", b": unknown option"),
@@ -69,12 +66,12 @@ HARMLESS = re.compile(
     | ^Error:\ Failed\ to\ initialize\ NVML(?!:\ (?:Driver|Insufficient))
     | \bServer\ \S+/\S+\ is\ DOWN\b | has\ no\ server\ available
     | printing\ enroot\ log\ file | ^\s*frame\ \#\d+: | Search\ for\ .?cudaError
-    | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot | Configured\ MailProg
-    | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory
+    | Using\ sched_affinity | Last\ error:\s*$ | Setting\ TMPDIR | Unable\ to\ determine\ if\ Secure\ Boot
+    | Configured\ MailProg | If\ you\ get\ .CUDA\ error | \bTainted:\  | Unable\ to\ register\ cu\w+\ factory
     | properly\ configured\ to\ use\ 'conda\ activate' | \bconda\ init\b
     | failed\ to\ delete\ container\ image\ tempDir | is\ defunct,\ please\ remove
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
-    | \b(?:no|0|without)\ errors?\b
+    | \b(?:no|0|without)\ errors?\b | ^\W*$
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -88,11 +85,8 @@ READY_LINE = re.compile(
 READY_TEXTS = (b"Uvicorn running", b"startup complete", b"Service at ", b"fired up and ready")
 """Each such line contains one of these."""
 
-_COUNT = re.compile(rb"^error: \d+ problems? found\.\s*$")
-"""Our own heading of a list of problems; the first item says more."""
 TRACEBACK = b"Traceback (most recent call last):"
 """Its last line is the error."""
-_CHAINED = (b"During handling of the above exception", b"The above exception was the direct cause")
 _SHOWN = 300
 
 
@@ -106,7 +100,7 @@ _SUSPICIOUS = re.compile(
 
 def is_suspect(text: str) -> bool:
     """Return whether a line may speak of a failure, in words that runs which are well use too."""
-    return _SUSPECT.search(text) is not None
+    return words()["suspect"].search(text) is not None
 
 
 def is_harmless(text: str) -> bool:
@@ -116,42 +110,16 @@ def is_harmless(text: str) -> bool:
 
 def suspicious(lines: Sequence[bytes], most: int = 5, *, only: bool = False) -> list[str]:
     """Return the last lines that may speak of a failure; without any, the last ones, unless ``only``."""
-    found = [line for line in lines if _SUSPICIOUS.search(line) and not HARMLESS.search(line)]
-    return [
-        _shown(uncoloured(line))
-        for line in (found or ([] if only else [it for it in lines if it.strip()]))[-most:]
-    ]
+    spoken = (it for it in reversed(lines) if _SUSPICIOUS.search(it) and not HARMLESS.search(it))
+    found = list(islice((it for it in spoken if not (only and words()["unsaid"].search(decode(it)))), most))
+    if not found and not only:
+        found = [it for it in reversed(lines) if it.strip()][:most]
+    return [_shown(uncoloured(line)) for line in reversed(found)]
 
 
 def is_error(line: bytes) -> bool:
     """Return whether a line without colours is an error."""
     return ERRORS.search(line) is not None and not HARMLESS.search(line)
-
-
-def first_error(lines: Iterable[bytes]) -> str | None:
-    """Return the first error among ``lines``, cut to a length that fits a table.
-
-    Of tracebacks that Python chains it is the end of the last one: what was
-    raised, not what was handled on the way.
-    """
-    in_traceback = False
-    raised: bytes | None = None
-    lines = iter(lines)
-    for raw in lines:
-        line = uncoloured(raw)
-        if TRACEBACK in line:
-            in_traceback = True
-        elif in_traceback:
-            if line.strip() and not line.startswith((b" ", b"\t")):
-                in_traceback, raised = False, line
-        elif raised is not None:
-            if line.strip() and not line.startswith(_CHAINED):
-                break
-        elif is_error(line):
-            return _shown(next(lines, line) if _COUNT.match(line) else line)
-    if raised is not None:
-        return _shown(raised)
-    return f"{TRACEBACK.decode()} (cut short)" if in_traceback else None
 
 
 def _shown(line: bytes) -> str:

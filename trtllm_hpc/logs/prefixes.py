@@ -10,6 +10,7 @@ from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, uncoloured
 _LABEL = re.compile(
     r"""
       (?:>\s?)+(?=\S)                                      # a quoted thread
+    | \[[\d;]+m                                            # a colour that has lost its escape character
     | \[pod/[^\]]+\]\s?                                    # kubectl logs --prefix
     | [A-Za-z0-9][\w.-]*\s*\|\ (?=.)                       # docker compose
     | \d{4}-\d\d-\d\dT[\d:.]+\S*\ (?:stdout|stderr)\ [FP]\s  # CRI
@@ -18,7 +19,7 @@ _LABEL = re.compile(
     | [\w.-]+/\d+\ (?=\S)                                  # nemo-run, torchx
     | \[\d+,(?P<mpirun>\d+)\]<std(?:err|out)>:\s?          # mpirun --tag-output
     | \[(?:default|rank)?(?P<torch>\d+)\]:\s?              # PyTorch, torchrun --log-dir
-    | \([A-Za-z][\w.]*(?:_TP(?P<worker>\d+))?\s[^()]*pid=\d+[^()]*\)\s?  # vLLM, Ray
+    | \*{0,2}\([A-Za-z][\w.]*(?:_TP(?P<worker>\d+))?\s[^()]*pid=\d+[^()]*\)\*{0,2}\s?  # vLLM, Ray
     """,
     re.VERBOSE,
 )
@@ -30,7 +31,7 @@ _STAMP = re.compile(
     | \[(?:TensorRT-LLM|TRT-LLM|TensorRT|TRT)\]\s*                          # TensorRT-LLM and TensorRT
     | \[RANK\ (?P<rank>\d+)\]\s*
     | \[(?P<level>INFO|WARNING|ERROR|FATAL|VERBOSE|DEBUG|[IWEFVD])\]\s*
-    | (?P<word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\s+(?:\d\d-\d\d\ \d\d:\d\d:\d\d\s+)?\[[\w./:-]+\]\s*  # vLLM
+    | (?P<word>INFO|WARNING|ERROR|DEBUG|CRITICAL)\s+(?:\d\d-\d\d\ \d\d:\d\d:\d\d\s+)?\[[\w./:-]+\]\ ?  # vLLM
     | (?P<colon>INFO|WARNING|DEBUG):(?=\s)\s*(?:[\w.]+:)?
     | (?P<bare>TRACE|DEBUG|INFO|WARN(?:ING)?)\s+(?=\S)                       # Rust's tracing
     | [\w.]+\s*[-|]\s*(?P<dashed>DEBUG|INFO|WARN(?:ING)?)\s*[-|]\s         # logging, loguru
@@ -45,11 +46,12 @@ _WARNS = re.compile(r"(?:^|\s)\w*Warning: ")
 _TOKEN = re.compile(r"(?:[^\s\[(]\S*[:|>\])]|\[[^\]]*\]:?|\([^)]*\):?|[\w.-]+/\d+)\s")
 """A word or a bracket that may be a prefix, if neighbouring lines have it too."""
 _SAYS_ERROR = re.compile(r"error|fatal|fail|exception|abort|warn|panic|srun|sbatch|slurm", re.IGNORECASE)
-_CALM = {"I": "info", "INFO": "info", "V": "info", "VERBOSE": "info", "D": "info", "DEBUG": "info"} | {
+_LEVELS = {"I": "info", "INFO": "info", "V": "info", "VERBOSE": "info", "D": "info", "DEBUG": "info"} | {
     "W": "warning",
     "WARNING": "warning",
     "WARN": "warning",
     "TRACE": "info",
+    **dict.fromkeys(("E", "F", "ERROR", "FATAL", "CRITICAL"), "error"),
 }
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 
@@ -60,7 +62,7 @@ class Line:
 
     text: str
     level: str
-    """``info`` or ``warning`` if the line calls itself so; else empty."""
+    """``info``, ``warning`` or ``error`` if the line calls itself so; else empty."""
     rank: int | None
     """The rank that a prefix names."""
 
@@ -69,8 +71,9 @@ def stripped(raw: bytes) -> Line:
     """Return a line without colours, stamps and labels, and what these said."""
     text = uncoloured(raw[:LONGEST_LINE_BYTES]).decode("utf-8", errors="replace").rstrip("\r\n")
     rank, level = None, None
-    if text[:1].isspace() and _STAMP.match(text.lstrip()):  # quoted with an indentation
-        text = text.lstrip()
+    inner = text.lstrip()
+    if inner != text and (_STAMP.match(inner) or inner.startswith("**(")):  # quoted with an indentation
+        text = inner
     match = _SRUN_LABEL.match(text) or _LABEL.match(text) or _STAMP.match(text)
     while match is not None:
         said = {name: value for name, value in match.groupdict().items() if value is not None}
@@ -83,7 +86,7 @@ def stripped(raw: bytes) -> Line:
         match = _LABEL.match(text) or _STAMP.match(text)
     if _WARNS.search(text):
         level = "W"
-    return Line(text.removesuffix('"') if level else text, _CALM.get(level or "", ""), rank)
+    return Line(text.removesuffix('"') if level else text, _LEVELS.get(level or "", ""), rank)
 
 
 def without_shared(text: str, neighbours: list[str]) -> str:

@@ -145,7 +145,7 @@ def _unknown(paths: RunPaths, logs: list[LogFile], job_id: str | None) -> Findin
     return Finding(
         UNKNOWN,
         Kind.ROOT,
-        f"Not known: the logs tell no cause that is in the table. The last lines of {log.name}:",
+        f"Not known: no line of the logs names a cause. The last lines of {log.name}:",
         _look_at(paths, log),
         str(log.path),
         None,

@@ -190,6 +190,7 @@ def _add_server_commands(commands: _Commands) -> None:
 def _add_companion_commands(commands: _Commands) -> None:
     _add(commands, "stop", "request the server to stop", by=_WORD, reason=_WORD)
     _add(commands, "heartbeat", "show the server that the companion is alive", while_pid=_NUMBER)
+    _add(commands, "watch-build", "note a build that stands still", while_pid=_NUMBER)
 
 
 # Each command imports its own module: `runtime leader` must not pay for the others.
@@ -342,6 +343,10 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.stop import beat_while
 
             beat_while(paths, options.while_pid)
+        case "watch-build":
+            from trtllm_hpc.runtime.troubles import watch_build
+
+            watch_build(paths, options.while_pid)
     return ExitCode.OK
 
 

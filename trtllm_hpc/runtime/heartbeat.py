@@ -8,6 +8,7 @@ been suspended itself.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,10 +32,20 @@ class Heartbeat:
     """This rank's own. ``beat`` may be called often; it writes every :data:`BEAT_S` seconds."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
+        self.file = file
         self._number = 0
         self._next = 0.0
         self._stopped: set[int] = set()
+
+    def begin(self) -> None:
+        """Beat in a thread as long as this process lives."""
+
+        def beats() -> None:
+            while True:
+                self.beat()
+                time.sleep(1)
+
+        threading.Thread(target=beats, name="heartbeat", daemon=True).start()
 
     def beat(self) -> None:
         """Write that this rank is alive, and which of its processes have been stopped for two beats."""
@@ -50,7 +61,7 @@ class Heartbeat:
         text = f"{self._number} {', '.join(lasting)}".encode()[: _BYTES - 1]
         with suppress(OSError):  # nobody is to end because of a file system that is away for a moment
             # In place: behind a folder that NFS has cached, a replaced file stays invisible for a minute.
-            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT, 0o600)
+            handle = os.open(self.file, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.pwrite(handle, text.ljust(_BYTES - 1) + b"\n", 0)
             finally:
@@ -103,7 +114,7 @@ class SilenceWatch:
             self._looked_at = now
             self._read(passed_s)
             stopped = {
-                rank: f"its process {seen.stopped} is stopped (SIGSTOP)"
+                rank: _which_stopped(seen.stopped)
                 for rank, seen in self._seen.items()
                 if rank != _OWN and seen.stopped
             }
@@ -134,6 +145,11 @@ class SilenceWatch:
             else:
                 seen.content, seen.silent_s, seen.changes = content, 0.0, seen.changes + 1
             seen.stopped = content.strip().partition(" ")[2]
+
+
+def _which_stopped(processes: str) -> str:
+    words = ("processes", "are") if ", " in processes else ("process", "is")
+    return f"its {words[0]} {processes} {words[1]} stopped (SIGSTOP)"
 
 
 def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None, own: Path) -> SilenceWatch:

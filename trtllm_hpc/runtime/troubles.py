@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.heartbeat import BEAT_S
-from trtllm_hpc.runtime.process import stopped_descendants
+from trtllm_hpc.runtime.heartbeat import BEAT_S, Heartbeat, watch_ranks
+from trtllm_hpc.runtime.process import start_ticks, stopped_descendants
 from trtllm_hpc.runtime.records import try_event
 
 EVENT = "trouble"
@@ -64,3 +64,14 @@ def stopped_below(root: int, without: Collection[int] = ()) -> dict[str, str]:
             command = " ".join(words).strip()[:100]
             found[str(pid)] = f"process {pid} on {os.uname().nodename} is stopped (SIGSTOP): {command}"
     return found
+
+
+def watch_build(paths: RunPaths, pid: int) -> None:
+    """Note a build that is stopped, or on a lost node, until the batch script, process ``pid``, is gone."""
+    own, begun = Heartbeat(paths.rank_heartbeat("build_watch", 0)), start_ticks(pid)
+    troubles, watch = Troubles(paths, "build"), watch_ranks(paths, "build", range(1), None, own.file)
+    while begun is not None and start_ticks(pid) == begun:
+        own.beat()
+        why = watch.look().suspects.get(0)
+        troubles.note({} if why is None else {"build": f"the build: {why}"})
+        time.sleep(1)

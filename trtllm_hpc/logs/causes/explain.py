@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.causes.scan import Match
-from trtllm_hpc.logs.causes.table import Degree, Kind, causes
+from trtllm_hpc.logs.causes.table import Degree, Kind, advice, causes
 from trtllm_hpc.logs.reading import escaped
 
 REPORTED = "reported"
 """Id of a finding that is not in the table of causes: the job itself gave the reason for its end."""
+BEFORE = "before"
+"""Group of a match: a line before it that may be its reason."""
 
 _MOST_SHOWN = 4
 """Causes shown on a terminal; JSON has all."""
@@ -143,6 +145,11 @@ def findings(matches: Iterable[Match], name: str) -> list[Finding]:
         cause = match.cause
         rank = match.rank if match.rank is not None else rank_of(name)
         sentence, following = (cause.told(text, match.groups) for text in (cause.sentence, cause.next))
+        before = match.groups.get(BEFORE, "")
+        if cause.first and not cause.patterns:
+            text = " / ".join(filter(None, (match.groups.get("text"), before)))
+            following = advice(text, match.groups) or following
+        sentence += f" Some lines before, the log says: {before}" if before else ""
         place = (name, match.line, rank, match.text)
         found.append(Finding(cause.id, cause.kind, sentence, following, *place, cause.degree))
     return found

@@ -4,55 +4,37 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from trtllm_hpc.logs.causes.table import words
+
+if TYPE_CHECKING:
+    from trtllm_hpc.logs.causes.scan import SuspectLine
 
 _EXCEPTION = re.compile(
     r"^\s*(?:\w+\s)?(?P<name>(?:[A-Za-z_]\w*\.)*[A-Z]\w*"
-    r"(?:Error|Exception|Exit|Interrupt|Timeout|Failure|Failed|Expired|Empty|NotFound|Denied|Refused))"
+    r"(?:Error|Exception|Exit|Interrupt|Iteration|Timeout|Fail(?:ure|ed)|Expired|Empty|NotFound|Denied|Refused))"
     r"(?:$|:\s*(?P<text>.*))"
 )
+_RAISED = re.compile(r"^\s*(?P<name>[A-Za-z_][\w.]*)(?:$|:\s*(?P<text>.*))")
+"""The end of a traceback, whatever the exception's name is."""
 _WRAPPED_FROM = 60
 """A shorter line does not go on in a next line that begins with a small letter."""
-_FATAL = re.compile(r"\b(?:fatal|FATAL|Fatal error|panic)\b")
-_TOOL = re.compile(r"(?:find|ls|rm|cp|mv|mkdir|cat|tar|grep|chmod|chown|touch|ln|stty|tput): |Module ERROR")
+_MOST_QUOTED, _ALIKE = 5, 12
 _NEAR_BYTES = 400
-_FAULT = re.compile(
-    r"(?:Type|Attribute|Name|Index|Key|UnboundLocal|Assertion|Syntax|ZeroDivision|Recursion)Error\b"
-)
-"""Exceptions of code that is wrong or does not fit, not of a value that was refused."""
 _FRAME = re.compile(r'\bFile "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
-_PACKAGE = re.compile(r"(?:site|dist)-packages/(?P<path>(?P<package>[^/]+)/.+)$")
+_PACKAGE = re.compile(r"(?:site|dist)-packages[/\\](?P<path>(?P<package>[^/\\]+)[/\\].+)$")
+_STANDARD = re.compile(r"/python3[\d.]*/(?!(?:site|dist)-packages)|^<")
+_LIBRARY = re.compile(rf"{_PACKAGE.pattern}|{_STANDARD.pattern}")
+_LINES_AFTER, _LINES_BEFORE = 24, 80
+"""So far an error's text, its frames and Python's words that link it to the next one are looked for."""
 FIRST_ERROR, PYTHON_ERROR, PYTHON_FAULT = "first-error", "python-error", "python-fault"
 FAILED_ELSEWHERE, SUSPECT = "failed-elsewhere", "suspicious-line"
 """Ids of what the table of causes says of lines that no other entry of it knows."""
 _DIRECT, _HANDLED = "The above exception was the direct cause", "During handling of the above exception"
-ELSEWHERE = re.compile(
-    r"""
-      worker\ (?:process(?:es)?\ )?(?:died|failed|exited|crashed|terminated)|workers?\ died
-    | \b(?:Rank|Process|Worker|Subprocess|task)\s?\S*\ (?:exited|died|was\ killed|terminated)
-    | Engine\ ?[Cc]ore\ (?:\w+\ )?(?:initialization\ failed|died|encountered|failed\ to\ start)
-    | EngineDead|Engine\ process\ failed
-    | WorkerProc\ (?:initialization\ failed|failed\ to\ start|hit\ an\ exception)
-    | initialization\ failed\ due\ to\ an\ exception|See\ (?:root\ cause|stack\ trace)\ above
-    | CalledProcessError|ChildFailedError|BrokenProcessPool|RayTaskError|ActorDied|WorkerCrashed
-    | returned\ non-zero\ exit\ status|exited\ with\ (?:non-?zero|exit\ code|code\ [1-9])
-    | (?:raised|hit|caught|encountered)\ an?\ (?:\w+\ )?exception
-    | Caught\ \w+\ in\ (?:DataLoader\ )?(?:pin|worker|replica)
-    | subprocess-exited-with-error|Configuring\ incomplete|Failed\ to\ build\ (?:installable|')
-    | metadata-generation-failed
-    | failed\ with\ (?:error|exit)\ code|MPI_ABORT|\*\*\*\ (?:STEP|JOB)|Aborting\ job|error\ code\ 1$
-    | [Ff]ailed\ to\ (?:load\ all\ models|start\ the\ server|launch|initialize\ executor)
-    | [Rr]emote\ (?:peer|process)\ (?:closed|exited)|[Cc]onnection\ (?:reset|closed)\ by\ (?:remote\ )?peer
-    | Broken\ ?[Pp]ipe|socket\ closed|EOFError$|IncompleteReadError|ConnectionResetError
-    | KeyboardInterrupt|SystemExit|CancelledError|SIGTERM|shut(?:ting)?\ ?down
-    | [Ww]atchdog|heartbeat|Executor\ (?:creation|worker)\ (?:failed|died)|terminate\ called
-    | Segmentation\ fault|core\ dumped|Fatal\ Python\ error|Aborted|Killed
-    | Internal\ Server\ Error|500\ Internal|ASGI|Unhandled\ exception\ in|Task\ exception\ was\ never
-    """,
-    re.VERBOSE,
-)
-"""What a process writes because another process, or another line before, has failed."""
 
 
 class Weight(enum.IntEnum):
@@ -80,6 +62,8 @@ class Root:
     weight: Weight
     place: str = ""
     """Of an exception: the last line of Python before it, as ``FILE:LINE in FUNCTION``."""
+    caller: str = ""
+    """The last line outside installed packages, if that is another one."""
     package: str = ""
     """Of an exception: the installed package that this line belongs to."""
     is_cause: bool = False
@@ -90,61 +74,86 @@ class Root:
         """The id of the entry of the table of causes that stands for such lines."""
         if self.weight is Weight.ELSEWHERE:
             return FAILED_ELSEWHERE
-        if not is_exception(self.text):
+        if not self.place and not is_exception(self.text):
             return SUSPECT if self.weight is Weight.SUSPECT else FIRST_ERROR
-        return PYTHON_FAULT if _FAULT.search(self.text.split(":")[0]) else PYTHON_ERROR
+        return PYTHON_FAULT if words()["fault"].search(self.text.split(":")[0]) else PYTHON_ERROR
 
     @property
     def groups(self) -> dict[str, str]:
         """What fills in the sentence of that entry."""
-        return {"text": self.text.strip().rstrip("."), "place": self.place, "package": self.package}
+        text = self.text.strip().rstrip(".")
+        return {"text": text, "place": self.place, "caller": self.caller, "package": self.package}
 
 
-def root(
-    at: int,
-    text: str,
-    rank: int | None,
-    before: Iterable[str],
-    after: Sequence[str],
-    *,
-    is_suspect: bool = False,
-) -> Root:
-    """Return what a line says; ``before``: the lines before it, the nearest first; ``after``: those after."""
-    weight = Weight.ERROR
-    if ELSEWHERE.search(text):
+def root(at: int, line: SuspectLine, rank: int | None, *, is_suspect: bool, is_raised: bool) -> Root:
+    """Return what a line at ``at`` says; ``is_raised``: it is the end of a traceback."""
+    weight, text, after = Weight.ERROR, line.texts[-1], line.after(_LINES_AFTER)
+    found = _EXCEPTION.match(text) or (_RAISED.match(text) if is_raised else None)
+    text = text if found else line.texts[0]  # what neighbours share may be the name of what failed
+    if words()["elsewhere"].search(text):
         weight = Weight.ELSEWHERE
-    elif _FATAL.search(text):
+    elif words()["fatal"].search(text):
         weight = Weight.FATAL
     elif is_suspect:
         weight = Weight.SUSPECT
-    elif _TOOL.match(text):
+    elif words()["handled"].match(text):
         weight = Weight.HANDLED
-    found = _EXCEPTION.match(text)
-    text = " / ".join([text.rstrip(), *continued(text, after)])
+    boxed = any(it.startswith("-----") for it in line.before(1))
+    parts = [text.rstrip(), *continued(text, after, line.loose, boxed=boxed)]
     if found is None:
-        return Root(at, text, rank, weight)
-    frame = next(filter(None, map(_FRAME.search, before)), None)
-    place = package = ""
-    if frame is not None:
-        inside = _PACKAGE.search(frame["file"])
-        package = inside["package"] if inside else ""
-        where = f"{inside['path'] if inside else frame['file']}:{frame['line']}"
-        place = f"{where} in {frame['function']}" if frame["function"] else where
+        return Root(at, " / ".join(parts), rank, weight)
+    above = list(takewhile(lambda it: "Traceback (most" not in it, line.before(_LINES_BEFORE)))
+    frames = [frame for frame in map(_FRAME.search, above) if frame is not None]
+    source = next((it.strip() for it in above if it.strip() and not words()["passed"].match(it)), "")
+    is_bare = len(parts) == 1 and " " not in (found["text"] or "").strip()
+    if is_bare and frames and not words()["raises"].match(source):
+        parts.append(source)
+    own = next((it for it in frames if not _LIBRARY.search(it["file"])), None)
+    installed = (_PACKAGE.search(it["file"]) for it in frames if not _STANDARD.search(it["file"]))
+    package = next((it["package"] if it else "" for it in installed), "")
     link = chained(after)
     if link == _HANDLED and weight is Weight.ERROR:
         weight = Weight.HANDLED
-    return Root(at, text, rank, weight, place, package, link == _DIRECT)
+    places = _place(frames[0]) if frames else "", _place(own) if own and own is not frames[0] else ""
+    return Root(at, " / ".join(parts), rank, weight, *places, package, link == _DIRECT)
 
 
-def continued(text: str, after: Sequence[str]) -> Iterator[str]:
-    """Yield the lines, two at most, in which the text of an error goes on."""
-    for line in after[:2]:
+def _place(frame: re.Match[str]) -> str:
+    inside = _PACKAGE.search(frame["file"])
+    where = f"{inside['path'] if inside else frame['file']}:{frame['line']}"
+    return f"{where} in {frame['function']}" if frame["function"] else where
+
+
+def continued(text: str, after: Sequence[str], loose: int = 0, *, boxed: bool = False) -> list[str]:
+    """Return the lines in which the text of an error goes on: those that say most, where there are many.
+
+    ``loose``: so many lines have no prefix, while the error has one; ``boxed``: dashed lines are around it.
+    """
+    lines: list[str] = []
+    listed, blank = words()["lists"].search(text) is not None, False
+    margin = text[: len(text) - len(text.lstrip())]
+    for number, line in enumerate(after):
+        if not line.strip():
+            blank = True
+            continue
+        if boxed and line.startswith("-----"):
+            break
+        if words()["passed"].match(line) and not boxed:
+            continue
+        unfinished = text.rstrip().endswith((":", ",", "(", "[", "{"))
         wrapped = line[:1].islower() and len(text) >= _WRAPPED_FROM
-        unfinished = text.rstrip().endswith((":", ",")) or line[:1].isspace() or wrapped
-        if not line.strip() or not unfinished or _FRAME.search(line):
-            return
-        yield line.strip()
-        text = line
+        is_loose = number < min(loose, 2) and " " in line.strip()
+        near = wrapped or is_loose or words()["tells"].search(line) is not None
+        near = near and not blank and line[:_ALIKE] != text[:_ALIKE]
+        inside = boxed or unfinished or (listed and not blank) or line[len(margin) :][:1].isspace()
+        belongs = inside or (near and not words()["another"].search(line)) or words()["resumed"].search(line)
+        if not belongs or words()["other"].match(line) or is_exception(line) or _FRAME.search(line):
+            break
+        lines.append(line.strip())
+        text, blank = line, False
+    if len(lines) <= _MOST_QUOTED:
+        return lines
+    return lines[:3] + [line for line in lines[3:] if words()["tells"].search(line)][-2:]
 
 
 def is_exception(text: str) -> bool:
@@ -183,9 +192,11 @@ def likeliest(roots: Iterable[Root]) -> Root | None:
     best = min(weighed, key=lambda one: one.weight, default=None)
     if best is None or best.weight is not Weight.FATAL:
         return best
-    # What a program says as it ends, it has mostly explained just before.
-    before = [
-        one for one in weighed if best.at - _NEAR_BYTES <= one.at < best.at and one.weight is Weight.ERROR
-    ]
-    texts = [*(one.text for one in before[-2:]), best.text]
-    return replace(best, text=" / ".join(texts))
+    # What a program says as it ends, it has mostly explained just before: the first error says most.
+    chain = [best]
+    for one in reversed([it for it in weighed if it.at < best.at and it.weight is Weight.ERROR]):
+        if one.at < chain[0].at - _NEAR_BYTES:
+            break
+        chain.insert(0, one)
+    parts = [part for one in [*chain[:2], best] for part in one.text.split(" / ")]
+    return replace(chain[0], text=" / ".join(dict.fromkeys(parts)))

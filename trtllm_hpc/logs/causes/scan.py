@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import islice
+from itertools import islice, takewhile
 from typing import BinaryIO
 
 from trtllm_hpc.logs.causes.roots import (
@@ -33,14 +33,14 @@ from trtllm_hpc.logs.errors import (
     is_suspect,
 )
 from trtllm_hpc.logs.prefixes import stripped, without_shared
-from trtllm_hpc.logs.reading import LONGEST_LINE_BYTES, count_lines, lines_of, uncoloured
+from trtllm_hpc.logs.reading import count_lines, lines_of, uncoloured
 from trtllm_hpc.logs.sieve import Sieve
 
 _LEAST_BLOCK = 1 << 16
 _LONGEST_BLOCK = 16 << 20
 """A log without line ends must not fill the memory."""
 _LONGEST_SEARCHED = 1 << 20  # the rest of a longer line is not searched for an error
-_SHOWN = 300
+_SHOWN, _SHOWN_ERROR = 300, 600
 
 _MOST_BYTES, _MOST_BYTES_OF_VECTORSCAN = 48 << 20, 384 << 20
 """Of all logs of one command so much is searched, from their beginnings on."""
@@ -52,8 +52,8 @@ _TAIL_BYTES, _LEAST_TAIL_BYTES = 2 << 20, 16 << 10
 _MOST_ROOTS = 400
 _SURVIVED_LINES, _SURVIVED_LINES_OTHERWISE, _SURVIVED_LINES_EXCEPTION = 12, 30, 150
 """After an error that shells survive, after another one, and after an exception; without indented lines."""
-_FRAME_LINES = 12
-"""So far before an exception its last frame is looked for; ten times as far a traceback's end."""
+_TRACEBACK_LINES = 500
+"""So far a traceback's end is looked for."""
 _CHAIN_LINES = 12
 """So far after an exception Python's words that link it to the next one are looked for."""
 _STACK = re.compile(rb"\s|frame #|#\d+ |=|-{3}|\[?0x")
@@ -89,9 +89,6 @@ class Scanned:
     matches: list[Match]
     """The first match of each cause, and the likeliest root among the errors that no entry of the table
     knows, in the order of the lines. What stands before the server was ready does not count."""
-    error_at: int | None
-    """Where the first line begins that is an error or the beginning of a traceback, in bytes from where the
-    search began."""
     candidates: list[Match]
     """``matches``, and the other errors that no entry knows, likewise."""
     survived: bool = False
@@ -139,7 +136,7 @@ def scan(log: BinaryIO, bounds: Bounds | None = None) -> Scanned:
     numbered = _numbered(log, candidates)
     chosen_matches = [it for it in numbered if it.at in chosen]
     survived = bool(numbered) and _survived(log, chosen_matches, began + numbered[-1].at)
-    return Scanned(chosen_matches, finder.error_at, numbered, survived, unread)
+    return Scanned(chosen_matches, numbered, survived, unread)
 
 
 def _survived(log: BinaryIO, found: Sequence[Match], last_at: int) -> bool:
@@ -182,7 +179,6 @@ class _Finder:
     def __init__(self) -> None:
         self.found: dict[str, Match] = {}
         """The first match of each cause; its line has no number yet."""
-        self.error_at: int | None = None
         self._roots: dict[int, Root] = {}
         """Errors that no entry of the table knows, by where they begin."""
         self._traceback_end = 0
@@ -194,7 +190,7 @@ class _Finder:
     def candidates(self) -> tuple[list[Match], set[int]]:
         """Return all that was found, without numbers of lines; and where those begin that count."""
         errors = [
-            Match(causes()[one.cause], one.groups, None, one.text[:_SHOWN], one.rank, one.at)
+            Match(causes()[one.cause], one.groups, None, one.text[:_SHOWN_ERROR], one.rank, one.at)
             for one in self._roots.values()
         ]
         root = likeliest(self._roots.values())
@@ -202,7 +198,7 @@ class _Finder:
             root = None
         if root is not None:
             errors = [
-                replace(it, text=root.text[:_SHOWN], groups=root.groups) if it.at == root.at else it
+                replace(it, text=root.text[:_SHOWN_ERROR], groups=root.groups) if it.at == root.at else it
                 for it in errors
             ]
         known = list(self.found.values())
@@ -222,9 +218,6 @@ class _Finder:
         for one in _sieve().suspects(block[:cut]):
             raw = block[one.start : one.end]
             self._work += _WORK_OF_A_LINE + min(len(raw), _LONGEST_SEARCHED)
-            may_be_error = ERROR in one.values
-            if self.error_at is None and may_be_error and _begins_error(raw[:_LONGEST_SEARCHED]):
-                self.error_at = at + one.start
             if one.shape in self._done:
                 continue
             if READY in one.values and READY_LINE.search(raw):
@@ -232,17 +225,17 @@ class _Finder:
                 self._roots.clear()
                 self._done.clear()
                 continue
-            line = _SuspectLine(block, one.start, raw)
+            line = SuspectLine(block, one.start, raw)
             entries = [value for value in one.values if isinstance(value, tuple)]
             if (
                 line.is_calm
                 or line.is_source
                 or self._try(entries, line, at)
-                or (may_be_error and self._note(line, at))
+                or (ERROR in one.values and self._note(line, at))
             ):
                 self._done.add(one.shape)
 
-    def _try(self, candidates: Sequence[tuple[Cause, Pattern]], line: _SuspectLine, at: int) -> bool:
+    def _try(self, candidates: Sequence[tuple[Cause, Pattern]], line: SuspectLine, at: int) -> bool:
         """Note which entry the line matches; returns whether more lines like it can tell nothing new."""
         best: tuple[Cause, re.Match[str], str] | None = None
         for text in line.texts:
@@ -270,7 +263,7 @@ class _Finder:
         self._roots.pop(at + line.start, None)
         return cause.lines == 1 and not handled
 
-    def _note(self, line: _SuspectLine, at: int) -> bool:
+    def _note(self, line: SuspectLine, at: int) -> bool:
         """Note an error that no entry knows; returns whether more lines like it can tell nothing new."""
         here, begins_traceback = at + line.start, TRACEBACK in line.raw
         matched = any(it.at == here for it in self.found.values())
@@ -284,16 +277,16 @@ class _Finder:
             line, self._traceback_end = raised, at + raised.start
         text = line.texts[-1]
         is_sure = begins_traceback or is_exception(text) or is_error(text.encode())
-        is_sure = is_sure or is_error(uncoloured(line.raw))
-        if is_harmless(text) or not (is_sure or is_suspect(text)):
+        says_error = line.line.level == "error" or is_error(uncoloured(line.raw))
+        is_sure = is_sure or (says_error and not text[:1].isspace())
+        if is_harmless(text) or is_frame(text) or not (is_sure or is_suspect(text)):
             return False
-        around = line.before(_FRAME_LINES), line.after(_CHAIN_LINES)
-        one = root(at + line.start, text, line.line.rank, *around, is_suspect=not is_sure)
+        one = root(at + line.start, line, line.line.rank, is_suspect=not is_sure, is_raised=begins_traceback)
         self._roots.setdefault(one.at, one)
         return not begins_traceback and not one.is_cause
 
 
-class _SuspectLine:
+class SuspectLine:
     """A line of a block in which a text of the sieve was found."""
 
     def __init__(self, block: bytes, start: int, raw: bytes) -> None:
@@ -316,6 +309,14 @@ class _SuspectLine:
         shorter = without_shared(text, [*self.before(1), *self.after(1)])
         return [text] if shorter == text else [text, shorter]
 
+    @property
+    def loose(self) -> int:
+        """How many lines after this one have no prefix, while this one has."""
+        if len(self.line.text) == len(self.raw.rstrip()):
+            return 0
+        raws = _following(self._block, self.start + len(self.raw), _CHAIN_LINES)
+        return sum(1 for _ in takewhile(lambda raw: len(stripped(raw).text) == len(raw.rstrip()), raws))
+
     def whole(self, text: str) -> str:
         """Return a text of the line with the lines in which it goes on, where it ends with a colon."""
         return " ".join([text, *continued(text, self.after(2))]) if text.endswith((":", ",")) else text
@@ -334,24 +335,19 @@ class _SuspectLine:
             end = begin - 1
         return lines
 
-    def raised(self) -> _SuspectLine | None:
+    def raised(self) -> SuspectLine | None:
         """Return the end of the traceback that begins here: its first line that is not indented."""
         prefix = self.raw[: self.raw.index(TRACEBACK)].translate(_ANY_DIGIT)
         frame = next(_following(self._block, self.start + len(self.raw), 1), b"")
         if not frame.translate(_ANY_DIGIT).startswith(prefix):  # text before it, not a prefix
             prefix = b""
         start = self.start + len(self.raw) + 1
-        for raw in _following(self._block, start - 1, _FRAME_LINES * 10):
+        for raw in _following(self._block, start - 1, _TRACEBACK_LINES):
             rest = raw[len(prefix) :] if raw[: len(prefix)].translate(_ANY_DIGIT) == prefix else b""
             if rest.strip() and not rest[:1].isspace():
-                return _SuspectLine(self._block, start, raw)
+                return SuspectLine(self._block, start, raw)
             start += len(raw) + 1
         return None
-
-
-def _begins_error(raw: bytes) -> bool:
-    pieces = (raw[at : at + LONGEST_LINE_BYTES] for at in range(0, len(raw), LONGEST_LINE_BYTES))
-    return any(TRACEBACK in line or is_error(line) for line in map(uncoloured, pieces))
 
 
 @cache

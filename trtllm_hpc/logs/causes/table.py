@@ -111,19 +111,52 @@ class Cause:
         return Degree.LIKELY if self.generic else Degree.KNOWN
 
     def told(self, template: str, groups: dict[str, str]) -> str:
-        """Return ``sentence`` or ``next`` with the groups of a match filled in.
+        """Return ``sentence`` or ``next`` with the groups of a match filled in."""
+        return filled_in(template, groups, _LONGEST_VALUE if self.patterns else None)
 
-        What follows a stop or a colon is left out if it only tells groups that the match does not have.
-        """
-        first, *others = _CLAUSE_END.split(template)
-        told = [first]
-        for clause in others:
-            names = _GROUP.findall(clause)
-            if not names or any(map(groups.get, names)):
-                told.append(clause)
-        filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:_LONGEST_VALUE].strip(), " ".join(told))
-        text = re.sub(r" +(?=[:.;,](?: |$)|$)", "", re.sub(r" +", " ", filled))
-        return f"{text[:-1]}." if text.endswith(":") else text
+
+def filled_in(template: str, groups: dict[str, str], longest: int | None = None) -> str:
+    """Return a template with groups of a match filled in, each cut to ``longest``.
+
+    What follows a stop or a colon is left out if it only tells groups that the match does not have.
+    """
+    first, *others = _CLAUSE_END.split(template)
+    told = [first]
+    for clause in others:
+        names = _GROUP.findall(clause)
+        if not names or any(map(groups.get, names)):
+            told.append(clause)
+    filled = _GROUP.sub(lambda match: groups.get(match[1], "")[:longest].strip(), " ".join(told))
+    text = re.sub(r" +(?=[:.;,](?: |$)|$)", "", re.sub(r" +", " ", filled))
+    return f"{text[:-1]}." if text.endswith(":") else text
+
+
+@cache
+def _rules() -> list[dict[str, Any]]:
+    return [{**rule, "when": re.compile(rule["when"])} for rule in _data("advice")["rule"]]
+
+
+@cache
+def words() -> dict[str, re.Pattern[str]]:
+    """Return the expressions that tell kinds of lines apart, by the names in ``data/words.toml``."""
+    return {name: re.compile(text, re.VERBOSE) for name, text in _data("words").items()}
+
+
+def advice(text: str, places: dict[str, str]) -> str:
+    """Return what to do about an error that no entry knows, by what its text holds; empty if no rule fits."""
+    places = {"place": "", "package": ""} | places
+    text = "\n".join((text, places["place"], places["package"]))
+    places["place"] = places.get("caller") or places["place"]
+    said: list[str] = []
+    for rule in _rules():
+        match = rule["when"].search(text)
+        if match is None or (said and rule.get("last")):
+            continue
+        groups = {name: value or "" for name, value in match.groupdict().items()}
+        said.append(filled_in(rule["next"], places | groups))
+        if not rule.get("more"):
+            break
+    return " ".join(said)
 
 
 @cache
@@ -132,12 +165,8 @@ def causes() -> dict[str, Cause]:
     own = {name: entry for entries in own_tables()[0].values() for name, entry in entries.items()}
     shipped: dict[str, Cause] = {}
     for area in AREAS:
-        entries = _parsed(
-            (resources.files("trtllm_hpc.logs.causes") / "data" / f"{area}.toml").read_text("utf-8")
-        )
-        shipped.update(
-            {name: _cause(name, area, entry) for name, entry in entries.items() if name not in own}
-        )
+        entries = _data(area).items()
+        shipped.update({name: _cause(name, area, entry) for name, entry in entries if name not in own})
     return {name: cause for name, cause in (own | shipped).items() if cause is not None}
 
 
@@ -203,6 +232,10 @@ def _parsed(text: str) -> dict[str, Any]:
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     parsed: dict[str, Any] = toml.loads(text)
     return parsed
+
+
+def _data(name: str) -> dict[str, Any]:
+    return _parsed((resources.files("trtllm_hpc.logs.causes") / "data" / f"{name}.toml").read_text("utf-8"))
 
 
 @cache

@@ -21,6 +21,7 @@ from trtllm_hpc.runtime.engine_cache.files import remove, sha256_of, sync_folder
 from trtllm_hpc.runtime.engine_cache.keys import StepKey, step_keys
 from trtllm_hpc.runtime.engine_cache.lock import POLL_VARIABLE, Lock, Owner, Watch, seconds, try_lock
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Recipe
+from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.node import query_gpus
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, run_group
 from trtllm_hpc.runtime.records import add_event
@@ -43,6 +44,7 @@ def build_engine(paths: RunPaths) -> int:
     signals: list[str] = []
     on_signals(signals.append)
     adopt_orphans()
+    Heartbeat(paths.rank_heartbeat("build", 0)).begin()
     try:
         recipe = Recipe.read(paths.build_recipe)
         versions = installed_versions(PACKAGES)
