@@ -1,7 +1,7 @@
 """Serve a model on this machine, ask it, measure it, and draw what was measured.
 
-    pip install '.[reference,notebook]'         # in the source
-    python docs/examples/serve_and_measure.py
+    pip install 'trtllm-hpc[reference,notebook]'
+    python serve_and_measure.py
 
 On a cluster, name its profile instead of ``local``. The notebook beside this file tells the same story
 step by step.
