@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from tests.docs.blocks import ROOT, Block, all_blocks
@@ -103,3 +105,12 @@ def test_a_wrong_command_is_found() -> None:
     for wrong in ways:
         with pytest.raises((click.ClickException, AssertionError)):
             parsed(command, wrong.split(), None)
+
+
+def test_the_table_of_models_is_what_the_shipped_job_files_say() -> None:
+    page = (ROOT / "docs" / "how-to" / "model-on-gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| [^|]+ \| (\d+ [^|]+) \| `([\w.-]+)` \|$", page)
+    listed = json.loads(CliRunner().invoke(command, ["jobs", "list", "--json"]).stdout)
+    on_pytorch = [job for job in listed if job["backend"] == "pytorch"]
+    shipped = {job["name"]: f"{job['gpus']} {job['gpu_types']}" for job in on_pytorch}
+    assert {name: gpus.removesuffix(" on two nodes") for gpus, name in rows} == shipped
