@@ -8,7 +8,8 @@ the tests' own sweep, and the terminal is left out.
 from __future__ import annotations
 
 import html
-import os
+import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,10 @@ WIDTHS = {1280: 3300, 390: 3600}
 _COLOURS = 128
 """Of an image; enough for flat areas and lines, and a fraction of the size."""
 
-_COLUMNS = 110
+_TOP = 1020
+"""Height of the verdict, the headline figures and the first charts."""
+_COLUMNS = 124
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
 _TERMINAL = """<pre style="display: inline-block; margin: 0; padding: 14px 18px; background: #1e1e2e;
 color: #e6e6ef; font: 13px/1.35 'DejaVu Sans Mono', monospace">{text}</pre>"""
 
@@ -43,18 +47,28 @@ def take(report: Path, folder: Path) -> list[Path]:
                 page.page.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
             _shrink(file)
             taken.append(file)
-    return taken
+    return [*taken, _top(taken[0], folder / "report-top.png")]
+
+
+def _top(whole: Path, file: Path) -> Path:
+    """Keep the top of the wide picture, for the README."""
+    from PIL import Image
+
+    with Image.open(whole) as image:
+        image.crop((0, 0, image.width, _TOP)).save(file, optimize=True)
+    return file
 
 
 def take_terminal(commands: list[list[str]], folder: Path) -> Path:
     """Return an image of a terminal in which the program was called with each list of words."""
     lines = []
     for words in commands:
-        called = [sys.executable, "-m", "trtllm_hpc", *words]
-        environment = os.environ | {"COLUMNS": str(_COLUMNS)}
-        done = subprocess.run(called, check=True, capture_output=True, text=True, env=environment)
+        called = shlex.join([sys.executable, "-m", "trtllm_hpc", *words])
+        terminal = ["script", "-qec", f"stty cols {_COLUMNS}; {called}", "/dev/null"]
+        done = subprocess.run(terminal, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        printed = _CONTROL.sub("", done.stdout).rstrip("\n")
         shown = [word if "/" not in word else Path(word).name for word in words]
-        lines += [f"$ trtllm-hpc {' '.join(shown)}", done.stdout.rstrip("\n"), ""]
+        lines += [f"$ trtllm-hpc {' '.join(shown)}", printed, ""]
     text = html.escape("\n".join(lines[:-1]))
     file = folder / "terminal.png"
     with chromium() as browser:
