@@ -215,9 +215,7 @@ def test_nothing_known_shows_the_last_lines_of_the_rank_that_died_first(run: Run
     status = run_status(run)
     assert ids(status) == ["unknown"] and status.causes[0].rank == 1
     text = shown(run)
-    assert (
-        "cause: Not known: no line of the logs names a cause. The last lines of serve[1]:" in text
-    )
+    assert "cause: Not known: no line of the logs names a cause. The last lines of serve[1]:" in text
     assert "  | one\n  | two\n  | the moon is in the wrong house\n" in text
     assert "--rank 1 --tail 50" in text
 
