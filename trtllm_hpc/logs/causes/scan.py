@@ -300,7 +300,7 @@ class SuspectLine:
     def is_source(self) -> bool:
         """Whether it is the source text of a frame of a traceback."""
         indented = self.line.text[:1].isspace() or self.line.text.startswith(("raise ", "return "))
-        return indented and any(map(is_frame, self.before(1)))
+        return indented and not is_exception(self.line.text) and any(map(is_frame, self.before(1)))
 
     @cached_property
     def texts(self) -> list[str]:
