@@ -83,6 +83,15 @@ bench-gpu: setup ## one and two GPUs, and two nodes of one GPU, from submit to t
 bench-faults: setup ## faults of every kind, injected into runs on a real Slurm: needs root and half an hour
 	$(BIN)/python -m benchmarks.faults
 
+.PHONY: docs
+docs: $(VENV)/.docs-ready ## the site, in build/site; a broken link or anchor is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "the site: build/site/index.html"
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	@.ci/setup $(VENV) docs
+	@touch $@
+
 .PHONY: setup
 setup: $(VENV)/.ready ## the virtual environment, with the pinned versions
 

@@ -1,8 +1,8 @@
 """The part of the metadata that setup.cfg cannot state: what depends on where the source is published.
 
 A package index shows README.md alone, so its relative links would lead nowhere there. With the address of the
-published source in ``TRTLLM_HPC_SOURCE_URL`` (see docs/releasing.md) they become absolute and the package gets
-project URLs; without it each link becomes its text and the path in the source.
+published source in ``TRTLLM_HPC_SOURCE_URL`` (docs/how-to/releasing.md) they become absolute and the package
+gets project URLs; without it each link becomes its text and the path in the source.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def project_urls(source_url: str | None) -> dict[str, str]:
         return {}
     return {
         "Source": source_url,
-        "Documentation": f"{source_url}/blob/HEAD/docs/architecture.md",
+        "Documentation": f"{source_url}/tree/HEAD/docs",
         "Changelog": f"{source_url}/blob/HEAD/CHANGELOG.md",
         "Issues": f"{source_url}/issues",
     }

@@ -1,6 +1,6 @@
-"""The reference backend on GPUs, from ``trtllm-hpc submit`` to tokens a second, for docs/gpu.md.
+"""The reference backend on GPUs, from ``trtllm-hpc submit`` to tokens a second.
 
-``python -m benchmarks.gpu_story [--stories tp1,tp2,tp2-two-nodes,two-instances] [--out docs] [--add]``
+``python -m benchmarks.gpu_story [--stories tp1,tp2,tp2-two-nodes,two-instances] [--out FOLDER] [--add]``
 
 Each story is a job file under real Slurm: one GPU, two GPUs of one node, two nodes of one GPU
 each, two instances on a GPU each behind one door. For each the benchmark starts a sandbox of that
@@ -159,7 +159,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="run folders, where every node sees them; left out: below /tmp, and removed if nothing fails",
     )
-    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR", help="page, plots, figures")
+    out = Path("docs/explanation")
+    parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="page, plots, figures")
     parser.add_argument("--add", action="store_true", help="keep the stories in the folder --out")
     parser.add_argument("--page-only", action="store_true", help="only write page and plots again")
     return parser

@@ -1,6 +1,6 @@
 """How often ``explain`` is right on logs of failures that nobody here had seen.
 
-``python -m benchmarks.unseen_logs CASES [--verdicts FILE] [--page docs/unseen-logs.md] [--draw TEXT]``
+``python -m benchmarks.unseen_logs CASES [--verdicts FILE] [--page FILE] [--draw TEXT]``
 
 CASES is a folder of cases, each a folder with ``log.txt`` and ``case.toml``: ``kind`` (``failure`` or
 ``clean``), ``category``, ``source``, ``cause`` and ``remedy`` as the public source concludes, and

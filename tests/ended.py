@@ -11,7 +11,8 @@ def ended_when_asked(run: RunPaths, rank: int) -> bool:
 
     Triton 2.51 now and then holds a model for a request that it has lost, and with nothing left to do
     ends by its own exit timeout, with exit code 1. It looks like what
-    https://github.com/triton-inference-server/server/pull/8078 mended; see docs/decisions/lifecycle.md.
+    https://github.com/triton-inference-server/server/pull/8078 mended;
+    see docs/explanation/decisions/lifecycle.md.
     """
     record = RankRecord.read(run.rank_record("serve", rank))
     if record is None or not record.stopped_by:

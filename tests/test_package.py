@@ -57,7 +57,7 @@ def test_the_architecture_page_names_the_rooms_in_the_order_that_import_linter_k
     toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     contracts = toml.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = [room.strip() for layer in contracts[0]["layers"] for room in layer.split("|")]
-    rows = re.findall(r"^\| (`.*?) \|", (root / "docs/architecture.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| (`.*?) \|", (root / "docs/explanation/architecture.md").read_text(), re.MULTILINE)
     assert re.findall(r"`(\w+)/?`", "\n".join(rows)) == [room for room in layers if room != "__main__"]
 
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tools.site import slug
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs").rglob("*.ipynb")])
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(#[^)\s]*)?\)")
 SETUP = runpy.run_path(str(ROOT / "setup.py"), run_name="setup")
 
@@ -23,9 +25,8 @@ def prose(document: Path) -> str:
 
 
 def anchors(document: Path) -> set[str]:
-    """Each heading as GitHub links to it: lower case, punctuation dropped, hyphens for spaces."""
-    headings = re.findall(r"(?m)^#+ (.+)$", prose(document))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Each heading as GitHub and the site link to it."""
+    return {slug(heading) for heading in re.findall(r"(?m)^#+ (.+)$", prose(document))}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -40,11 +41,11 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
 def test_a_package_index_shows_links_that_work_or_none() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     published = SETUP["description"](readme, "https://example.org/me/trtllm-hpc")
-    assert "](https://example.org/me/trtllm-hpc/blob/HEAD/docs/benchmark.md)" in published
+    assert "](https://example.org/me/trtllm-hpc/blob/HEAD/docs/how-to/keyed-door.md)" in published
     assert LINK.findall(published) == []
     plain = SETUP["description"](readme, None)
     assert LINK.findall(plain) == []
-    assert "(`docs/benchmark.md` in the source)" in plain
+    assert "(`docs/how-to/keyed-door.md` in the source)" in plain
     assert SETUP["project_urls"](None) == {}
 
 

@@ -127,7 +127,7 @@ def test_the_workflow_types_what_exists() -> None:
     commands = "\n".join(step["run"] for step in steps if "run" in step)
     targets = re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text())
     used = re.findall(r"(?m)^make ([a-z-]+)", commands)
-    assert {"lint", "test", "docs"} == set(used) <= {*targets, "docs"}
+    assert {"lint", "test", "docs"} == set(used) <= set(targets)
     assert ".ci/wheels" in commands
     assert all((ROOT / name).is_file() for name in re.findall(r"\.ci/\w+", commands))
 

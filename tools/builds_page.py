@@ -1,4 +1,4 @@
-"""``docs/builds.md``: which release builds which family in which way, as the rules judge it."""
+"""``docs/reference/builds.md``: which release builds which family in which way, as the rules judge it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
-PAGE = Path(__file__).parents[1] / "docs" / "builds.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
 RULES = (*engine_rules.RULES, *method_rules.RULES)
 WEIGHTS = "/models/quantized"

@@ -1,12 +1,16 @@
-"""``docs/causes.md``: every entry of the table of causes, by area."""
+"""``docs/reference/causes.md``: every entry of the table of causes, by area."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trtllm_hpc.logs.causes.table import AREAS, Kind, causes
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "causes.md"
 
 
 def page() -> str:
-    """Return ``docs/causes.md``: every entry of the table of causes."""
+    """Return ``docs/reference/causes.md``: every entry of the table of causes."""
     total = sum(cause.kind is not Kind.NOISE for cause in causes().values())
     parts = [_HEAD.format(total=total)]
     for area in AREAS:
@@ -69,7 +73,7 @@ The answer says how much is known: in words, as `degree` in JSON ([fields](json.
 | no cause | no error, or errors after which the log goes on for long; the nearest lines are shown | 0 |
 
 `explain --why` lists every line that was looked at, and what it was taken for. How often the answer is right
-on logs that nobody here had seen is on [another page](unseen-logs.md).
+on logs that nobody here had seen is on [another page](../explanation/unseen-logs.md).
 
 ## Causes of your own
 

@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
-``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, ``docs/json.md``,
-``docs/job-file.md``, ``docs/causes.md`` and ``docs/builds.md``.
+``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, pages of ``docs/reference``
+(builds, causes, command line, job file, JSON, profile) and ``docs/llms.txt``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools import builds_page, causes_page, job_file_page, json_page
+from tools import builds_page, causes_page, cli_page, job_file_page, json_page, llms_page, profile_page
 from tools.file_schemas import cluster_schema, job_schema
 from tools.outputs import OUTPUTS, output_schema
 
@@ -19,12 +19,13 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 
 def documents() -> dict[Path, str]:
-    """Return the text of each file, by its path; without ``docs/builds.md``, which takes a minute."""
+    """Return the text of each file, by its path; without the page of builds, which takes a minute."""
     schemas = {"job": job_schema(), "cluster": cluster_schema()}
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
-    pages = {json_page.PAGE: json_page.page(), job_file_page.PAGE: job_file_page.page()}
-    return {**texts, **pages, ROOT / "docs" / "causes.md": causes_page.page()}
+    makers = (json_page, job_file_page, profile_page, cli_page, causes_page)
+    pages = {maker.PAGE: maker.page() for maker in makers}
+    return {**texts, **pages, llms_page.PAGE: llms_page.page(pages)}
 
 
 def _as_text(schema: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""``docs/job-file.md``: every key of the job file, with its type, default, backends and what it becomes."""
+"""``docs/reference/job-file.md``: every key of the job file: type, default, backends, what it becomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trtllm_hpc.engines.command_lines.speculative import NUMBERS
 from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
-PAGE = Path(__file__).parents[1] / "docs" / "job-file.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "job-file.md"
 _ROOT = schema_of(JobFile, "validation", "job file")
 _WAYS = {(name, frontend) for name, frontend, _ in BACKENDS}
 _ALL = tuple(dict.fromkeys(name for name, _, _ in BACKENDS))
@@ -205,7 +205,7 @@ _HEAD = """\
 All keys, section by section, made of the types that read them (`make golden`). `trtllm-hpc init job --backend
 pytorch` writes a commented file to start from; editors complete and check keys by the JSON Schema that its
 first line names, and `trtllm-hpc schema job` prints. An unknown key is an error that names the nearest valid
-one.
+one; all errors are shown at once, with file, line and fix.
 
 Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set engine.tensor_parallel=4`. A
 key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as

@@ -1,4 +1,4 @@
-"""``docs/json.md``: each command's output as an example and a table of its fields, from the schemas.
+"""``docs/reference/json.md``: each command's output, an example and a table of its fields, from the schemas.
 
 The page itself keeps the examples: they are edited there, and a test holds them against the schemas.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from tools.outputs import OUTPUTS
 from tools.type_schemas import schema_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "json.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 _EXAMPLE = re.compile(r"```json\n(.*?)\n```", re.DOTALL)
 _OF_A_MAP = "The finished `config.pbtxt` of each model, by its name."
 """``templates show`` prints a map, which has no docstring of its own."""
@@ -26,9 +26,9 @@ schema` lists them, and `trtllm-hpc schema bench compare` prints one. The schema
 made of the types that the commands print (`make golden`).
 
 Every field is always there; without a value it is `null`. In the tables `[]` is an item of a list, and `.*` a
-value of a map. A later version may add fields; the [changelog](../CHANGELOG.md) names each field that goes
+value of a map. A later version may add fields; the [changelog](../../CHANGELOG.md) names each field that goes
 away or changes its meaning. Errors are text on standard error, with `--json` too; the [exit
-code](../README.md#from-your-own-job-file) says what failed.
+code](exit-codes.md) says what failed.
 """
 
 

@@ -1,4 +1,4 @@
-"""The type that each command prints with ``--json``; the JSON Schemas and ``docs/json.md`` are made of it."""
+"""The type that each command prints with ``--json``; the schemas and their page are made of it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sandbox up": {"": Status},
     "sandbox down": {"": Status},
 }
-"""By the command's words, in the order of ``docs/json.md``, and by the form, where a command has several."""
+"""By the command's words, in the order of the page, and by the form, where a command has several."""
 
 
 def output_schema(command: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Faults of every kind, injected into real runs on a real Slurm, for docs/faults.md.
+"""Faults of every kind, injected into real runs on a real Slurm, for docs/explanation/faults.md.
 
 ``python -m benchmarks.faults [--only NAME,…] [--out docs]``
 
@@ -106,7 +106,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=_names, default=NAMES, metavar="NAME,…", help=f"of {', '.join(NAMES)}")
-    parser.add_argument("--out", type=Path, default=Path("docs"), metavar="DIR", help="page and results")
+    out = Path("docs/explanation")
+    parser.add_argument("--out", type=Path, default=out, metavar="DIR", help="page and results")
     parser.add_argument("--page-only", action="store_true", help="only write the page again")
     return parser
 

@@ -1,4 +1,4 @@
-"""docs/faults.md from the results."""
+"""docs/explanation/faults.md from the results."""
 
 from __future__ import annotations
 

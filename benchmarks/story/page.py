@@ -1,4 +1,4 @@
-"""docs/gpu.md from the figures."""
+"""docs/explanation/gpu.md from the figures."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ PLOTS = {
 _INTRODUCTION = """
 What a user gets who submits a job file with the reference backend to a Slurm cluster with GPUs. This page
 is written by `python -m benchmarks.gpu_story`; its figures are in [gpu.json](gpu.json). The backend stands
-in for TensorRT-LLM and does not compete with it, see [the reference backend](reference-backend.md).
+in for TensorRT-LLM and does not compete with it:
+[the reference backend](../reference/reference-backend.md).
 """
 
 _HOW = (
     """
     Each story is a job file, submitted to a real Slurm: a
-    [sandbox](../README.md#a-cluster-for-trying-things-out) whose nodes share out the GPUs of one machine
+    [sandbox](../how-to/sandbox.md) whose nodes share out the GPUs of one machine
     (`sandbox up --gpus real`), unless a profile was named. Nodes have their own network: between two of them
     NCCL goes through sockets, not through NVLink, so two nodes of one machine are slower than its two GPUs on
     one node. A single server is asked directly (`serve.door: none`); two instances are behind a door.
@@ -47,7 +48,7 @@ _HOW = (
     the same machine. Whole answers to many requests at once come in bursts, so over a few seconds their rate
     is only as exact as the number of bursts; ratios are therefore of the mean times of answers. A response
     with several tokens counts as that many equal inter-token times, see
-    [metrics](metrics.md#between-tokens).
+    [metrics](../reference/metrics.md#between-tokens).
     """,
 )
 

@@ -1,4 +1,4 @@
-"""The plots of docs/gpu.md."""
+"""The plots of docs/explanation/gpu.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/python.md against the code: it names everything public, with the right arguments."""
+"""docs/reference/python.md against the code: it names everything public, with the right arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import trtllm_hpc
 from trtllm_hpc import errors
 
-PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
 ROWS = "\n".join(line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `"))
 CODE = re.findall(r"`([^`]+)`", ROWS)
 CALLS = [it for it in CODE if it.endswith(")")]
@@ -58,7 +58,7 @@ def test_the_examples_on_the_page_compile() -> None:
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(examples) == 6
     for example in examples:
-        compile(example, "docs/python.md", "exec")
+        compile(example, "docs/reference/python.md", "exec")
 
 
 def test_the_last_example_shows_what_an_error_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ RECORDS = [
 ]
 # Tokens at 100, 200 and 500 ms; the last chunk brings two.
 STREAMED = request(0, 50, 600, chunks_ms=[100, 200, 500], chunk_tokens=[1, 1, 2], tokens_out=4)
-DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def figure(key: str, *args: object, **kwargs: object) -> Figure:

@@ -89,7 +89,7 @@ def test_each_series_is_described() -> None:
 
 
 def test_the_document_lists_each_series() -> None:
-    document = Path(__file__).parents[2] / "docs" / "server-metrics.md"
+    document = Path(__file__).parents[2] / "docs" / "reference" / "server-metrics.md"
     rows = [line for line in document.read_text().splitlines() if line.startswith("| `")]
     told = [f"| `{it.key}` | {it.label} | {it.unit} | {it.of} | {it.kind} |" for it in SERIES]
     assert rows[-len(told) :] == told

@@ -1,4 +1,4 @@
-"""The table of options in docs/client.md."""
+"""The table of options in docs/how-to/client.md."""
 
 from pathlib import Path
 
@@ -12,6 +12,6 @@ def row(option: Option) -> str:
 
 
 def test_the_document_lists_each_option() -> None:
-    document = Path(__file__).parents[2] / "docs" / "client.md"
+    document = Path(__file__).parents[2] / "docs" / "how-to" / "client.md"
     rows = [line for line in document.read_text(encoding="utf-8").splitlines() if line.startswith("| `--")]
     assert rows == [row(option) for option in OPTIONS]

@@ -61,10 +61,14 @@ def test_the_notebook_leads_from_submit_to_a_table_and_a_plot(folder: Path) -> N
     assert len(measurement.to_pandas()) == len(measurement.records) > 40
 
 
-def test_the_notebook_is_kept_without_outputs() -> None:
+def test_the_notebook_is_kept_with_its_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert code and all(cell.outputs == [] and cell.execution_count is None for cell in code)
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    kinds = {kind for cell in code for data in outputs_of(cell) for kind in data}
+    assert {"text/html", "image/png"} <= kinds
+    assert [output for cell in code for output in cell.outputs if output.output_type == "error"] == []
+    assert str(EXAMPLES.parents[1]) not in NOTEBOOK.read_text(encoding="utf-8")
 
 
 @pytest.mark.thorough

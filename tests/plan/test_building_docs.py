@@ -1,4 +1,4 @@
-"""docs/building-engines.md names every key that has an option, and options that exist."""
+"""docs/reference/building-engines.md names every key that has an option, and options that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trtllm_hpc.engines.command_lines.option_table import ROWS
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
-TEXT = (Path(__file__).parents[2] / "docs" / "building-engines.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "building-engines.md").read_text(encoding="utf-8")
 
 
 def test_every_key_of_the_table_is_told() -> None:

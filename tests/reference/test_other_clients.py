@@ -1,4 +1,4 @@
-"""Others' clients, unchanged and in pinned versions, at the gateway. docs/gateway.md has them in a table."""
+"""Others' clients, unchanged and pinned, at the gateway: the table in docs/how-to/gateway.md."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ CLIENTS = (
 
 
 def test_the_page_has_each_client_and_its_version() -> None:
-    page = ROOT.joinpath("docs", "gateway.md").read_text(encoding="utf-8")
+    page = ROOT.joinpath("docs", "how-to", "gateway.md").read_text(encoding="utf-8")
     rows = re.findall(r"(?m)^\| ([^|]+?) \| (\d[\d.]+) \|", page)
     assert rows == [(client.name, client.version) for client in CLIENTS]
 

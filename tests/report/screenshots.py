@@ -1,10 +1,16 @@
-"""Take the screenshots of ``docs/report.md``: ``python -m tests.report.screenshots [RUN] [NAME]``.
+"""Take the pictures of the site: ``python -m tests.report.screenshots [RUN [FAILED]]``.
 
-RUN is a run folder; without it, the screenshots are of the tests' own sweep.
+RUN is the folder of a measured run: its report is taken in two widths. FAILED is the folder of a run that has
+failed: the terminal shows RUN's figures, and FAILED's logs with the cause. Without RUN, the pictures are of
+the tests' own sweep, and the terminal is left out.
 """
 
 from __future__ import annotations
 
+import html
+import re
+import shlex
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +27,13 @@ WIDTHS = {1280: 3300, 390: 3600}
 _COLOURS = 128
 """Of an image; enough for flat areas and lines, and a fraction of the size."""
 
+_TOP = 1020
+"""Height of the verdict, the headline figures and the first charts."""
+_COLUMNS = 124
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")
+_TERMINAL = """<pre style="display: inline-block; margin: 0; padding: 14px 18px; background: #1e1e2e;
+color: #e6e6ef; font: 13px/1.35 'DejaVu Sans Mono', monospace">{text}</pre>"""
+
 
 def take(report: Path, folder: Path) -> list[Path]:
     """One image for each width."""
@@ -34,7 +47,36 @@ def take(report: Path, folder: Path) -> list[Path]:
                 page.page.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
             _shrink(file)
             taken.append(file)
-    return taken
+    return [*taken, _top(taken[0], folder / "report-top.png")]
+
+
+def _top(whole: Path, file: Path) -> Path:
+    """Keep the top of the wide picture, for the README."""
+    from PIL import Image
+
+    with Image.open(whole) as image:
+        image.crop((0, 0, image.width, _TOP)).save(file, optimize=True)
+    return file
+
+
+def take_terminal(commands: list[list[str]], folder: Path) -> Path:
+    """Return an image of a terminal in which the program was called with each list of words."""
+    lines = []
+    for words in commands:
+        called = shlex.join([sys.executable, "-m", "trtllm_hpc", *words])
+        terminal = ["script", "-qec", f"stty cols {_COLUMNS}; {called}", "/dev/null"]
+        done = subprocess.run(terminal, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        printed = _CONTROL.sub("", done.stdout).rstrip("\n")
+        shown = [word if "/" not in word else Path(word).name for word in words]
+        lines += [f"$ trtllm-hpc {' '.join(shown)}", printed, ""]
+    text = html.escape("\n".join(lines[:-1]))
+    file = folder / "terminal.png"
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 600, "height": 100})
+        page.set_content(_TERMINAL.format(text=text))
+        page.locator("pre").screenshot(path=file)
+    _shrink(file)
+    return file
 
 
 def _shrink(file: Path) -> None:
@@ -50,10 +92,12 @@ def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "tiny-llama"
         paths = RunPaths(arguments[0]) if arguments else write_run(made, sweep())
-        name = arguments[1] if len(arguments) > 1 else COMPANION_MEASUREMENT
         report = Path(folder) / "report.html"
-        write_report(paths, name, report)
-        for file in take(report, FOLDER):
+        write_report(paths, COMPANION_MEASUREMENT, report)
+        taken = take(report, FOLDER)
+        if len(arguments) > 1:
+            taken.append(take_terminal([["bench", "show", arguments[0]], ["logs", arguments[1]]], FOLDER))
+        for file in taken:
             print(f"{file}: {file.stat().st_size / 1024:.0f} KiB")
 
 

@@ -15,7 +15,7 @@ def documented(command: str, output: str) -> Any:
     """Parse the output of a command, e.g. ``bench compare``; the test fails if its schema refuses it."""
     record = json.loads(output)
     wrong = [f"{error.json_path}: {error.message}" for error in validator(command).iter_errors(record)]
-    assert wrong == [], f"not what docs/json.md says of {command}"
+    assert wrong == [], f"not what docs/reference/json.md says of {command}"
     return record
 
 

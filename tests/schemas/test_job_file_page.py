@@ -1,13 +1,11 @@
-"""``docs/job-file.md`` has every key of the job file, and what each becomes."""
+"""``docs/reference/job-file.md`` has every key of the job file, and what each becomes."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-import yaml
 
-from tools.generate import ROOT
 from tools.job_file_page import PAGE
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.validate import all_keys
@@ -54,9 +52,3 @@ def test_every_key_has_one_row() -> None:
 )
 def test_a_row_has_type_default_backends_and_what_the_key_becomes(key: str, parts: list[str]) -> None:
     assert [part for part in parts if part not in row(key)] == []
-
-
-def test_the_example_in_the_readme_is_a_job_file() -> None:
-    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n### The job file\n")[1]
-    example = section.split("```yaml\n")[1].split("```")[0]
-    assert JobFile.model_validate(yaml.safe_load(example)).engine.backend == "pytorch"

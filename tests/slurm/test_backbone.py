@@ -258,7 +258,7 @@ def batch_script_process(nodes: list[Node]) -> int:
 
 
 REPEATED = [pytest.param(victim, marks=pytest.mark.thorough) for victim in ("the leader", "the batch script")]
-"""What ``docs/faults.md`` has, too."""
+"""What ``docs/explanation/faults.md`` has, too."""
 
 
 @pytest.mark.parametrize("victim", ["rank 1", *REPEATED])

@@ -309,7 +309,7 @@ _LISTENS = {
     "srun": (r"0\.0\.0\.0|\*|\[::\]", r"closed|reset|kept, nothing said|.{4}"),
     "slurmstepd": (r"0\.0\.0\.0|\*|\[::\]|127\.0\.0\.1", r"closed|reset|kept, nothing said"),
 }
-"""By process: where it may listen, and what it may answer; docs/decisions/door.md has the same table."""
+"""By process: where it may listen, and what it may answer; as in docs/explanation/decisions/door.md."""
 
 
 def assert_every_listening_port_is_known(person: Person) -> None:

@@ -1,4 +1,4 @@
-"""``docs/builds.md`` is what the data and the rules say, and a refusal names the release to take."""
+"""``docs/reference/builds.md`` is what data and rules say, and a refusal names the release to take."""
 
 from __future__ import annotations
 

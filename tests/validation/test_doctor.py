@@ -138,6 +138,6 @@ def test_render_needs_no_slurm_and_does_not_miss_it(
 
 
 def test_every_check_is_in_the_documentation() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "doctor.md").read_text(encoding="utf-8")
     missing: list[Any] = [check.id for check in CHECKS if f"`{check.id}`" not in text]
     assert missing == []

@@ -154,8 +154,8 @@ class Measurement:
         """The figures of the headline level by key, e.g. ``output_tokens_per_s`` and ``ttft_ms.p99``.
 
         That is the level whose figures the table shows in full: the one that a search found, else the
-        highest load that the server kept up with. Figures are means over all passes; docs/metrics.md
-        has their formulas. Empty without levels.
+        highest load that the server kept up with. Figures are means over all passes; their formulas
+        are in docs/reference/metrics.md. Empty without levels.
         """
         from trtllm_hpc.report.frames import level_figures
         from trtllm_hpc.report.headline import headline_level

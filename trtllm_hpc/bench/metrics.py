@@ -1,6 +1,6 @@
 """The metrics of a pass: what each means, its unit and formula, and its figure for a sample of requests.
 
-To add one: define it here, and add a row to ``docs/metrics.md`` and a test to
+To add one: define it here, and add a row to ``docs/reference/metrics.md`` and a test to
 ``tests/bench/test_metrics.py``.
 
 Times are measured from the schedule and from the send. From the schedule, what a stalled server or a late

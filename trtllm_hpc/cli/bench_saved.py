@@ -223,7 +223,7 @@ def report_command(found: Measurement, runs: Any, output: Path | None, png: bool
     """Write the report of a measurement: one HTML file that opens without a network.
 
     Without NAME it is the run's newest measurement that has finished;
-    'trtllm-hpc bench list' lists the names. Needs the extra: pip install 'trtllm-hpc[report]'.
+    'trtllm-hpc bench list' lists the names. Needs the extra 'report'.
 
     \b
     Examples:

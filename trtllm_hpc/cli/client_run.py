@@ -98,7 +98,7 @@ class PromptRecord:
     prompt: Prompt
     """The text, or its token ids."""
     options: dict[str, Any]
-    """Those that were given, by the names of [the client's options](client.md)."""
+    """The options that were given, by name."""
     model: str
     """The served model that was asked."""
     host: str

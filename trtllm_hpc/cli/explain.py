@@ -63,7 +63,7 @@ def command(
     this toolkit `status` says the same.
 
     Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, in the form
-    of the table in docs/causes.md.
+    of the table in docs/reference/causes.md.
 
     \b
     Examples:

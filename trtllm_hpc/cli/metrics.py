@@ -80,7 +80,7 @@ class MetricsSample:
     over_s: float | None
     """Length of the interval of counts and means; ``None``: since the server's start."""
     values: dict[str, float]
-    """By key, see [the server's metrics](server-metrics.md)."""
+    """By the key of each figure, such as `kv_used_share`."""
 
 
 def _samples(endpoint: Endpoint, interval_s: float) -> Iterator[MetricsSample]:

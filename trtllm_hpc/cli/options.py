@@ -196,7 +196,7 @@ def json_text(record: Any, *, indent: int | None = 2) -> str:
     """Return what :func:`print_json` prints.
 
     A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
-    Schema of a command's output is made of the same fields and properties (``docs/json.md``).
+    Schema of a command's output is made of the same fields and properties (``docs/reference/json.md``).
     """
     import json
 

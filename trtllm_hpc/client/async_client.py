@@ -103,7 +103,7 @@ class AsyncClient:
 
         Args:
             prompt: a text, or token ids for a model that takes them.
-            options: of the request, by the names in docs/client.md with underscores: ``max_tokens=64``.
+            options: of the request, named as in docs/how-to/client.md with underscores: ``max_tokens=64``.
                 Besides, these fields of :class:`Request`: ``inputs``, ``logits``, ``adapter``,
                 ``stop_after_s``, ``timeout_s``, ``retries``, ``request_id``.
 

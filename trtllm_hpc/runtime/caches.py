@@ -1,7 +1,7 @@
 """Where the programs in a container keep what they compile or download, and what ``~`` is there.
 
-A container is started without the user's home, and its own files are mostly read only. ``docs/decisions/
-containers.md`` says where each name was read, and which caches the nodes can share.
+A container is started without the user's home, and its own files are mostly read only.
+Where each name was read, and which caches the nodes can share: ``docs/explanation/decisions/containers.md``.
 """
 
 from __future__ import annotations

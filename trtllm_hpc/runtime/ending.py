@@ -1,7 +1,8 @@
 """What ends a server: the rules in their order, from what one rank observes to what the rank does.
 
 Nothing here reads a file or a clock: :mod:`rank` observes, calls :func:`decide` a few times a second, obeys,
-and calls :func:`conclude` once its server has ended. docs/how-a-run-ends.md has the same table for people.
+and calls :func:`conclude` once its server has ended. The table for people:
+docs/explanation/how-a-run-ends.md.
 """
 
 from __future__ import annotations

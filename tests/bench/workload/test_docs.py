@@ -1,4 +1,4 @@
-"""The settings and files in docs/workloads.md are valid."""
+"""The settings and files in docs/how-to/workloads.md are valid."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from trtllm_hpc.validation.benchmark_rules import settings_problems
 
 from .helpers import build
 
-TEXT = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "how-to" / "workloads.md").read_text(encoding="utf-8")
 BLOCKS = [
     (info, textwrap.dedent(indent + block))
-    for indent, info, block in re.findall(r"^( *)```(\w.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
+    for indent, info, block in re.findall(r"^( *)```(\S.*)\n((?:.*\n)*?) *```$", TEXT, re.MULTILINE)
 ]
 SETTINGS = [block for info, block in BLOCKS if info == "yaml"]
-FILES = [(info.split()[1], block) for info, block in BLOCKS if " " in info]
+FILES = [(info.rpartition(".")[2].rstrip("}"), block) for info, block in BLOCKS if " " in info]
 KINDS = get_args(Workload.model_fields["kind"].annotation)
 
 

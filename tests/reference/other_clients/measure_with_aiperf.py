@@ -1,4 +1,4 @@
-"""The command of docs/gateway.md."""
+"""The command of docs/how-to/gateway.md."""
 
 from __future__ import annotations
 

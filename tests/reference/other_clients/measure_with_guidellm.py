@@ -1,4 +1,4 @@
-"""The command of docs/gateway.md; it asks for ``continuous_usage_stats``."""
+"""The command of docs/how-to/gateway.md; it asks for ``continuous_usage_stats``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Finding:
     """A cause that was found, in words."""
 
     id: str
-    """Its name in the table of causes (`docs/causes.md`)."""
+    """Its name in the table of causes (`docs/reference/causes.md`)."""
     kind: Kind
     """``root``, or ``consequence`` of something else."""
     sentence: str

@@ -200,7 +200,7 @@ def read_table(file: Path) -> dict[str, Cause | None]:
         for problem in _problems(entry)
     ]
     if problems:
-        raise ConfigError(problems, hint="docs/causes.md shows the form of an entry.")
+        raise ConfigError(problems, hint="docs/reference/causes.md shows the form of an entry.")
     return {name: None if entry.get("off") else _cause(name, "own", entry) for name, entry in entries.items()}
 
 

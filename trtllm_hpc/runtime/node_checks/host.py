@@ -17,7 +17,7 @@ from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
 
 _HAPROXY = (2, 4)
-"""The door's configuration needs it (docs/decisions/door.md)."""
+"""The door's configuration needs it (docs/explanation/decisions/door.md)."""
 _TIMEOUT_S = 30
 
 

@@ -1,7 +1,7 @@
 """The memory planner: what a model takes of each rank's memory, and how many tokens fit beside it.
 
 Weights and KV cache are sums over the model's matrices and layers. What else a rank takes is an estimate,
-fitted to logs that users have published; docs/memory.md sets them beside these formulas.
+fitted to logs that users have published; docs/explanation/memory.md sets them beside these formulas.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data files: facts about releases as TOML in ``data/``; docs/releases.md describes their format.
+"""The data files: facts about releases as TOML in ``data/``, in the format of docs/reference/releases.md.
 
 ``versions learn`` adds a release that is unknown to this package: ``doctor --on-nodes --bundle`` reads the
 options of ``trtllm-serve`` and the keys of the LLM API in its image. The user's own folder has these facts, a

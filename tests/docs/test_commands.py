@@ -1,0 +1,116 @@
+"""Every command in the README and on the site parses, and every job file and profile there is valid."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+
+from tests.docs.blocks import ROOT, Block, all_blocks
+from trtllm_hpc.cli import command
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import ExitCode
+
+PROGRAM = re.compile(r"(?:^|[|;&(]|\bthen |! )\s*(?:\w+=\S+ )*trtllm-hpc (.*)")
+"""A call of the program in a line of shell."""
+CHECKED = (click.Choice, click.types.IntParamType, click.types.FloatParamType)
+"""Types of options whose values need no file."""
+COMMANDS = [
+    (f"{block.page}:{block.line}", line)
+    for block in all_blocks("console")
+    for line in block.commands()
+    if PROGRAM.search(line)
+]
+
+
+def words(line: str) -> list[str]:
+    """Return the words of the line's call of the program: up to a comment, a pipe or the next command."""
+    found = PROGRAM.search(line)
+    assert found is not None
+    lexer = shlex.shlex(found[1], posix=True, punctuation_chars="|;&<>()")
+    lexer.whitespace_split = True
+    taken: list[str] = []
+    for word in lexer:
+        if word and set(word) <= set("|;&<>()"):
+            break
+        taken.append(word)
+    return taken
+
+
+def parsed(group: click.Group, arguments: list[str], parent: click.Context | None) -> None:
+    """Parse the words as the program does, without running it; files need not exist."""
+    context = click.Context(group, info_name="trtllm-hpc", parent=parent)
+    if parent is not None:
+        group.parse_args(context, arguments)
+        arguments = [*context._protected_args, *context.args]
+        if not arguments:
+            assert group.invoke_without_command or group.no_args_is_help
+            return
+    name, found, rest = group.resolve_command(context, arguments)
+    assert found is not None
+    if isinstance(found, click.Group):
+        parsed(found, rest, context)
+        return
+    inner = click.Context(found, info_name=name, parent=context)
+    values, left, _ = found.make_parser(inner).parse_args(rest)
+    assert left == [], f"too many words: {left}"
+    for parameter in found.params:
+        given = values.get(parameter.name)
+        if isinstance(parameter, click.Argument) and parameter.required:
+            assert isinstance(given, str | tuple), f"without {parameter.human_readable_name}"
+        if isinstance(given, str) and isinstance(parameter.type, CHECKED):
+            kind: click.ParamType[Any] = parameter.type
+            kind.convert(given, parameter, inner)
+
+
+@pytest.mark.parametrize(("place", "line"), COMMANDS, ids=lambda value: str(value)[:60])
+def test_every_command_parses(place: str, line: str) -> None:
+    try:
+        parsed(command, words(line), None)
+    except click.ClickException as error:
+        pytest.fail(f"{place}: {line}: {error.format_message()}")
+
+
+def section_of(block: Block) -> Any:
+    return YAML(typ="safe").load(block.text)
+
+
+YAML_BLOCKS = [block for block in all_blocks("yaml") if isinstance(section_of(block), dict)]
+
+
+@pytest.mark.parametrize("block", YAML_BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
+def test_every_job_file_and_profile_is_valid(block: Block) -> None:
+    content = section_of(block)
+    whole: dict[str, Any] = {"name": "of-a-page", "model": {"path": "/models/m"}}
+    if set(content) <= set(JobFile.model_fields):
+        JobFile.model_validate(whole | content)
+    else:
+        ClusterProfile.model_validate({"name": "of-a-page"} | ClusterProfile.with_defaults(content))
+
+
+def test_every_exit_code_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "reference" / "exit-codes.md").read_text(encoding="utf-8")
+    assert re.findall(r"(?m)^\| (\d+) \|", page) == [str(int(code)) for code in ExitCode]
+
+
+def test_a_wrong_command_is_found() -> None:
+    ways = ("submit job.yaml --wiat", "sumbit job.yaml", "submit", "bench a --requests many", "status a b")
+    for wrong in ways:
+        with pytest.raises((click.ClickException, AssertionError)):
+            parsed(command, wrong.split(), None)
+
+
+def test_the_table_of_models_is_what_the_shipped_job_files_say() -> None:
+    page = (ROOT / "docs" / "how-to" / "model-on-gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| [^|]+ \| (\d+ [^|]+) \| `([\w.-]+)` \|$", page)
+    listed = json.loads(CliRunner().invoke(command, ["jobs", "list", "--json"]).stdout)
+    on_pytorch = [job for job in listed if job["backend"] == "pytorch"]
+    shipped = {job["name"]: f"{job['gpus']} {job['gpu_types']}" for job in on_pytorch}
+    assert {name: gpus.removesuffix(" on two nodes") for gpus, name in rows} == shipped
