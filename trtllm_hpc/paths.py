@@ -39,6 +39,15 @@ def user_config_folder() -> Path:
     return home / "trtllm-hpc"
 
 
+SITE_VARIABLE = "TRTLLM_HPC_SITE"
+"""Environment variable that names the folder of profiles and causes for everybody on a site."""
+
+
+def site_config_folder() -> Path:
+    """Where a site keeps what is for everybody: ``$TRTLLM_HPC_SITE``, else ``/etc/trtllm-hpc``."""
+    return Path(os.environ.get(SITE_VARIABLE) or "/etc/trtllm-hpc")
+
+
 @dataclass(frozen=True)
 class MeasurementPaths:
     """The files of one measurement."""

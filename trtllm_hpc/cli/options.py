@@ -97,10 +97,18 @@ set_option = click.option(
     help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
 )
 """Passed on as ``settings: tuple[str, ...]``."""
+
+
+def _default_profile() -> str:
+    from trtllm_hpc.config.files import default_profile
+
+    return default_profile()
+
+
 cluster_option = click.option(
     "--cluster",
-    default="sandbox",
-    show_default=True,
+    default=_default_profile,
+    show_default="default, if there is such a profile, else sandbox",
     metavar="PROFILE",
     shell_complete=cluster_profiles,
     envvar="TRTLLM_HPC_CLUSTER",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.backends import BACKENDS
+from trtllm_hpc.backends import BACKENDS, backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -121,6 +121,26 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         message = f"ends before the server has become ready and drained, which may take {shortest} minutes"
         hint = f"set it to {shortest} or more, or lower serve.ready_timeout_seconds and serve.drain_seconds"
         yield in_job("conflict", "serve.time_limit_minutes", message, hint, serve.time_limit_minutes)
+
+
+def site_limits(facts: JobFacts) -> Diagnostics:
+    """The job keeps the limits that the site has set in the profile."""
+    job, limits = facts.job, facts.cluster.limits
+    allows = f"but the profile {facts.cluster.name!r} allows"
+    hint = limits.message or "lower it, or ask your site"
+    serve, minutes = job.serve.time_limit_minutes, job.companion.time_limit_minutes
+    stages = {"build": job.build.time_limit_minutes, "serve": serve, "companion": minutes}
+    for name, asked in stages.items():
+        if limits.time_minutes is not None and asked > limits.time_minutes:
+            message = f"{asked} minutes, {allows} {limits.time_minutes}"
+            yield in_job("site-limit", f"{name}.time_limit_minutes", message, hint, asked)
+    parts = backend_of(job).topology(job, facts.cluster).components
+    gpus = sum(part.nodes * part.gpus_per_node for part in parts)
+    if limits.gpus is not None and gpus > limits.gpus:
+        yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
+    if limits.door == "obligatory" and not (job.serve.door == "haproxy" and job.serve.key):
+        field = "serve.key" if job.serve.door == "haproxy" else "serve.door"
+        yield in_job("site-limit", field, f"no server without a key, {allows} only doors with a key", hint)
 
 
 def build_gpus(facts: JobFacts) -> Diagnostics:
