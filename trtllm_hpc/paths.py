@@ -141,6 +141,10 @@ class RunPaths:
     """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
     key = _Named("key")
     """The key of the run's server (mode 0600)."""
+    guests = _Named("guests.json")
+    """The colleagues who have been invited to ask the server; without their keys."""
+    visits = _Named("visits.json")
+    """The guests whom the door lets in now, and how often everybody has asked."""
     certificate = _Named("certificate.crt")
     """The certificate that the door shows."""
     certificate_key = _Named("certificate.pem")
@@ -222,6 +226,10 @@ class RunPaths:
     def door_ports(self, node: int) -> Path:
         """Return the file in which the door of a further node records its address and ports."""
         return self.ranks / f"door_{node}.json"
+
+    def guest_key(self, name: str) -> Path:
+        """Return the file with the key of a guest (mode 0600)."""
+        return self.folder / "guests" / f"{name}.key"
 
     def ready_record(self, step: str) -> Path:
         """Return the file that exists while an instance is ready."""

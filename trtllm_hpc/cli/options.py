@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,19 @@ def runs_folder(ctx: click.Context | None) -> Path:
 def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> RunPaths | None:
     """Callback of ``RUN``: its folder, its id, its job name, or ``latest``; raises RunNotFound."""
     return None if value is None else find_run(value, runs_folder(ctx))
+
+
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def time_span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from trtllm_hpc.cli.options import (
     print_warning,
     runs_folder,
     runs_option,
+    time_span,
 )
 from trtllm_hpc.paths import read_plan
 from trtllm_hpc.report.status import runs_table
@@ -26,17 +26,6 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
 _STATES = click.Choice([it.value for it in RunState])
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
-
-def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _job_names(ctx: click.Context) -> list[str]:
@@ -47,7 +36,9 @@ def _job_names(ctx: click.Context) -> list[str]:
 @click.group(invoke_without_command=True)
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
 @click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option("--since", callback=_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
+@click.option(
+    "--since", callback=time_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
+)
 @runs_option
 @json_option
 @click.pass_context
@@ -87,7 +78,9 @@ def command(
 
 
 @command.command()
-@click.option("--older-than", callback=_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago.")
+@click.option(
+    "--older-than", callback=time_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago."
+)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
 @click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
 @runs_option

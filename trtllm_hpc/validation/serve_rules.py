@@ -123,6 +123,17 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.time_limit_minutes", message, hint, serve.time_limit_minutes)
 
 
+def idle_can_be_seen(facts: JobFacts) -> Diagnostics:
+    """Whether anybody asks is seen at a door, or in the metrics of a Triton that is watched."""
+    serve = facts.job.serve
+    sees = serve.door == "haproxy" or (facts.job.frontend == "triton" and serve.hang_timeout_seconds)
+    if serve.idle_minutes is not None and not sees:
+        message = "only a door sees whether anybody asks this server"
+        yield in_job(
+            "conflict", "serve.idle_minutes", message, "set serve.door to haproxy", serve.idle_minutes
+        )
+
+
 def site_limits(facts: JobFacts) -> Diagnostics:
     """The job keeps the limits that the site has set in the profile."""
     job, limits = facts.job, facts.cluster.limits
@@ -212,6 +223,7 @@ RULES = (
     frontend_fits_backend,
     command_has_its_backend,
     renewal_can_work,
+    idle_can_be_seen,
     build_gpus,
     mode_has_its_models,
     mode_fits_backend,
