@@ -10,6 +10,7 @@ import click
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
+    cluster_option,
     json_option,
     print_json,
     print_pruned,
@@ -19,12 +20,13 @@ from trtllm_hpc.cli.options import (
     time_span,
 )
 from trtllm_hpc.paths import read_plan
-from trtllm_hpc.report.status import runs_table
+from trtllm_hpc.report.status import runs_table, user_runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
+_DAY_S = 86_400.0
 _STATES = click.Choice([it.value for it in RunState])
 
 
@@ -39,6 +41,8 @@ def _job_names(ctx: click.Context) -> list[str]:
 @click.option(
     "--since", callback=time_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
 )
+@click.option("--all-users", is_flag=True, help="Everybody's runs on --cluster, by Slurm's accounting.")
+@cluster_option
 @runs_option
 @json_option
 @click.pass_context
@@ -47,6 +51,8 @@ def command(
     states: tuple[str, ...],
     name: str | None,
     since: float | None,
+    all_users: bool,
+    cluster: str,
     runs: Path | None,
     as_json: bool,
 ) -> None:
@@ -54,18 +60,25 @@ def command(
 
     Slurm is asked once, for all runs that have not ended.
 
+    With --all-users: the runs of everybody in the last day, or since --since, with
+    user, GPUs and GPU-hours, if Slurm shows you other users' jobs.
+
     \b
     Examples:
       trtllm-hpc runs
+      trtllm-hpc runs --all-users --state running --since 7d
       trtllm-hpc runs --state serving --state pending
       trtllm-hpc runs --name tiny-llama --since 7d --json
       trtllm-hpc runs prune --older-than 30d
     """
     if context.invoked_subcommand is not None:
-        if as_json or states or name is not None or since is not None or runs is not None:
+        if as_json or states or all_users or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
+    if all_users:
+        _show_all_users(cluster, states, name, since or _DAY_S, as_json)
+        return
     rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
         print_json(rows)
@@ -75,6 +88,21 @@ def command(
         return
 
     print_table(runs_table(rows, time.time()))
+
+
+def _show_all_users(
+    cluster: str, states: tuple[str, ...], name: str | None, since_s: float, as_json: bool
+) -> None:
+    from trtllm_hpc.runs.all_users import runs_of_all_users
+    from trtllm_hpc.scheduler.slurm import Slurm
+    from trtllm_hpc.validation.load import load_cluster
+
+    found = runs_of_all_users(Slurm(load_cluster(cluster).slurm_conf), since_s, time.time())
+    rows = [it for it in found if name in (None, it.name) and (not states or it.state.value in states)]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(user_runs_table(rows, time.time()))
 
 
 @command.command()

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
+from trtllm_hpc.runs.all_users import UserRun
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
@@ -103,6 +104,16 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
             quantity(run.gpu_hours, 2),
             *([quantity(run.saved_gpu_hours, 2)] if saved else []),
         )
+    return table
+
+
+def user_runs_table(runs: Sequence[UserRun], now: float) -> Table:
+    """Return a table with one row for each run of any user; ``now`` in seconds since the epoch."""
+    headers = ("user", "run", "state", "GPUs", "age", "GPU-h")
+    table = Table(*headers, right=("GPUs", "age", "GPU-h"), one_line=headers, gap=2)
+    for run in runs:
+        age, hours = format_duration(max(0.0, now - run.submitted_at)), quantity(run.gpu_hours, 2)
+        table.add_row(run.user, run.run_id, run.state.value, str(run.gpus), age, hours)
     return table
 
 
