@@ -96,6 +96,7 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
         few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
         for words in (
             ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
+            ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--protocol", "openai"),
             ("bench", "run", run.folder, *few, "--protocol", "grpc"),
             ("bench", "run", run.folder, *few, "--protocol", "http"),
             ("metrics", run.folder),

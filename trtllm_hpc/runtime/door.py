@@ -140,7 +140,7 @@ class Door:
     @property
     def gateway(self) -> Path:
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
-        return self.folder / "openai"
+        return self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
 
     @property
     def _guest_map(self) -> Path:
