@@ -34,7 +34,7 @@ def test_the_users_own_profile_comes_before_the_sites_and_the_sites_before_a_shi
     assert list(profile_origins("local")) == [
         f"the profile local is {own}",
         f"your own profiles in {own.parent}: local",
-        f"your site's profiles in {site.parent}: default, local (yours is used instead of local)",
+        f"your site's profiles in {site.parent}: default, local",
     ]
 
 

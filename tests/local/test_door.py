@@ -446,42 +446,6 @@ def test_the_first_request_starts_the_gateway_and_the_next_one_starts_it_again(
     assert "has ended 3 times" in run.batch_log("serve").read_text()
 
 
-def test_a_guest_is_let_in_and_named_until_the_key_is_revoked(run: RunPaths, endpoint: Endpoint) -> None:
-    from tritonclient.grpc import InferenceServerClient
-    from tritonclient.utils import InferenceServerException
-
-    answer = types("endpoint", run.folder, "--invite", "alice")
-    key = run.guest_key("alice").read_text().strip()
-    assert "cat alice.key" in answer.stdout and key not in answer.stdout, answer
-    headers = {"authorization": f"Bearer {key}"}
-    client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0)
-    body = json.dumps({"text_input": "Hello", "max_tokens": 1}).encode()
-    generate = "/v2/models/ensemble/generate"
-    with InferenceServerClient(endpoint.grpc) as grpc:
-        assert grpc.is_server_ready(headers)
-        assert status_of(endpoint.http_port, "POST", generate, headers, body) == 200
-        assert client.completions.create(model="stand-in", prompt="Hello", max_tokens=1).choices
-        assert status_of(endpoint.http_port, "POST", "/v2/%6cogging", headers, b"{}") == 403
-        with pytest.raises(InferenceServerException, match=r"PERMISSION_DENIED|403"):
-            grpc.get_log_settings(headers)
-
-        def row() -> dict[str, Any]:
-            [found] = documented("endpoint", types("endpoint", run.folder, "--invited", "--json").stdout)
-            assert isinstance(found, dict)
-            return found
-
-        assert eventually(lambda: row()["requests"] == 2, 30), row()
-        assert "asked by alice: admitted, 2 requests, the last" in types("status", run.folder).stdout
-        assert "guest alice: POST /v2/models/ensemble/generate 200" in run.batch_log("door").read_text()
-        assert key not in "".join(file.read_text() for file in run.logs.iterdir())
-        assert types("endpoint", run.folder, "--revoke", "alice").returncode == 0
-        assert status_of(endpoint.http_port, "POST", generate, headers, body) == 401
-        with pytest.raises(openai.AuthenticationError):
-            client.completions.create(model="stand-in", prompt="Hello", max_tokens=1)
-        with pytest.raises(InferenceServerException, match="401"):
-            grpc.is_server_ready(headers)
-
-
 def test_the_sockets_are_removed_before_a_hanging_server_is_killed(run: RunPaths, endpoint: Endpoint) -> None:
     """Slurm kills the job some seconds after its signal, and then nobody is left to remove them."""
     [folder] = Path("/dev/shm").glob(f"trt{endpoint.job_id}_door*")

@@ -42,6 +42,8 @@ def test_jobs_of_one_run_are_one_row_and_other_jobs_none(
     fake_slurm.set(
         waits, "PENDING", submit_line="sbatch scripts/serve.sbatch", folder="/home/ben/runs/code-3"
     )
+    never = add(fake_slurm, "ana", "CANCELLED", "code-4", "companion", 1)
+    fake_slurm.set(never, "CANCELLED", started="Unknown")
     fake_slurm.add("RUNNING", user="eve", name="train", submit_line="sbatch train.sh", folder="/home/eve")
     fake_slurm.add("RUNNING", user="eve", name="mine", submit_line="sbatch /x/scripts/serve.sbatch")
     rows = {row["run_id"]: row for row in documented("runs", types(*WORDS, "--json").output)}
@@ -51,6 +53,7 @@ def test_jobs_of_one_run_are_one_row_and_other_jobs_none(
         "chat-1": ("ana", "running", 4, 12),
         "code-2": ("ben", "failed", 2, 2),
         "code-3": ("ben", "pending", 8, 0),
+        "code-4": ("ana", "cancelled", 1, 0),
     }
     assert (rows["chat-1"]["folder"], rows["chat-1"]["job_ids"]) == ("/home/ana/my runs/chat-1", jobs)
     assert rows["code-3"]["folder"] == "/home/ben/runs/code-3"

@@ -1,4 +1,4 @@
-"""Inviting colleagues to a run that does not serve yet; the door itself is in tests/local/test_door.py."""
+"""Inviting colleagues to a run that does not serve yet; with a door: tests/local/test_door_runs.py."""
 
 from __future__ import annotations
 

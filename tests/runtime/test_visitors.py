@@ -150,12 +150,18 @@ def test_the_probes_own_questions_do_not_count(run: RunPaths) -> None:
 
     for own in range(5):
         server.done = own
-        count.look(own)
+        count.look(own, 0)
     assert asked() is None
     server.done += 2  # one more of the probe, and one of somebody
-    count.look(5)
+    count.look(5, 0)
     assert asked() == 1
+    server.done += 2  # two of somebody, so that the probe leaves its question out
+    count.look(5, 1)
+    assert asked() == 2
+    server.done += 1
+    count.look(6, 1)
+    assert asked() == 2
     run.visits.unlink()
     server.waits = 1
-    count.look(5)
-    assert asked() == 1
+    count.look(6, 1)
+    assert asked() == 3

@@ -50,15 +50,10 @@ def default_profile() -> str:
 
 def profile_origins(cluster: str) -> Iterator[str]:
     """Yield in sentences where a profile is from, and which profiles the user and the site have."""
-    found = find_profile(cluster)
-    if isinstance(found, Path):
-        yield f"the profile {cluster} is {found}"
-    own, site = _named(user_profiles_folder()), _named(site_profiles_folder())
-    for whose, names in (("your own", own), ("your site's", site)):
-        if names:
-            hidden = sorted(names.keys() & own.keys()) if names is site else []
-            but = f" (yours is used instead of {', '.join(hidden)})" if hidden else ""
-            yield f"{whose} profiles in {next(iter(names.values())).parent}: {', '.join(names)}{but}"
+    yield f"the profile {cluster} is {find_profile(cluster)}"
+    for whose, folder in (("your own", user_profiles_folder()), ("your site's", site_profiles_folder())):
+        if names := _named(folder):
+            yield f"{whose} profiles in {folder}: {', '.join(names)}"
 
 
 def jobs() -> dict[str, Path]:

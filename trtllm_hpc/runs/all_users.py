@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from trtllm_hpc.scheduler.job_info import JobInfo
 from trtllm_hpc.scheduler.slurm import Slurm
 
 _SUBMIT_LINE = re.compile(r"sbatch (?:--\S+ )*(.*?/)?scripts/(build|serve|companion)\.sbatch")
-_HOUR_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,17 @@ def runs_of_all_users(slurm: Slurm, since_s: float, now: float) -> list[UserRun]
 
 
 def _run(user: str, folder: str, jobs: list[JobInfo], now: float) -> UserRun:
-    hours = [
-        (job.gpus or 0) * ((job.times.ended_at or now) - job.times.started_at) / _HOUR_S
-        for job in jobs
-        if job.times.started_at
-    ]
+    # A job that has not started has run for less than nothing.
+    spans = [(job.gpus or 0, job.times.started_at or math.inf, job.times.ended_at or now) for job in jobs]
     return UserRun(
         user,
         Path(folder).name,
         jobs[0].origin.name.rpartition("-")[0],
         folder,
         _state(jobs),
-        max(job.gpus or 0 for job in jobs),
+        max(gpus for gpus, _, _ in spans),
         min(job.times.submitted_at or now for job in jobs),
-        sum(hours),
+        sum(gpus * max(0.0, end - begin) for gpus, begin, end in spans) / 3600,
         tuple(job.job_id for job in jobs),
     )
 

@@ -58,9 +58,9 @@ class Probe:
         self._is_blind = True
         """Whether the metrics lack the engine's steps."""
         self._answered: str | None = None
-        self.on_look: Callable[[int], None] = lambda asked: None
-        """Called before each look, with the number of questions so far."""
-        self._questions = 0
+        self.on_look: Callable[[int, int], None] = lambda asked, left_out: None
+        """Called before each look: how often it has asked, and how often others were answered instead."""
+        self._questions = self._left_out = 0
         self._stop = threading.Event()
 
     def begin(self, models: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class Probe:
     def _run(self, models: Sequence[str]) -> None:
         watched = self._server.questions(models)
         while not self._stop.wait(INTERVAL_S):
-            self.on_look(self._questions)
+            self.on_look(self._questions, self._left_out)
             for question in watched:
                 fault = self._look(question)
                 if fault is not None:
@@ -85,6 +85,7 @@ class Probe:
         """Ask a model unless others were answered; returns a sentence if it serves nobody any more."""
         if self._others_were_answered():
             self._is_proven = True
+            self._left_out += 1
             return None
         refusal = ""
         for attempt in range(FAILURES):

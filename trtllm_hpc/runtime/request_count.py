@@ -21,26 +21,31 @@ _OPEN = re.compile(r"^nv_inference_pending_request_count\{[^}]*\} (\S+)$", re.MU
 
 
 class RequestCount:
-    """Counts the requests of others than the leader's probe, and writes the count for the supervisor.
+    """Counts the spans between two looks in which others than the leader's probe have asked.
 
     An ensemble counts a request once for each of its models, too: how often, the probe's own requests show.
     """
 
     def __init__(self, paths: RunPaths, server: ServerHttp) -> None:
         self._paths, self._server = paths, server
-        self._done, self._own, self._requests, self._each = 0.0, 0, 0.0, math.inf
+        self._done, self._own, self._left_out = 0.0, 0, 0
+        self._spans, self._each = 0, math.inf
 
-    def look(self, own: int) -> None:
-        """Read the metrics while no question of the probe is open; ``own``: how many it has asked so far."""
+    def look(self, own: int, left_out: int) -> None:
+        """Read the metrics while no question of the probe is open.
+
+        Args:
+            own: how many questions the probe has asked so far.
+            left_out: how many it has left out, because others were answered.
+        """
         with suppress(OSError, http.client.HTTPException, Refused):
             page = self._server.metrics()
             done, asked = sum(map(float, _DONE.findall(page))), own - self._own
-            more = max(0.0, done - self._done)
-            self._done, self._own = done, own
-            if asked and more:
+            more, others = max(0.0, done - self._done), left_out - self._left_out
+            self._done, self._own, self._left_out = done, own, left_out
+            if asked and more and not others:
                 self._each = min(self._each, more / asked)
-                more -= asked * self._each
-            if more > 0 or any(map(float, _OPEN.findall(page))):
-                self._requests += more / (self._each if self._each < math.inf else 1)
-                asked_by = {ANYBODY: [math.ceil(self._requests), time.time()]}
-                Visits(asked=asked_by).write(self._paths.visits)
+            expected = asked * self._each if asked else 0.0
+            if others or more > expected + 0.5 or any(map(float, _OPEN.findall(page))):
+                self._spans += 1
+                Visits(asked={ANYBODY: [self._spans, time.time()]}).write(self._paths.visits)
