@@ -25,7 +25,6 @@ from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
-from trtllm_hpc.runs.all_users import UserRun
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
@@ -43,7 +42,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "migrate": {"": Migrated},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
-    "runs": {"": list[ListedRun], "with `--all-users`": list[UserRun]},
+    "runs": {"": list[ListedRun]},
     "runs prune": {"": PrunedRuns},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},

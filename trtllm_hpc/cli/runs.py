@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -20,9 +21,10 @@ from trtllm_hpc.cli.options import (
     time_span,
 )
 from trtllm_hpc.paths import read_plan
-from trtllm_hpc.report.status import runs_table, user_runs_table
+from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
@@ -77,32 +79,28 @@ def command(
         return
 
     if all_users:
-        _show_all_users(cluster, states, name, since or _DAY_S, as_json)
-        return
-    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+        rows = _of_all_users(cluster, states, name, since or _DAY_S)
+    else:
+        rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo(f"no such runs in {runs_folder(context)}")
+        click.echo(f"no such runs {'on this cluster' if all_users else f'in {runs_folder(context)}'}")
         return
 
     print_table(runs_table(rows, time.time()))
 
 
-def _show_all_users(
-    cluster: str, states: tuple[str, ...], name: str | None, since_s: float, as_json: bool
-) -> None:
+def _of_all_users(
+    cluster: str, states: tuple[str, ...], name: str | None, since_s: float
+) -> Sequence[ListedRun]:
     from trtllm_hpc.runs.all_users import runs_of_all_users
     from trtllm_hpc.scheduler.slurm import Slurm
     from trtllm_hpc.validation.load import load_cluster
 
     found = runs_of_all_users(Slurm(load_cluster(cluster).slurm_conf), since_s, time.time())
-    rows = [it for it in found if name in (None, it.name) and (not states or it.state.value in states)]
-    if as_json:
-        print_json(rows)
-    else:
-        print_table(user_runs_table(rows, time.time()))
+    return [it for it in found if name in (None, it.name) and (not states or it.state in states)]
 
 
 @command.command()

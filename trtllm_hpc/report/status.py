@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeVar
 from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
-from trtllm_hpc.runs.all_users import UserRun
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
@@ -85,35 +84,30 @@ def _span(since: float, until: float) -> str:
 def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
     """Return a table with one row for each run; ``now`` in seconds since the epoch."""
     saved = ("saved",) if any(run.saved_gpu_hours for run in runs) else ()
-    headers = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h", *saved)
+    headers: tuple[str, ...] = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h", *saved)
+    if any(run.user is not None for run in runs):
+        headers = ("user", "run", "state", "GPUs", "age", "GPU-h")
     table = Table(
         *headers,
-        right=("age", "waited", "GPU-h", *saved),
+        right=("age", "waited", "GPUs", "GPU-h", "saved"),
         one_line=headers,
-        optional=("endpoint", "model", *saved, "GPU-h", "waited"),
+        optional=("endpoint", "model", "saved", "GPU-h", "waited"),
         gap=2,
     )
     for run in runs:
-        table.add_row(
-            run.run_id,
-            "unknown" if run.state is None else run.state.value,
-            PurePath(run.model).name if run.model else NONE,
-            run.endpoint or NONE,
-            format_duration(max(0.0, now - run.created_at)),
-            NONE if run.waited_s is None else format_duration(run.waited_s),
-            quantity(run.gpu_hours, 2),
-            *([quantity(run.saved_gpu_hours, 2)] if saved else []),
-        )
-    return table
-
-
-def user_runs_table(runs: Sequence[UserRun], now: float) -> Table:
-    """Return a table with one row for each run of any user; ``now`` in seconds since the epoch."""
-    headers = ("user", "run", "state", "GPUs", "age", "GPU-h")
-    table = Table(*headers, right=("GPUs", "age", "GPU-h"), one_line=headers, gap=2)
-    for run in runs:
-        age, hours = format_duration(max(0.0, now - run.submitted_at)), quantity(run.gpu_hours, 2)
-        table.add_row(run.user, run.run_id, run.state.value, str(run.gpus), age, hours)
+        cells = {
+            "run": run.run_id,
+            "state": "unknown" if run.state is None else run.state.value,
+            "model": PurePath(run.model).name if run.model else NONE,
+            "endpoint": run.endpoint or NONE,
+            "waited": NONE if run.waited_s is None else format_duration(run.waited_s),
+            "user": run.user or NONE,
+            "GPUs": str(run.gpus),
+            "age": format_duration(max(0.0, now - run.created_at)),
+            "GPU-h": quantity(run.gpu_hours, 2),
+            "saved": quantity(run.saved_gpu_hours, 2),
+        }
+        table.add_row(*(cells[header] for header in headers))
     return table
 
 
