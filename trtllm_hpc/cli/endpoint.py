@@ -39,7 +39,7 @@ def _guest_names(ctx: click.Context) -> list[str]:
 @wait_option
 @click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
 @click.option(
-    "--expires", callback=time_span, metavar="SPAN", help="With --invite: until then, e.g. 12h, 7d, 2w."
+    "--expires", callback=time_span, metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
 )
 @click.option(
     "--revoke",
@@ -109,28 +109,22 @@ def _guests(
     click.echo("\n".join(visitor_lines(guests, time.time())) or "nobody else is invited")
     endpoint = Endpoint.read(run.endpoint)
     if invited is not None and endpoint is not None:
-        click.echo(_letter(run, endpoint, invited))
+        click.echo(_instructions(run, endpoint, invited))
 
 
-def _letter(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
+def _instructions(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
     """Return which files a guest needs, and lines that ask with these files in the guest's folder."""
-    files = {run.guest_key(guest): f"{guest}.key"}
+    given = f"{run.guest_key(guest)} as {guest}.key"
+    theirs = replace(endpoint, key_file=f"{guest}.key")
     words = ["trtllm-hpc", "client", "--key-file", f"{guest}.key"]
     if endpoint.certificate_file is not None:
-        files[Path(endpoint.certificate_file)] = "certificate.crt"
+        given += f"\n{endpoint.certificate_file} as certificate.crt"
+        theirs = replace(theirs, certificate_file="certificate.crt")
         words += ["--certificate", "certificate.crt"]
-    theirs = replace(endpoint, key_file=f"{guest}.key", certificate_file=files.get(run.certificate))
     openai = (endpoint.openai_url or "").removesuffix("/v1")
     url = f"{endpoint.scheme.replace('http', 'grpc')}://{endpoint.grpc}" if endpoint.is_triton else openai
-    lines = [
-        *_access(run, endpoint, theirs).curl.splitlines(),
-        "",
-        shlex.join([*words, "--url", url, _QUESTION]),
-    ]
-    given = "\n".join(f"{file} as {name}" for file, name in files.items())
-    return f"\nOnly you can read the key. Pass on\n{given}\nThen {guest} types:\n\n" + indent(
-        "\n".join(lines), "  "
-    )
+    lines = f"{_access(run, endpoint, theirs).curl}\n\n{shlex.join([*words, '--url', url, _QUESTION])}"
+    return f"\nOnly you can read the key. Pass on\n{given}\nThen {guest} types:\n\n{indent(lines, '  ')}"
 
 
 def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) -> EndpointAccess:
