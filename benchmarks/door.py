@@ -125,6 +125,8 @@ def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[
     configuration = folder / "haproxy.cfg"
     configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
     write_key(paths.key)
+    (folder / "key.map").write_text(f"key {paths.key.read_text()}", encoding="utf-8")
+    (folder / "guests.map").touch()
     if tls:
         make_certificate(paths, "127.0.0.1")
     ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))

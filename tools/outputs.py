@@ -25,6 +25,7 @@ from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
+from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
@@ -55,7 +56,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "bench run": {"": MeasurementSummary},
     "bench list": {"": list[MeasurementRow]},
     "bench compare": {"": Comparison},
-    "endpoint": {"": EndpointAccess},
+    "endpoint": {"": EndpointAccess, "with `--invite`, `--revoke` or `--invited`": list[Visitor]},
     "metrics": {"": MetricsSample},
     "engines list": {"": list[EngineRow]},
     "engines show": {"": EngineDetails},

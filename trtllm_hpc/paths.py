@@ -39,6 +39,15 @@ def user_config_folder() -> Path:
     return home / "trtllm-hpc"
 
 
+SITE_VARIABLE = "TRTLLM_HPC_SITE"
+"""Environment variable that names the folder of profiles and causes for everybody on a site."""
+
+
+def site_config_folder() -> Path:
+    """Where a site keeps what is for everybody: ``$TRTLLM_HPC_SITE``, else ``/etc/trtllm-hpc``."""
+    return Path(os.environ.get(SITE_VARIABLE) or "/etc/trtllm-hpc")
+
+
 @dataclass(frozen=True)
 class MeasurementPaths:
     """The files of one measurement."""
@@ -132,6 +141,10 @@ class RunPaths:
     """Folder of what earlier attempts wrote, by number; exists once the run was resumed."""
     key = _Named("key")
     """The key of the run's server (mode 0600)."""
+    guests = _Named("guests.json")
+    """The colleagues who have been invited to ask the server; without their keys."""
+    visits = _Named("visits.json")
+    """The guests whom the door lets in now, and how often everybody has asked."""
     certificate = _Named("certificate.crt")
     """The certificate that the door shows."""
     certificate_key = _Named("certificate.pem")
@@ -213,6 +226,10 @@ class RunPaths:
     def door_ports(self, node: int) -> Path:
         """Return the file in which the door of a further node records its address and ports."""
         return self.ranks / f"door_{node}.json"
+
+    def guest_key(self, name: str) -> Path:
+        """Return the file with the key of a guest (mode 0600)."""
+        return self.folder / "guests" / f"{name}.key"
 
     def ready_record(self, step: str) -> Path:
         """Return the file that exists while an instance is ready."""

@@ -52,4 +52,5 @@ class Folder:
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     # A person's own profiles must not reach the tests.
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("TRTLLM_HPC_SITE", str(tmp_path / "site"))
     return Folder(tmp_path)

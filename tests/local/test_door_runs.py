@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import select
@@ -11,7 +12,10 @@ import ssl
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -82,6 +86,69 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
+def test_a_guest_is_named_until_the_key_is_revoked_and_then_nobody_asks(tmp_path: Path) -> None:
+    serve = {**DOOR, "tls": True, "idle_minutes": 0.25}
+    _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
+    assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+    letter = types("endpoint", run.folder, "--invite", "alice")
+    key = run.guest_key("alice").read_text().strip()
+    assert "cat alice.key" in letter.stdout and key not in letter.stdout, letter
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    theirs = replace(endpoint, key_file=str(run.guest_key("alice")))
+    kept = tmp_path / "alice.key"
+    shutil.copy(run.guest_key("alice"), kept)
+    web, openai_port = endpoint.http_port, urlsplit(endpoint.openai_url or "").port or 0
+    asks = ("POST", "/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 1})
+    chats = ("POST", "/v1/completions", {"model": "stand-in", "prompt": "Hello", "max_tokens": 1})
+    grpc = (
+        "--key-file",
+        kept,
+        "--certificate",
+        run.certificate,
+        "--url",
+        f"grpcs://{endpoint.grpc}",
+        "Hello",
+    )
+    assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (200, 200)
+    assert status_of(theirs, web, "POST", "/v2/%6cogging", {}) == 403
+    assert status_of(theirs, openai_port, "GET", "/docs") == 403
+    assert types("client", *grpc).returncode == 0
+
+    def row() -> dict[str, Any]:
+        [found] = documented("endpoint", types("endpoint", run.folder, "--invited", "--json").stdout)
+        return dict(found)
+
+    assert eventually(lambda: row()["requests"] >= 3, 30), row()
+    assert "asked by alice: admitted, " in types("status", run.folder).stdout
+    assert "guest alice: POST /v2/models/ensemble/generate 200" in run.batch_log("door").read_text()
+    assert key not in "".join(file.read_text() for file in run.logs.iterdir())
+    theirs = replace(endpoint, key_file=str(kept))
+    assert types("endpoint", run.folder, "--revoke", "alice").returncode == 0
+    assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (401, 401)
+    assert "401" in types("client", *grpc).stderr
+    assert eventually(lambda: state(run) == "completed", 60), state(run)
+    status = documented("status", types("status", run.folder, "--json").stdout)
+    assert status["sentence"].endswith("nobody has asked for 0.25 minutes (serve.idle_minutes)"), status
+    assert [it.name for it in read_events(run, "serve") if it.name in ("idle", "server_stop")][
+        -1
+    ] == "server_stop"
+    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def status_of(
+    endpoint: Endpoint, port: int, method: str, path: str, body: dict[str, Any] | None = None
+) -> int:
+    """The status with which a port of the door answers whoever has the endpoint's key."""
+    connection = http.client.HTTPSConnection(endpoint.address, port, timeout=30, context=endpoint.tls())
+    try:
+        headers = {**endpoint.authorization, "content-type": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
 @pytest.mark.thorough
 def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
     given = signed_certificate(tmp_path, "door.cluster.example")
@@ -96,6 +163,7 @@ def test_a_given_certificate_is_shown_and_trusted_alone(tmp_path: Path) -> None:
         few = ("--requests", "4", "--concurrency", "2", "--min-requests", "1", "--min-window-seconds", "0")
         for words in (
             ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4"),
+            ("client", run.folder, "--prompt", "Hello", "--max-tokens", "4", "--protocol", "openai"),
             ("bench", "run", run.folder, *few, "--protocol", "grpc"),
             ("bench", "run", run.folder, *few, "--protocol", "http"),
             ("metrics", run.folder),

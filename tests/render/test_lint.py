@@ -169,7 +169,7 @@ def test_haproxy_takes_its_configurations(name: str, tmp_path: Path) -> None:
     subprocess.run([*made, *names], check=True, capture_output=True)
     certificate = tmp_path / "certificate.pem"
     certificate.write_text((tmp_path / "key").read_text() + (tmp_path / "crt").read_text())
-    for file in ("key.map", "run-key"):
+    for file in ("key.map", "guests.map", "run-key"):
         (tmp_path / file).write_text("key secret\n")
     known = {
         "TRTLLM_HPC_ADDRESS": "127.0.0.1",

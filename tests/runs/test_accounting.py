@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def test_accounting_tells_gpu_hours_waiting_and_energy(
     fake_slurm.assign(submitted(home / "runs" / "demo-1", jobs), jobs)
     stages, run = uses(types)
     assert (stages["serve"]["gpu_hours"], stages["serve"]["energy_j"]) == (16.0, 7_200_000.0)
-    assert run == {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0}
+    assert run == {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0, "saved_gpu_hours": None}
     expected = "used: 16.5 GPU-hours (build 0.5, serve 16.0, companion 0), 10:00 in the queue, 2.00 kWh"
     assert expected in types("status").output
 
@@ -100,5 +101,19 @@ def test_earlier_attempts_and_servers_before_a_renewal_count(
 
 def test_a_rendered_run_has_used_nothing(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     written(home / "runs" / "demo-1")
-    assert uses(types)[1] == {"waited_s": None, "gpu_hours": None, "energy_j": None}
+    assert uses(types)[1] == {"waited_s": None, "gpu_hours": None, "energy_j": None, "saved_gpu_hours": None}
     assert "used:" not in types("status", "demo").output
+
+
+def test_a_server_that_nobody_asked_has_saved_the_rest_of_its_time(
+    fake_slurm: FakeSlurm, home: Path, types: Types
+) -> None:
+    jobs = {"serve": fake_slurm.add("COMPLETED", nodes="n1", submitted=900, started=1000, ends=2800)}
+    run = with_gpus(submitted(home / "runs" / "demo-1", jobs), serve=4)
+    fake_slurm.assign(run, jobs)
+    assert uses(types)[1]["saved_gpu_hours"] is None
+    write_json(run.stop_request, {"by": "idle", "reason": "nobody has asked", "requested_at": 2790.0})
+    assert uses(types)[1]["saved_gpu_hours"] == 2.0
+    [row] = documented("runs", types("runs", "--json").output)
+    assert row["saved_gpu_hours"] == 2.0
+    assert re.search(r"2(\.0+)? GPU-hours saved by serve.idle_minutes", types("status", "demo").output)

@@ -248,13 +248,18 @@ def sacct(cluster: Cluster, arguments: list[str]) -> int:
         "--format": True,
         "--jobs": True,
     }
+    columns = ACCOUNTED
+    if "--allusers" in arguments:
+        del known["--duplicates"], known["--jobs"]
+        known |= {"--allusers": False, "--starttime": True}
+        columns = ACCOUNTED.replace("AllocTRES", "ReqTRES")
     given = options(cluster, "sacct", arguments, known)
-    if set(given) != {*known, ""} or (given["--format"], given["--delimiter"]) != (ACCOUNTED, SEPARATOR):
+    if set(given) != {*known, ""} or (given["--format"], given["--delimiter"]) != (columns, SEPARATOR):
         cluster.violation("sacct", " ".join(arguments))
     if not cluster.record["accounting"]:
         print("Slurm accounting storage is disabled", file=sys.stderr)
         return 1
-    for job in given["--jobs"].split(","):
+    for job in given["--jobs"].split(",") if "--jobs" in given else cluster.jobs:
         rows = cluster.components(job) if job in cluster.jobs else []
         for name, info in [*((job, one) for _, its in rows[:1] for one in its.get("before", ())), *rows]:
             if info.get("unaccounted"):
@@ -294,6 +299,9 @@ def scontrol(cluster: Cluster, arguments: list[str]) -> int:
                 f"Default={'YES' if name == 'batch' else 'NO'} QoS=N/A MinNodes=0 State=UP "
                 + " ".join(f"{key}={value}" for key, value in fields.items())
             )
+        return 0
+    if arguments == ["show", "config"]:
+        print(f"PreemptType             = (null)\nPrivateData             = {cluster.record['private']}")
         return 0
     if arguments[:2] != ["show", "job"] or len(arguments) != 3:
         cluster.violation("scontrol", " ".join(arguments))

@@ -54,6 +54,7 @@ class FakeSlurm:
                 "unavailable": {},
                 "ranked": False,
                 "limits": {},
+                "private": "none",
             }
         )
         program = folder / "fake_commands.pyc"
@@ -104,7 +105,8 @@ class FakeSlurm:
         """Change the cluster.
 
         ``accounting``: whether sacct answers; ``ranked``: sprio answers, since several factors rank jobs;
-        ``limits``: what sacctmgr shows by the words of the question, or ``None``: it refuses to answer.
+        ``limits``: what sacctmgr shows by the words of the question, or ``None``: it refuses to answer;
+        ``private``: what users do not see of others.
         """
         with self._changed() as record:
             record.update(settings)

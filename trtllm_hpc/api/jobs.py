@@ -123,6 +123,7 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan`.
     """
+    from trtllm_hpc.config.files import profile_origins
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks
@@ -139,5 +140,5 @@ def doctor(
         checks=tuple(map(row_of, checks)),
         memory=memory if isinstance(memory, MemoryPlan) else None,
         rules=tuple(map(row_of, rule_rows(context.job))) if context.has_job else (),
-        notes=tuple(context.plan.notes) if context.has_job else (),
+        notes=(*(context.plan.notes if context.has_job else ()), *profile_origins(default_profile(cluster))),
     )

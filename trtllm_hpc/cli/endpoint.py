@@ -7,14 +7,19 @@ import json
 import os
 import shlex
 import socket
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import indent
 from urllib.parse import urlsplit
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, run_argument, wait_option
+from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.options import json_option, print_json, run_argument, time_span, wait_option
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.report.status import visitor_lines
+from trtllm_hpc.runtime.guests import read_guests
 from trtllm_hpc.runtime.records import Endpoint
 
 _TIMEOUT_S = 30.0
@@ -24,28 +29,109 @@ _LOCAL_PORT = 8000
 _PLACEHOLDER = "LOGIN_NODE"
 
 
+def _guest_names(ctx: click.Context) -> list[str]:
+    run = ctx.params.get("run")
+    return [guest.name for guest in read_guests(run)] if isinstance(run, RunPaths) else []
+
+
 @click.command("endpoint")
 @run_argument
 @wait_option
+@click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
+@click.option(
+    "--expires", callback=time_span, metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
+)
+@click.option(
+    "--revoke",
+    metavar="NAME",
+    shell_complete=complete_with(_guest_names),
+    help="End a colleague's key at once.",
+)
+@click.option("--invited", "lists", is_flag=True, help="List the colleagues, and how often each has asked.")
 @json_option
-def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool) -> None:
+def command(
+    run: RunPaths,
+    runs: Path | None,
+    wait_seconds: float,
+    invite: str | None,
+    expires: float | None,
+    revoke: str | None,
+    lists: bool,
+    as_json: bool,
+) -> None:
     """Show where the server of RUN answers, with lines to paste: curl, Python, ssh.
 
     The key is not printed: the lines read it from its file, which only you can
     read. The server is asked for one token, to know whether its model has a chat
     template; without one the lines ask for a completion.
 
+    A colleague whom you invite gets a key of their own: the door logs and counts
+    their requests by NAME, and refuses what controls the server. Revoked, it is
+    refused within seconds, and nothing is started again.
+
     \b
     Examples:
       trtllm-hpc endpoint
+      trtllm-hpc endpoint chat --invite alice --expires 7d
+      trtllm-hpc endpoint chat --invited
+      trtllm-hpc endpoint chat --revoke alice
       trtllm-hpc endpoint chat --wait-seconds 600
       eval "$(trtllm-hpc endpoint --json | jq -r .curl)"
     """
-    from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
+    if expires is not None and invite is None:
+        raise click.UsageError("--expires goes with --invite.")
+    if lists or invite is not None or revoke is not None:
+        _guests(run, revoke, invite, expires, as_json)
+        return
     from trtllm_hpc.runs.endpoint import endpoint_of
-    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
 
     endpoint = endpoint_of(run, wait_seconds)
+    found = _access(run, endpoint)
+    if as_json:
+        print_json(found)
+    else:
+        _print_access(endpoint, found)
+
+
+def _guests(
+    run: RunPaths, revoked: str | None, invited: str | None, expires_s: float | None, as_json: bool
+) -> None:
+    from trtllm_hpc.runs.guests import invite, revoke, visitors_of
+
+    if revoked is not None:
+        revoke(run, revoked)
+    if invited is not None:
+        invite(run, invited, expires_s)
+    guests = [it for it in visitors_of(run) if it.key_file is not None]
+    if as_json:
+        print_json(guests)
+        return
+    click.echo("\n".join(visitor_lines(guests, time.time())) or "nobody else is invited")
+    endpoint = Endpoint.read(run.endpoint)
+    if invited is not None and endpoint is not None:
+        click.echo(_instructions(run, endpoint, invited))
+
+
+def _instructions(run: RunPaths, endpoint: Endpoint, guest: str) -> str:
+    """Return which files a guest needs, and lines that ask with these files in the guest's folder."""
+    given = f"{run.guest_key(guest)} as {guest}.key"
+    theirs = replace(endpoint, key_file=f"{guest}.key")
+    words = ["trtllm-hpc", "client", "--key-file", f"{guest}.key"]
+    if endpoint.certificate_file is not None:
+        given += f"\n{endpoint.certificate_file} as certificate.crt"
+        theirs = replace(theirs, certificate_file="certificate.crt")
+        words += ["--certificate", "certificate.crt"]
+    openai = (endpoint.openai_url or "").removesuffix("/v1")
+    url = f"{endpoint.scheme.replace('http', 'grpc')}://{endpoint.grpc}" if endpoint.is_triton else openai
+    lines = f"{_access(run, endpoint, theirs).curl}\n\n{shlex.join([*words, '--url', url, _QUESTION])}"
+    return f"\nOnly you can read the key. Pass on\n{given}\nThen {guest} types:\n\n{indent(lines, '  ')}"
+
+
+def _access(run: RunPaths, endpoint: Endpoint, shown: Endpoint | None = None) -> EndpointAccess:
+    """Ask the server which model it has, and return how to ask the model, with the files of ``shown``."""
+    from trtllm_hpc.client.connect import describe, usual_model, usual_openai_model
+    from trtllm_hpc.wire.served_model import LLM_API_LENGTH
+
     length = "max_tokens"
     if endpoint.openai_url is not None:
         model = usual_openai_model(endpoint, _TIMEOUT_S)
@@ -53,11 +139,11 @@ def command(run: RunPaths, runs: Path | None, wait_seconds: float, as_json: bool
         model = usual_model(endpoint)
         if describe(endpoint, model, _TIMEOUT_S).is_llm_api:
             length = LLM_API_LENGTH
-    found = access(run.run_id, endpoint, model, chats=_chats(endpoint, model), length=length)
-    if as_json:
-        print_json(found)
-        return
-    click.echo(f"run {run.run_id}: {model} on {endpoint.host}")
+    return access(run.run_id, shown or endpoint, model, chats=_chats(endpoint, model), length=length)
+
+
+def _print_access(endpoint: Endpoint, found: EndpointAccess) -> None:
+    click.echo(f"run {found.run_id}: {found.model} on {found.host}")
     click.echo(f"endpoint: {endpoint.places}")
     for name, value in (("key", found.key_file), ("certificate", found.certificate_file)):
         if value is not None:

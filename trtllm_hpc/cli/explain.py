@@ -62,8 +62,8 @@ def command(
     long to be searched in seconds, beginning and end are searched. Of a run of
     this toolkit `status` says the same.
 
-    Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, in the form
-    of the table in docs/reference/causes.md.
+    Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, your site's in
+    /etc/trtllm-hpc/causes, in the form of the table in docs/reference/causes.md.
 
     \b
     Examples:

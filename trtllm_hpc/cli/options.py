@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,19 @@ def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
+_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def time_span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
 optional_run = click.argument(
     "run", required=False, metavar="[RUN]", callback=found_run, shell_complete=complete_run
@@ -97,10 +111,18 @@ set_option = click.option(
     help="Override one key, e.g. --set serve.nodes=2 or --set cluster.partition=gpu.  [repeatable]",
 )
 """Passed on as ``settings: tuple[str, ...]``."""
+
+
+def _default_profile() -> str:
+    from trtllm_hpc.config.files import default_profile
+
+    return default_profile()
+
+
 cluster_option = click.option(
     "--cluster",
-    default="sandbox",
-    show_default=True,
+    default=_default_profile,
+    show_default="default, if there is such a profile, else sandbox",
     metavar="PROFILE",
     shell_complete=cluster_profiles,
     envvar="TRTLLM_HPC_CLUSTER",

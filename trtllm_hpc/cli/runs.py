@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,32 +11,25 @@ import click
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
+    cluster_option,
     json_option,
     print_json,
     print_pruned,
     print_warning,
     runs_folder,
     runs_option,
+    time_span,
 )
 from trtllm_hpc.paths import read_plan
 from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
+from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
+_DAY_S = 86_400.0
 _STATES = click.Choice([it.value for it in RunState])
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-
-
-def _span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 def _job_names(ctx: click.Context) -> list[str]:
@@ -47,7 +40,11 @@ def _job_names(ctx: click.Context) -> list[str]:
 @click.group(invoke_without_command=True)
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
 @click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option("--since", callback=_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
+@click.option(
+    "--since", callback=time_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
+)
+@click.option("--all-users", is_flag=True, help="Everybody's runs on --cluster, by Slurm's accounting.")
+@cluster_option
 @runs_option
 @json_option
 @click.pass_context
@@ -56,6 +53,8 @@ def command(
     states: tuple[str, ...],
     name: str | None,
     since: float | None,
+    all_users: bool,
+    cluster: str,
     runs: Path | None,
     as_json: bool,
 ) -> None:
@@ -63,31 +62,51 @@ def command(
 
     Slurm is asked once, for all runs that have not ended.
 
+    With --all-users: the runs of everybody in the last day, or since --since, with
+    user, GPUs and GPU-hours, if Slurm shows you other users' jobs.
+
     \b
     Examples:
       trtllm-hpc runs
+      trtllm-hpc runs --all-users --state running --since 7d
       trtllm-hpc runs --state serving --state pending
       trtllm-hpc runs --name tiny-llama --since 7d --json
       trtllm-hpc runs prune --older-than 30d
     """
     if context.invoked_subcommand is not None:
-        if as_json or states or name is not None or since is not None or runs is not None:
+        if as_json or states or all_users or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    if all_users:
+        rows = _of_all_users(cluster, states, name, since or _DAY_S)
+    else:
+        rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo(f"no such runs in {runs_folder(context)}")
+        click.echo(f"no such runs {'on this cluster' if all_users else f'in {runs_folder(context)}'}")
         return
 
     print_table(runs_table(rows, time.time()))
 
 
+def _of_all_users(
+    cluster: str, states: tuple[str, ...], name: str | None, since_s: float
+) -> Sequence[ListedRun]:
+    from trtllm_hpc.runs.all_users import runs_of_all_users
+    from trtllm_hpc.scheduler.slurm import Slurm
+    from trtllm_hpc.validation.load import load_cluster
+
+    found = runs_of_all_users(Slurm(load_cluster(cluster).slurm_conf), since_s, time.time())
+    return [it for it in found if name in (None, it.name) and (not states or it.state in states)]
+
+
 @command.command()
-@click.option("--older-than", callback=_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago.")
+@click.option(
+    "--older-than", callback=time_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago."
+)
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
 @click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
 @runs_option

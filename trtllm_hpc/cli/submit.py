@@ -50,7 +50,7 @@ def _checks(ctx: click.Context) -> list[str]:
     "--notify",
     metavar="URL",
     envvar="TRTLLM_HPC_NOTIFY",
-    help="Call this webhook when the server is ready, when a stage fails, and at the end; by default "
+    help="Call this webhook when the server is ready or idle, when a stage fails, and at the end; by default "
     "$TRTLLM_HPC_NOTIFY, which other users do not see.",
 )
 @json_option

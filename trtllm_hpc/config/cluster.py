@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, JobName, OneLine, Section, VariableName
+from trtllm_hpc.config.types import (
+    AbsolutePath,
+    AnyText,
+    JobName,
+    Minutes,
+    OneLine,
+    Section,
+    VariableName,
+)
 
 SANDBOX_ROOT = PurePosixPath("/run/trtllm-hpc")
 """Where sandboxes keep their state, ``slurm.conf`` included."""
@@ -110,6 +118,19 @@ class Phases(Section):
     """Where answers are computed."""
 
 
+class Limits(Section):
+    """What a site allows one run; beyond it a job is refused before it is in the queue."""
+
+    time_minutes: Minutes | None = None
+    """Longest time limit of a job."""
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    """Most GPUs of a run at the same time."""
+    door: Literal["obligatory", "free"] = "free"
+    """``obligatory``: every server has a door that asks for a key."""
+    message: OneLine | None = None
+    """What users read when a job is refused: whom to ask, or what to do instead."""
+
+
 class ClusterProfile(Section):
     """A whole cluster profile."""
 
@@ -184,6 +205,8 @@ class ClusterProfile(Section):
     cluster whose only node is this machine; a sandbox has ``/dev/shm`` only."""
     job_defaults: dict[str, Any] = Field(default={})
     """Defaults for job files on this cluster: over the built-in defaults, below the job file."""
+    limits: Limits = Field(default_factory=Limits)
+    """What a job file may ask for. Slurm's own limits bind also whoever does not use this toolkit."""
 
     @property
     def is_sandbox(self) -> bool:

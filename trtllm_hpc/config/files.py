@@ -6,6 +6,7 @@ import errno
 import os
 import shlex
 import stat
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
@@ -18,7 +19,7 @@ from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.paths import user_config_folder
+from trtllm_hpc.paths import site_config_folder, user_config_folder
 
 Model = TypeVar("Model", bound=Section)
 
@@ -31,9 +32,28 @@ def user_profiles_folder() -> Path:
     return user_config_folder() / "clusters"
 
 
+def site_profiles_folder() -> Path:
+    """Where a site keeps profiles for everybody: ``/etc/trtllm-hpc/clusters``."""
+    return site_config_folder() / "clusters"
+
+
 def profiles() -> dict[str, Path]:
-    """Every profile that can be called by name; the user's own comes before a shipped one."""
-    return {**_shipped("trtllm_hpc.slurm"), **_named(user_profiles_folder())}
+    """Every profile that can be called by name: the user's own, else the site's, else a shipped one."""
+    layers = (_shipped("trtllm_hpc.slurm"), _named(site_profiles_folder()), _named(user_profiles_folder()))
+    return {name: path for layer in layers for name, path in layer.items()}
+
+
+def default_profile() -> str:
+    """Return the profile of commands that name none: ``default`` if the user or the site has it."""
+    return "default" if "default" in profiles() else "sandbox"
+
+
+def profile_origins(cluster: str) -> Iterator[str]:
+    """Yield in sentences where a profile is from, and which profiles the user and the site have."""
+    yield f"the profile {cluster} is {find_profile(cluster)}"
+    for whose, folder in (("your own", user_profiles_folder()), ("your site's", site_profiles_folder())):
+        if names := _named(folder):
+            yield f"{whose} profiles in {folder}: {', '.join(names)}"
 
 
 def jobs() -> dict[str, Path]:

@@ -199,6 +199,10 @@ class Serve(Section):
     certificate: AbsolutePath | None = None
     """PEM file with the door's certificate, the certificates that signed it, and its private key; ``None``: a
     certificate made for the run."""
+    idle_minutes: Annotated[float, Field(gt=0, le=525_600)] | None = None
+    """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
+    it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
+    metrics and lists of models do not."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
     renew: bool = False

@@ -84,7 +84,8 @@ class RunSnapshot:
 
     @cached_property
     def _keys(self) -> list[str]:
-        files = filter(Path.is_file, (self.paths.key, self.paths.servers_key))
+        guests = self.paths.guest_key("").parent.glob("*.key")
+        files = filter(Path.is_file, (self.paths.key, self.paths.servers_key, *guests))
         return [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
 
     # What the jobs wrote ------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from trtllm_hpc.bench.progress import clock_text
 from trtllm_hpc.report.formatting import NONE, format_duration, format_time, quantity
 from trtllm_hpc.report.tables import Table
+from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.stages import StageStatus, joined
 from trtllm_hpc.runs.status import RunStatus
@@ -46,7 +47,20 @@ def use_sentence(status: RunStatus) -> str:
         parts.append(f"{clock_text(use.waited_s)} in the queue")
     if use.energy_j is not None:
         parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh")
+    if use.saved_gpu_hours:
+        parts.append(f"{quantity(use.saved_gpu_hours)} GPU-hours saved by serve.idle_minutes")
     return ", ".join(parts)
+
+
+def visitor_lines(visitors: Sequence[Visitor], now: float) -> list[str]:
+    """Return a line for each guest and everybody who has asked."""
+    lines = []
+    for it in visitors:
+        end = "" if it.expires_at is None else f" until {format_time(it.expires_at)}"
+        key = "" if it.key_file is None else f"{'' if it.admitted else 'not '}admitted{end}, "
+        last = "" if it.last_at is None else f", the last {_span(it.last_at, now)} ago"
+        lines.append(f"{it.name}: {key}{it.requests} request{'s' * (it.requests != 1)}{last}")
+    return lines
 
 
 def stage_times(stage: StageStatus, now: float) -> str:
@@ -69,24 +83,31 @@ def _span(since: float, until: float) -> str:
 
 def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
     """Return a table with one row for each run; ``now`` in seconds since the epoch."""
-    headers = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h")
+    saved = ("saved",) if any(run.saved_gpu_hours for run in runs) else ()
+    headers: tuple[str, ...] = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h", *saved)
+    if any(run.user is not None for run in runs):
+        headers = ("user", "run", "state", "GPUs", "age", "GPU-h")
     table = Table(
         *headers,
-        right=("age", "waited", "GPU-h"),
+        right=("age", "waited", "GPUs", "GPU-h", "saved"),
         one_line=headers,
-        optional=("endpoint", "model", "GPU-h", "waited"),
+        optional=("endpoint", "model", "saved", "GPU-h", "waited"),
         gap=2,
     )
     for run in runs:
-        table.add_row(
-            run.run_id,
-            "unknown" if run.state is None else run.state.value,
-            PurePath(run.model).name if run.model else NONE,
-            run.endpoint or NONE,
-            format_duration(max(0.0, now - run.created_at)),
-            NONE if run.waited_s is None else format_duration(run.waited_s),
-            quantity(run.gpu_hours, 2),
-        )
+        cells = {
+            "run": run.run_id,
+            "state": "unknown" if run.state is None else run.state.value,
+            "model": PurePath(run.model).name if run.model else NONE,
+            "endpoint": run.endpoint or NONE,
+            "waited": NONE if run.waited_s is None else format_duration(run.waited_s),
+            "user": run.user or NONE,
+            "GPUs": str(run.gpus),
+            "age": format_duration(max(0.0, now - run.created_at)),
+            "GPU-h": quantity(run.gpu_hours, 2),
+            "saved": quantity(run.saved_gpu_hours, 2),
+        }
+        table.add_row(*(cells[header] for header in headers))
     return table
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.records import Event, read_events
 from trtllm_hpc.scheduler.job_info import JobTimes
 
@@ -23,6 +24,8 @@ class RunUse:
     """Of all its jobs, also of those before ``resume``, and of the servers before the last renewal."""
     energy_j: float | None
     """In joules, of the stages whose energy Slurm has measured."""
+    saved_gpu_hours: float | None = None
+    """From the end of a server that nobody asked (``serve.idle_minutes``) to the time limit of its job."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,20 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
         spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
         total += sum(max(0.0, end - begin) for begin, end in spans) * gpus / _HOUR_S
     return total
+
+
+def saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
+    """Return the GPU-hours that a server of these times has not used because nobody asked it.
+
+    ``None`` if it has not ended for that reason, or has no time limit.
+    """
+    request = run.stop_request
+    if request is None or request.by != IDLE or run.is_local or not times.started_at or not times.ended_at:
+        return None
+    serve = (it["directives"] for it in run.plan.get("stages", ()) if it.get("name") == "serve")
+    options = {it["option"]: it["value"] for it in next(serve, ())}
+    left_s = float(options.get("--time") or 0) * 60 - (times.ended_at - times.started_at)
+    return max(0.0, left_s) * planned_gpus(run).get("serve", 0) / _HOUR_S
 
 
 def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:

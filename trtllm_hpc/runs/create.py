@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import default_profile as usual_profile
 from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
@@ -49,8 +50,8 @@ class JobSource(NamedTuple):
 
 
 def default_profile(cluster: Path | str | None) -> str:
-    """Return the profile's file or name; ``None`` is ``$TRTLLM_HPC_CLUSTER``, else ``sandbox``."""
-    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or "sandbox")
+    """Return the profile's file or name; ``None``: ``$TRTLLM_HPC_CLUSTER``, else the usual one."""
+    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or usual_profile())
 
 
 class PlannedRun(NamedTuple):

@@ -51,10 +51,16 @@ class ListedRun:
     """From the submission to the start of the first job."""
     gpu_hours: float | None = None
     """Of all its jobs, as far as it is known."""
+    saved_gpu_hours: float | None = None
+    """That a server which nobody asked left of its time limit (``serve.idle_minutes``)."""
     settled: bool = False
     """Whether every job has ended, and the run stays as it is."""
     live: bool = False
     """Whether a job of the run is in the queue or runs."""
+    user: str | None = None
+    """Whose run it is, as the next field only with ``--all-users``."""
+    gpus: int | None = None
+    """That its largest job has asked for."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,7 @@ def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) 
         max(ends) if ends and settled else None,
         use.waited_s,
         use.gpu_hours,
+        use.saved_gpu_hours,
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import math
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,10 +15,12 @@ from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_e
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours
+from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours
+from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
+from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
@@ -102,6 +106,8 @@ class RunStatus:
     """Nodes because of which servers of the run have ended; its next jobs do not get them."""
     gateway_failure: str | None = None
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
+    visitors: tuple[Visitor, ...] = ()
+    """Who has asked the server how often, and its guests."""
 
     @property
     def settled(self) -> bool:
@@ -183,6 +189,7 @@ def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         run_use(run, stages),
         run.bad_nodes,
         _gateway_failure(run) if endpoint is not None else None,
+        visitors_of(run.paths),
     )
 
 
@@ -192,11 +199,13 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     starts = [it.times.started_at for it in stages if it.times.started_at is not None]
     energies = [it.energy_j for it in stages if it.energy_j is not None]
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
+    saved = [saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"]
     earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
     return RunUse(
         waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
         energy_j=sum(energies) if energies else None,
+        saved_gpu_hours=saved[0] if saved else None,
     )
 
 
@@ -356,13 +365,24 @@ def _companion_failed_in(run: RunSnapshot, failed: StageStatus) -> bool:
 def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStatus]) -> str:
     known = {RunState.RENDERED: "not submitted", RunState.COMPLETED: "every stage has completed"}
     if state in known:
-        return known[state]
+        request = run.stop_request
+        return known[state] + (f": {request.reason}" if request is not None and request.by == IDLE else "")
     busy = next((stage for stage in stages if not stage.final), None)
     if busy is None:
         return str(state.value)
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
     progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
-    return f"stage {busy.stage} {busy.sentence}{progress}"
+    return f"stage {busy.stage} {busy.sentence}{progress}{_idle(run, state)}"
+
+
+def _idle(run: RunSnapshot, state: RunState) -> str:
+    """Return, to be appended to the sentence, when a server that nobody asks ends."""
+    marks = [it for it in run.events("serve") if it.name in (IDLE, "ready")]
+    ends_at = marks[-1].data.get("ends_at") if marks else None
+    if state is not RunState.SERVING or ends_at is None:
+        return ""
+    minutes = max(1, math.ceil((ends_at - time.time()) / 60))
+    return f"; nobody asks: the server ends in {minutes} min (serve.idle_minutes), unless a request comes"
 
 
 def _troubles(run: RunSnapshot, stages: Sequence[StageStatus]) -> str:

@@ -171,9 +171,8 @@ def _add_server_commands(commands: _Commands) -> None:
         leaders={"type": _leaders, "required": True, "help": "NODE:INSTANCE,INSTANCE of each node"},
         roles={"type": _numbers, "default": {}, "help": "PHASE:SERVER,SERVER of a disaggregated run"},
         drain_seconds={"type": float, "default": 0.0},
-        **dict.fromkeys(
-            ("companion_start_seconds", "companion_silence_seconds", "hang_seconds"), _MAYBE_SECONDS
-        ),
+        **dict.fromkeys(("companion_start_seconds", "companion_silence_seconds"), _MAYBE_SECONDS),
+        **dict.fromkeys(("hang_seconds", "idle_seconds"), _MAYBE_SECONDS),
     )
     door = _add(commands, "door", "run the door of a further node", node=_NUMBER, **of_door)
     door.add_argument("instances", type=int, nargs="+")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import resource
 import secrets
 import shutil
@@ -50,6 +51,9 @@ _OWNER = "owner"
 
 _OTHER_FILES = 200
 """Files that HAProxy opens besides connections, at most."""
+
+_ASKED = re.compile(r"key=(\S+) .*\bconn_cur=(\d+) http_req_cnt=(\d+)")
+"""Of HAProxy's table of who has asked."""
 
 _TICK_S = 0.2
 _GRACE_S = 5.0
@@ -105,6 +109,8 @@ class Door:
         if paths.key.exists():
             # HAProxy reads the header of its own questions to other doors from here.
             write_text(self.folder / "key.map", f"key {paths.key.read_text().strip()}\n", mode=0o600)
+        self._guests: dict[str, str] = {}
+        write_text(self._guest_map, "")
         self._command = [options.program, "-db", "-f", str(paths.door(node))]
         self._environment = {
             **os.environ,
@@ -134,17 +140,45 @@ class Door:
     @property
     def gateway(self) -> Path:
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
-        return self.folder / "openai"
+        return self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
+
+    @property
+    def _guest_map(self) -> Path:
+        return self.folder / "guests.map"
+
+    def _ask(self, command: str) -> str:
+        """Return HAProxy's answer; raises OSError."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(1.0)
+            connection.connect(str(self.folder / "socket"))
+            connection.sendall(f"{command}\n".encode())
+            with connection.makefile(encoding="utf-8") as answer:
+                return answer.read()
+
+    def admit(self, guests: Mapping[str, str]) -> None:
+        """Let in whoever bears one of these keys, each with a guest's name, and no other guest.
+
+        Raises OSError; HAProxy then does so when it is started again.
+        """
+        if guests == self._guests:
+            return
+        text = "".join(f"{key} {name}\n" for key, name in guests.items())
+        write_text(self._guest_map, text)
+        version = self._ask(f"prepare map {self._guest_map}").rpartition(":")[2].strip()
+        if guests:
+            self._ask(f"add map @{version} {self._guest_map} <<\n{text}")
+        self._ask(f"commit map @{version} {self._guest_map}")
+        self._guests = dict(guests)
+
+    def asked(self) -> dict[str, tuple[int, int]]:
+        """Return how many requests each name has made since HAProxy's start, and how many are open now."""
+        rows = _ASKED.findall(self._ask("show table asked"))
+        return {name: (int(count), int(running)) for name, running, count in rows}
 
     def servers_up(self) -> int:
         """Return how many instances get requests, over each protocol of theirs."""
         try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(1.0)
-                connection.connect(str(self.folder / "socket"))
-                connection.sendall(b"show stat\n")
-                with connection.makefile(encoding="utf-8") as answer:
-                    lines = [line.split(",") for line in answer]
+            lines = [line.split(",") for line in self._ask("show stat").splitlines()]
         except OSError:
             return 0
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]

@@ -15,6 +15,7 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.records import RELAY_VARIABLE
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
@@ -131,7 +132,9 @@ class Gateway:
         command = [sys.executable, "-m", "trtllm_hpc", "gateway", "--run", str(self._paths.folder)]
         log = os.open(self._paths.batch_log("gateway"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            return start_bound([*command, f"--fd={descriptor}"], os.environ, log, (descriptor,))
+            return start_bound(
+                [*command, f"--fd={descriptor}"], {**os.environ, RELAY_VARIABLE: "1"}, log, (descriptor,)
+            )
         finally:
             os.close(log)
 

@@ -1,4 +1,4 @@
-"""Telling somebody's webhook that the server is ready, that a stage has failed, or that the run has ended."""
+"""Notices to somebody's webhook: the server is ready or idle, a stage has failed, the run has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 10.0
 
 
 def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threading.Thread | None:
-    """Send a notice (``ready``, ``failed``, ``ended``) from a thread of its own; ``None`` without a webhook.
+    """Send a notice (``ready``, ``idle``, ``failed``, ``ended``) in a thread; ``None`` without a webhook.
 
     A failure of the webhook is logged and harms nothing. Its URL may hold a secret and is not shown.
     """

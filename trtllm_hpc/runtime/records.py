@@ -61,6 +61,12 @@ INSTANCE_HEADER = "x-trtllm-hpc-instance"
 from 0. If that instance is not ready, another one gets the request."""
 
 
+RELAY_VARIABLE = "TRTLLM_HPC_RELAYS"
+"""Environment variable of a gateway, whose requests the door has already counted."""
+RELAY_HEADER = "x-trtllm-hpc-relayed"
+"""Header of such requests."""
+
+
 @dataclass(frozen=True)
 class Endpoint(JsonRecord):
     """Where a ready server answers."""
@@ -100,9 +106,10 @@ class Endpoint(JsonRecord):
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header that every call needs, empty without a key; raises RequestFailed if that is not ours."""
+        """The headers that every call needs; raises RequestFailed if the key is not ours."""
+        relayed = {RELAY_HEADER: "1"} if RELAY_VARIABLE in os.environ else {}
         if self.key_file is None:
-            return {}
+            return relayed
         try:
             key = Path(self.key_file).read_text(encoding="ascii").strip()
             why = None if key else "is empty"
@@ -115,7 +122,7 @@ class Endpoint(JsonRecord):
                 f"The server at {self.place} asks for a key, and {self.key_file} {why}.",
                 hint="ask the owner of the run for the key",
             )
-        return {"authorization": f"Bearer {key}"}
+        return {"authorization": f"Bearer {key}", **relayed}
 
     @property
     def scheme(self) -> str:

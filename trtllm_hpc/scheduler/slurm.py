@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import shutil
@@ -40,6 +41,7 @@ _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
 )
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
 _SECONDS = {"SLURM_TIME_FORMAT": "%s"}
@@ -215,16 +217,30 @@ class Slurm:
             # events have to suffice.
             self._no_accounting = True
             return {}
-        found = []
-        for row in _rows("sacct", answer.stdout, 1 + _ACCOUNTED.count(",")):
-            job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
-            times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
-            info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
-            origin = Origin(_uid(uid), user, name, folder, submit_line=line)
-            # Energy is 0 or empty where it is not measured.
-            energy_j, count = _moment(energy), int(gpus[1]) if gpus else None
-            found.append(replace(info, gpus=count, energy_j=energy_j, origin=origin))
-        return by_id(found)
+        return by_id(_accounted(answer.stdout))
+
+    def jobs_of_all_users(self, since_s: float) -> list[JobInfo]:
+        """Return everybody's jobs that were in the queue or ran in the last so many seconds.
+
+        Raises SubmissionError if accounting does not answer, or shows a user nobody else's jobs.
+        """
+        shown = self._run(["scontrol", "show", "config"]).stdout
+        user = getpass.getuser()
+        if re.search(r"^PrivateData\s*=.*\b(jobs|all)\b", shown, re.MULTILINE) and os.getuid():
+            level = self._run([*_SACCTMGR, "show", "user", user, "format=AdminLevel"]).stdout.strip()
+            if level not in ("Operator", "Administrator"):
+                raise SubmissionError(
+                    f"Slurm shows {user} nobody else's jobs (PrivateData in slurm.conf).",
+                    hint="trtllm-hpc runs shows your own; an operator of Slurm (sacctmgr) sees everybody's",
+                )
+        command = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"]
+        # What a job that waits has asked for, it will be given.
+        columns = f"--format={_ACCOUNTED.replace('AllocTRES', 'ReqTRES')}"
+        times = ["--allusers", f"--starttime=now-{round(since_s)}seconds"]
+        answer = self._run([*command, *times, columns], _SECONDS)
+        if answer.returncode:
+            raise _refused(answer, "Slurm's accounting does not list the jobs of all users")
+        return _accounted(answer.stdout)
 
     def _scontrol(self, job_id: str) -> list[JobInfo]:
         """Return what scontrol shows by an id: a row for each component."""
@@ -313,6 +329,20 @@ def _rows(command: str, text: str, count: int) -> list[list[str]]:
         message = f"{command} answered {text.strip()[:80]!r}, which does not list jobs."
         raise SubmissionError(message, hint=_CONTROLLER_HINT, transient=True)
     return rows
+
+
+def _accounted(text: str) -> list[JobInfo]:
+    """Return the jobs that sacct has printed with the columns ``_ACCOUNTED``."""
+    found = []
+    for row in _rows("sacct", text, 1 + _ACCOUNTED.count(",")):
+        job_id, state, code, nodes, *moments, given, energy, uid, user, name, folder, line = row
+        times, gpus = JobTimes(*map(_moment, moments)), re.search(r"\bgres/gpu=(\d+)", given)
+        info = JobInfo(job_id, parse_state(state), "", "", _nodes(nodes), *_exit(code), times)
+        origin = Origin(_uid(uid), user, name, folder, submit_line=line)
+        # Energy is 0 or empty where it is not measured.
+        energy_j, count = _moment(energy), int(gpus[1]) if gpus else None
+        found.append(replace(info, gpus=count, energy_j=energy_j, origin=origin))
+    return found
 
 
 def _uid(text: str) -> int | None:

@@ -40,7 +40,7 @@ def load(
     Args:
         job_file: path of the job file, or the bare name of a shipped one.
         cluster: path of a profile, or the name of a shipped one or of one in
-            ``~/.config/trtllm-hpc/clusters``.
+            ``~/.config/trtllm-hpc/clusters`` or ``/etc/trtllm-hpc/clusters``.
         overrides: ``a.b=c`` settings; those of the profile begin with ``cluster.``.
         command, options: the command that reads the files, and its other options. An error ends with this
             command, to be typed again.
@@ -159,7 +159,8 @@ class _Trees:
 
 def rules_of(job: JobFile) -> tuple[Rule, ...]:
     """Return every rule that a job file and a profile must keep, in the order in which they are judged."""
-    return (*job_rules.RULES, *cluster_rules.RULES, *serve_rules.RULES, *_backend_rules(job))
+    of_both = (*serve_rules.RULES, *_backend_rules(job), serve_rules.site_limits)
+    return (*job_rules.RULES, *cluster_rules.RULES, *of_both)
 
 
 def problems(facts: JobFacts) -> list[Diagnostic]:
@@ -167,7 +168,9 @@ def problems(facts: JobFacts) -> list[Diagnostic]:
     wrong = [problem for rule in job_rules.RULES for problem in _judge(rule, facts.job)]
     wrong += cluster_problems(facts.cluster)
     of_both = (*serve_rules.RULES, *_backend_rules(facts.job))
-    return wrong + [problem for rule in of_both for problem in _judge(rule, facts)]
+    wrong += [problem for rule in of_both for problem in _judge(rule, facts)]
+    # Only of a job that can be laid out is it known how many GPUs it has.
+    return wrong or _judge(serve_rules.site_limits, facts)
 
 
 def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trtllm_hpc.backends import BACKENDS
+from trtllm_hpc.backends import BACKENDS, backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
@@ -123,6 +123,37 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.time_limit_minutes", message, hint, serve.time_limit_minutes)
 
 
+def idle_can_be_seen(facts: JobFacts) -> Diagnostics:
+    """Whether anybody asks is seen at a door, or in the metrics of a Triton that is watched."""
+    serve = facts.job.serve
+    sees = serve.door == "haproxy" or (facts.job.frontend == "triton" and serve.hang_timeout_seconds)
+    if serve.idle_minutes is not None and not sees:
+        message = "only a door sees whether anybody asks this server"
+        yield in_job(
+            "conflict", "serve.idle_minutes", message, "set serve.door to haproxy", serve.idle_minutes
+        )
+
+
+def site_limits(facts: JobFacts) -> Diagnostics:
+    """The job keeps the limits that the site has set in the profile."""
+    job, limits = facts.job, facts.cluster.limits
+    allows = f"but the profile {facts.cluster.name!r} allows"
+    hint = limits.message or "lower it, or ask your site"
+    serve, minutes = job.serve.time_limit_minutes, job.companion.time_limit_minutes
+    stages = {"build": job.build.time_limit_minutes, "serve": serve, "companion": minutes}
+    for name, asked in stages.items():
+        if limits.time_minutes is not None and asked > limits.time_minutes:
+            message = f"{asked} minutes, {allows} {limits.time_minutes}"
+            yield in_job("site-limit", f"{name}.time_limit_minutes", message, hint, asked)
+    parts = backend_of(job).topology(job, facts.cluster).components
+    gpus = sum(part.nodes * part.gpus_per_node for part in parts)
+    if limits.gpus is not None and gpus > limits.gpus:
+        yield in_job("site-limit", "serve", f"{gpus} GPUs, {allows} {limits.gpus}", hint, gpus)
+    if limits.door == "obligatory" and not (job.serve.door == "haproxy" and job.serve.key):
+        field = "serve.key" if job.serve.door == "haproxy" else "serve.door"
+        yield in_job("site-limit", field, f"no server without a key, {allows} only doors with a key", hint)
+
+
 def build_gpus(facts: JobFacts) -> Diagnostics:
     """The build needs no more GPUs than one node has."""
     job, cluster = facts.job, facts.cluster
@@ -192,6 +223,7 @@ RULES = (
     frontend_fits_backend,
     command_has_its_backend,
     renewal_can_work,
+    idle_can_be_seen,
     build_gpus,
     mode_has_its_models,
     mode_fits_backend,

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.logs.anchors import required_texts
-from trtllm_hpc.paths import user_config_folder
+from trtllm_hpc.paths import site_config_folder, user_config_folder
 
 AREAS = (
     "slurm",
@@ -174,7 +174,7 @@ def causes() -> dict[str, Cause]:
 def own_tables() -> tuple[dict[Path, dict[str, Cause | None]], list[ConfigError]]:
     """Return the entries of the user's and the site's tables by file, and what is wrong with other files."""
     tables, errors = {}, []
-    for folder in filter(None, (user_config_folder() / "causes", _site)):
+    for folder in filter(None, (site_config_folder() / "causes", user_config_folder() / "causes", _site)):
         for file in sorted(folder.glob("*.toml")):
             try:
                 tables[file] = read_table(file)

@@ -32,6 +32,8 @@ class SupervisorOptions:
     companion_silence_seconds: float | None
     drain_seconds: float
     """Bound on open requests once the time limit is near."""
+    idle_seconds: float | None = None
+    """How long nobody may ask before the server ends; ``None``: for ever."""
     hang_seconds: float | None = None
     """How long an instance's leader may give no sign of life; ``None``: for ever."""
     roles: Mapping[str, Sequence[int]] = field(default_factory=dict)

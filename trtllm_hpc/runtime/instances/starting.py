@@ -93,6 +93,11 @@ class Doors:
         return record
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a door on this node."""
+        return self._own is not None
+
+    @property
     def own(self) -> Door:
         """The door on this node; it must be open."""
         assert self._own is not None

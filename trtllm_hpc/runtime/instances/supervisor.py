@@ -19,11 +19,13 @@ from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
+from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat
 from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.publishing import Publisher
 from trtllm_hpc.runtime.instances.starting import Doors, start_instance
+from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
@@ -52,6 +54,7 @@ class RunSupervisor:
         self._companion = CompanionWatch(
             paths, options.companion_start_seconds, options.companion_silence_seconds
         )
+        self._visitors = Visitors(paths, self._doors, options.idle_seconds)
         self._engine = EngineCheck(paths)
         self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
         self._heartbeat = Heartbeat(self._own_heartbeat)
@@ -131,6 +134,8 @@ class RunSupervisor:
             print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
         if self._draining_since is None and self._troubles.is_due():
             self._give_up_what_stands_still()
+        if (why := self._visitors.tick(serves=self._publisher.is_published)) is not None:
+            request_stop(self._paths, by=IDLE, reason=why)
         if self._publisher.is_published:
             if (sentence := self._companion.missing()) is not None:
                 self._end_run(RunEnd(sentence, event="companion_missing"))

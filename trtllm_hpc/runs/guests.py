@@ -1,0 +1,108 @@
+"""Guests of a run, colleagues with keys of their own to its door; and who has asked the server."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.errors import ConfigError, Diagnostic, NotReady
+from trtllm_hpc.paths import RunPaths, call_name, write_json
+from trtllm_hpc.runtime.door import write_key
+from trtllm_hpc.runtime.guests import ANYBODY, OWNER, Guest, Visits, read_guests
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_CONFIRMED_S = 15.0
+"""For the door to do what the file says; it looks once a second."""
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Who has asked a server, or may ask it with a guest's key."""
+
+    name: str
+    """A guest's, ``owner``, or ``anybody`` where the server asks for no key."""
+    requests: int
+    """That generate or infer. Without a door: in how many spans of 5 s there was one."""
+    last_at: float | None
+    """When the last of them came, in seconds since the epoch."""
+    key_file: str | None = None
+    """File with a guest's key, which only the owner of the run can read; ``None``: not a guest any more."""
+    expires_at: float | None = None
+    """``None``: the key is good until it is revoked."""
+    admitted: bool = False
+    """Whether the door lets the guest in now."""
+
+
+def visitors_of(paths: RunPaths) -> tuple[Visitor, ...]:
+    """Return the guests of a run and everybody else who has asked its server."""
+    visits = Visits.read(paths.visits) or Visits()
+    guests = {guest.name: guest for guest in read_guests(paths)}
+    serves, found = paths.endpoint.exists(), []
+    for name in dict.fromkeys([*visits.asked, *guests]):
+        count, last_at = visits.asked.get(name, (0, None))
+        guest, admitted = guests.get(name), serves and name in visits.admitted
+        of_guest = () if guest is None else (str(paths.guest_key(name)), guest.expires_at, admitted)
+        found.append(Visitor(name, int(count), last_at, *of_guest))
+    return tuple(found)
+
+
+def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
+    """Make a key for a guest and wait until the door of a run that serves takes the key.
+
+    Raises ConfigError for a name or a run that cannot have it, NotReady if the door does not confirm it.
+    """
+    serve = read_spec(paths.spec).serve
+    if serve.door == "none" or not serve.key:
+        raise _refused(paths, "the run has no door that asks for a key: everybody may ask this server")
+    if not _NAME.fullmatch(name) or name in (OWNER, ANYBODY):
+        hint = "letters, digits, '.', '_', '@' and '-', such as a user name"
+        raise _refused(paths, f"{name!r} cannot name a guest", hint)
+    key, now = paths.guest_key(name), time.time()
+    with _changing(paths) as guests:
+        if name in guests and now < (guests[name].expires_at or now + 1):
+            hint = f"trtllm-hpc endpoint {call_name(paths)} --revoke {name} --invite {name}, for another key"
+            raise _refused(paths, f"{name} has a key already: {key}", hint)
+        key.parent.mkdir(mode=0o700, exist_ok=True)
+        key.unlink(missing_ok=True)
+        write_key(key)
+        guests[name] = Guest(name, now, None if expires_s is None else now + expires_s)
+    _wait_for_door(paths, name, admitted=True)
+
+
+def revoke(paths: RunPaths, name: str) -> None:
+    """End a guest's key and wait until the door refuses it; raises as :func:`invite`."""
+    with _changing(paths) as guests:
+        if guests.pop(name, None) is None:
+            raise _refused(paths, f"{name!r} is not a guest; invited: {', '.join(guests) or 'nobody'}")
+    paths.guest_key(name).unlink(missing_ok=True)
+    _wait_for_door(paths, name, admitted=False)
+
+
+@contextmanager
+def _changing(paths: RunPaths) -> Iterator[dict[str, Guest]]:
+    """Yield the guests by name, to be changed; one process at a time."""
+    with (paths.folder / ".guests.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        guests = {guest.name: guest for guest in read_guests(paths)}
+        yield guests
+        write_json(paths.guests, [asdict(guest) for guest in guests.values()])
+
+
+def _wait_for_door(paths: RunPaths, name: str, *, admitted: bool) -> None:
+    deadline = time.monotonic() + _CONFIRMED_S
+    while paths.endpoint.exists() and (name in (Visits.read(paths.visits) or Visits()).admitted) != admitted:
+        if time.monotonic() > deadline:
+            what = f"has not confirmed that it {'takes' if admitted else 'refuses'} the key of {name}"
+            raise NotReady(
+                f"The door of run {paths.run_id} {what}.", hint=f"trtllm-hpc status {call_name(paths)}"
+            )
+        time.sleep(0.2)
+
+
+def _refused(paths: RunPaths, message: str, hint: str | None = None) -> ConfigError:
+    return ConfigError([Diagnostic("guest", message, f"run {paths.run_id}", hint=hint)])
