@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -118,8 +119,9 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         sandbox = sandbox if sandbox is not None and _is_up(traces, sandbox) else None
         job = _MODEL if fetching is None or _is_fetched(fetching) else _RANDOM
     finally:
-        if fetching is not None:
-            fetching.terminate()
+        if fetching is not None and fetching.poll() is None:
+            os.killpg(fetching.pid, signal.SIGINT)  # it removes what it has fetched
+            fetching.communicate()
     for old in traces.demo_runs():
         with suppress(SubmissionError):  # its cluster is gone
             if not old.status.settled:
@@ -147,9 +149,14 @@ def _begin_fetching(traces: _Traces) -> subprocess.Popen[str] | None:
     traces.add("models", str(folder))
     _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
     command = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
-    environment = {**os.environ, **_SLEEP}
-    nowhere, pipe = subprocess.DEVNULL, subprocess.PIPE
-    return subprocess.Popen(command, env=environment, stdout=nowhere, stderr=pipe, text=True)
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **_SLEEP},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that pip ends with it
+    )
 
 
 def _is_fetched(fetching: subprocess.Popen[str]) -> bool:
@@ -313,13 +320,15 @@ def _remove(traces: _Traces) -> None:
             click.echo(f"  next: {_typed(f'sandbox down --name {sandbox.name}')}")
         elif sandbox.down(tell=print_step):
             click.echo(f"removed: the Slurm cluster {sandbox.name}")
-    for folder in (*traces.of("models"), str(traces.folder)):
-        if Path(folder).exists():
+    models = [Path(folder) for folder in traces.of("models")]
+    halves = [half for folder in models for half in folder.parent.glob(f".{folder.name}-*")]  # it was killed
+    for folder in (*models, *halves, traces.folder):
+        if folder.exists():
             shutil.rmtree(folder)
             click.echo(f"removed: {folder}")
-    for folder in traces.of("runs"):
+    for name in traces.of("runs"):
         with suppress(OSError):  # other runs are in it
-            Path(folder).rmdir()
+            Path(name).rmdir()
     if packages := traces.of("packages"):
         click.echo(f"Debian packages stay. To remove them: apt-get remove {' '.join(packages)}")
 
