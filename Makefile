@@ -11,9 +11,13 @@ CODE := trtllm_hpc tests tools benchmarks setup.py
 help: ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1	/p' Makefile | expand -t 16
 
-.PHONY: demo
-demo: setup ## from nothing to a served and measured model, on a Slurm cluster on this machine
+# Python keeps what it compiles: each job imports PyTorch.
+.PHONY: demo demo-tour
+demo demo-tour: export PYTHONDONTWRITEBYTECODE :=
+demo: $(VENV)/.demo-ready ## from nothing to a model that answers, measured, on a Slurm cluster on this machine
 	@.ci/demo $(BIN)
+demo-tour: $(VENV)/.demo-ready ## the demo, then a second setting compared, and a server killed and explained
+	@.ci/demo $(BIN) --tour
 
 .PHONY: test
 test: setup ## lint and every test, the real Slurm ones too
@@ -97,9 +101,14 @@ setup: $(VENV)/.ready ## the virtual environment, with the pinned versions
 
 $(VENV)/.ready: setup.cfg pyproject.toml constraints.txt .ci/setup
 	@.ci/setup $(VENV)
+	@touch $@ $(VENV)/.demo-ready
+
+# A part of it: without the packages that only tests and linters need.
+$(VENV)/.demo-ready: setup.cfg pyproject.toml constraints.txt .ci/setup
+	@.ci/setup $(VENV) mpi,reference,report
 	@touch $@
 
 .PHONY: clean
-clean: ## remove the sandbox, the environment and what the tools cached
-	if [ -x $(BIN)/trtllm-hpc ]; then $(BIN)/trtllm-hpc sandbox down; fi
+clean: ## remove the demo, the sandbox, the environment and what the tools cached
+	if [ -x $(BIN)/trtllm-hpc ]; then $(BIN)/trtllm-hpc demo --remove; $(BIN)/trtllm-hpc sandbox down; fi
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

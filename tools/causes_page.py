@@ -77,7 +77,7 @@ on logs that nobody here had seen is on [another page](../explanation/unseen-log
 
 ## Causes of your own
 
-Tables in `~/.config/trtllm-hpc/causes/*.toml`, in the [site's](sites.md)
+Tables in `~/.config/trtllm-hpc/causes/*.toml`, in the [site's](../how-to/sites.md)
 `/etc/trtllm-hpc/causes/`, and in the folder that the cluster profile names
 (`causes_folder`), come before the shipped ones. `trtllm-hpc explain --check FILE` checks a table.
 

@@ -44,6 +44,7 @@ COMMANDS: dict[str, str] = {
     "versions": "List TensorRT-LLM releases and the options of their programs.",
     "schema": "Print the JSON Schemas of job files, profiles and --json output.",
     "sandbox": "Run a real Slurm cluster on this machine.",
+    "demo": "Serve a small model on this machine, ask it, measure it.",
 }
 """Every command and its line in ``--help``: help imports none of them."""
 
@@ -150,7 +151,7 @@ def command() -> None:
 
     \b
     Without a GPU or a Slurm, to see how it works:
-      trtllm-hpc submit tiny-llama --cluster local --wait
+      trtllm-hpc demo
 
     A RUN is named by its folder, its id, its job name, or 'latest': the run submitted last.
     """

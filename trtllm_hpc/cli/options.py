@@ -241,6 +241,11 @@ def print_warning(text: str) -> None:
     click.echo(wrap(text, terminal_width(sys.stderr)), err=True)
 
 
+def print_step(step: str) -> None:
+    """Print on standard error what is being done, which takes a while."""
+    click.echo(f"  {step} ...", err=True)
+
+
 def print_pruned(chosen: Sequence[tuple[str, str, str | None]], removed: bool, more: str = "") -> None:
     """Print what was chosen to go: the name of each, why, and why it stays nevertheless."""
     done = "removed" if removed else "would be removed"

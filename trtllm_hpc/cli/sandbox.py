@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.options import json_option, print_json, terminating_as_interrupt
+from trtllm_hpc.cli.options import json_option, print_json, print_step, terminating_as_interrupt
 from trtllm_hpc.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ def up(
         if install:
             from trtllm_hpc.sandbox.requirements import install_missing
 
-            install_missing(tell=_print_step)
-        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", root=root, tell=_print_step)
+            install_missing(tell=print_step)
+        fresh = sandbox.up(nodes, gpus_per_node, real_gpus=kind == "real", root=root, tell=print_step)
     if fresh:
         click.echo(f"sandbox {name}: up after {time.monotonic() - started:.1f} s", err=True)
     else:
@@ -117,7 +117,7 @@ def down(name: str, yes: bool, as_json: bool) -> None:
         click.echo("\n".join([f"sandbox {name} has jobs:", *(f"  {job}" for job in jobs)]), err=True)
         if sys.stdin.isatty():
             click.confirm("Kill them?", abort=True, err=True)
-    was_there = sandbox.down(tell=_print_step)
+    was_there = sandbox.down(tell=print_step)
     outcome = "down, nothing is left" if was_there else "does not exist: nothing to do"
     click.echo(f"sandbox {name}: {outcome}", err=True)
     if as_json:
@@ -160,7 +160,7 @@ def make_root(folder: Path, suite: str, mirror: str, install: bool) -> None:
     from trtllm_hpc.sandbox import requirements
 
     with terminating_as_interrupt():
-        fresh = requirements.make_root(folder, suite, mirror, install=install, tell=_print_step)
+        fresh = requirements.make_root(folder, suite, mirror, install=install, tell=print_step)
     outcome = f"{suite} is there" if fresh else "is already there: nothing to do"
     click.echo(f"root file system {folder}: {outcome}", err=True)
 
@@ -179,10 +179,6 @@ def enter(folder: Path, words: tuple[str, ...]) -> None:
     requirements.check_packages(str(folder.absolute()))
     line = root.entering(str(folder.absolute()), words or ("bash",))
     os.execvp(line[0], line)
-
-
-def _print_step(step: str) -> None:
-    click.echo(f"  {step} ...", err=True)
 
 
 def _gpus(status: Status, node: NodeStatus) -> str:

@@ -130,7 +130,8 @@ def _convert(gguf: Path, folder: Path, end_token: str) -> None:
     # The file is local; transformers would ask the hub about it, and draw three progress bars.
     os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
     try:
-        importlib.import_module("gguf")  # transformers reads the file with it
+        for name in ("accelerate", "gguf"):  # transformers reads the file with them
+            importlib.import_module(name)
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise FetchFailed(
