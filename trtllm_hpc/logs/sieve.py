@@ -17,7 +17,7 @@ _REMEMBERED_BYTES = 8 << 20
 _BLOCK_BYTES = 1 << 16
 """It is searched in several passes, and should fit into a processor's cache."""
 _BLOCK_BYTES_OF_VECTORSCAN = 1 << 18
-_BYTES_FOR_VECTORSCAN = 16 << 20
+_BYTES_FOR_VECTORSCAN = 1 << 18
 """Less is searched sooner than the library is loaded."""
 
 Value = TypeVar("Value")

@@ -41,7 +41,8 @@ _SUSPECT_TEXTS = (
 )
 
 ERROR_TEXTS = (
-    *(b"\nE", b"\nF", b"ERRO[", b"panic", b"what():", b"KeyboardInterrupt", b"\nCaused by: ", b"[E]"),
+    *(b"\nE0", b"\nE1", b"\nF0", b"\nF1", b"[E]"),  # glog: E or F and the month
+    *(b"ERRO[", b"panic", b"what():", b"KeyboardInterrupt", b"\nCaused by: "),
     *(b"ritical]", b"CRITICAL]", b"rror", b"ERROR", b"atal", b"FATAL", b"received by PID"),
     *(b"undefined reference", b"xception: ", b"Segmentation fault", b"core dumped"),
     *(b"ut of memory", b"oom-kill", b"oom_kill", b"oom kill"),

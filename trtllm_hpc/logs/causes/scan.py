@@ -33,7 +33,7 @@ _LONGEST_BLOCK = 16 << 20
 _LONGEST_SEARCHED = 1 << 20  # the rest of a longer line is not searched for an error
 _SHOWN, _SHOWN_ERROR = 300, 600
 
-_MOST_BYTES, _MOST_BYTES_OF_VECTORSCAN = 48 << 20, 384 << 20
+_MOST_BYTES, _MOST_BYTES_OF_VECTORSCAN = 16 << 20, 384 << 20
 """Of all logs of one command so much is searched, from their beginnings on."""
 _MOST_WORK = 6 << 20
 """The same for the lines that the sieve finds, each with ``_WORK_OF_A_LINE``: a log may consist of them."""
