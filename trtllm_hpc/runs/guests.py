@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.errors import ConfigError, Diagnostic, NotReady
 from trtllm_hpc.paths import RunPaths, call_name, write_json
 from trtllm_hpc.runtime.door import write_key
@@ -56,6 +55,8 @@ def invite(paths: RunPaths, name: str, expires_s: float | None) -> None:
 
     Raises ConfigError for a name or a run that cannot have it, NotReady if the door does not confirm it.
     """
+    from trtllm_hpc.config.files import read_spec  # imported here: `status` needs no job file
+
     serve = read_spec(paths.spec).serve
     if serve.door == "none" or not serve.key:
         raise _refused(paths, "the run has no door that asks for a key: everybody may ask this server")

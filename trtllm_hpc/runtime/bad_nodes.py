@@ -23,7 +23,7 @@ EVENT = "bad_node"
 """Name of the event with a :class:`BadNode`."""
 
 _OF_GPU = re.compile(
-    rb"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|GPU has fallen off the bus"
+    rb"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE|GPU has fallen off the bus"
     # The numbers that are left out may be the program's own fault.
     rb"|NVRM: Xid \([^)]*\): (?!(?:13|31|43)\b)\d+"
     rb"|system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY"

@@ -72,6 +72,7 @@ HARMLESS = re.compile(
     | properly\ configured\ to\ use\ 'conda\ activate' | \bconda\ init\b
     | failed\ to\ delete\ container\ image\ tempDir | is\ defunct,\ please\ remove
     | ^error:\ rank\ \d+\ ended\ \(  # our own supervisor's last line repeats the rank's record
+    | ^\|\ \w+\ +\|\ [\d.]+\ +\|  # an option of Triton's, such as exit_timeout
     | \b(?:no|0|without)\ errors?\b | ^\W*$
     """,
     re.VERBOSE | re.IGNORECASE,
