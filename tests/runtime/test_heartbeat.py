@@ -96,3 +96,15 @@ def test_every_beat_has_the_same_length(clock: Clock, tmp_path: Path) -> None:
         beat.beat()
         sizes.add((tmp_path / "0").stat().st_size)
     assert len(sizes) == 1
+
+
+def test_a_rank_that_falls_silent_after_its_first_beat_is_noticed(clock: Clock, tmp_path: Path) -> None:
+    own, rank = Heartbeat(tmp_path / "own"), Heartbeat(tmp_path / "1")
+    watch = SilenceWatch({1: rank.file}, None, own.file)
+    for second in range(20):
+        clock.now += 1
+        own.beat()
+        seen = watch.look()
+        if second == 0:
+            rank.beat()
+    assert "no sign of life" in seen.suspects[1]

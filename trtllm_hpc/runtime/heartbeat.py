@@ -136,6 +136,8 @@ class SilenceWatch:
             try:
                 content = file.read_text(encoding="utf-8", errors="replace")
             except FileNotFoundError:
+                if rank != _OWN:
+                    self._seen.setdefault(rank, _Seen(""))  # its first beat will be a change
                 continue
             except OSError:
                 return  # this node does not see the file system: that says nothing about the others

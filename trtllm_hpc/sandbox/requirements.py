@@ -92,7 +92,11 @@ def missing_packages(root: str = "", *, optional: bool = False) -> list[str]:
     commands = COMMANDS | (OPTIONAL if optional else {}) | ({"python3": "python3"} if root else {})
     lacking = {package for command, package in commands.items() if which(root, command) is None}
     top = Path(root or "/")
-    lacking |= {package for file, package in LIBRARIES.items() if not any(top.glob(file.lstrip("/")))}
+    libraries = dict(LIBRARIES)
+    if not root and sys.base_prefix == "/usr":  # Triton loads the library of Debian's Python
+        python = f"libpython{sys.version_info.major}.{sys.version_info.minor}"
+        libraries[f"/usr/lib/*/{python}.so.1.0"] = python
+    lacking |= {package for file, package in libraries.items() if not any(top.glob(file.lstrip("/")))}
     return sorted(lacking)
 
 
