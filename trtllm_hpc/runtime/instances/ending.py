@@ -87,9 +87,11 @@ def early_end(
     Also while the run stops: a companion that got no answers has asked for it, and does not know why.
     """
     is_needed = not _restarts(instance, options) and others < options.minimum
-    if verdict(records) is None or not (is_stopping or is_needed):
+    judge = verdict(records)
+    if judge is None or not (is_stopping or is_needed):
         return None
-    return RunEnd(how_it_ended(records, ExitCode.START))
+    code = judge.exit_code if 0 < (judge.exit_code or 0) < 128 else None
+    return RunEnd(how_it_ended(records, ExitCode.START), code or ExitCode.START)
 
 
 def _restarts(instance: Instance, options: SupervisorOptions) -> bool:
