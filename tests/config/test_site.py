@@ -57,4 +57,5 @@ def test_a_job_beyond_a_sites_limit_is_refused_with_the_sites_sentence(
 
 
 def test_a_job_at_the_limits_is_taken(files: Folder) -> None:
-    files.load(f"{JOB}serve: {{instances: 4, time_limit_minutes: 90}}\n", LIMITS)
+    serve = files.load(f"{JOB}serve: {{instances: 4, time_limit_minutes: 90}}\n", LIMITS).job.serve
+    assert (serve.instances, serve.time_limit_minutes) == (4, 90)
