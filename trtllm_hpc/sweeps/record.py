@@ -1,0 +1,106 @@
+"""The folder of a sweep: ``sweep.json``, the job file as it was, and a run folder for each variant."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.runtime.records import known_fields
+
+FOLDER = "sweeps"
+"""Folder of the sweeps, within the folder of the runs."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One combination of values."""
+
+    name: str
+    """What differs, for example ``tp4-bs64``; the name of its run folder."""
+    values: Mapping[str, Any]
+    """The value of each key that differs between the variants, in the sweep's order of keys."""
+    refused: Sequence[str] = ()
+    """What is wrong with it, a sentence each: it was never submitted."""
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """What ``sweep.json`` holds; written before the first variant is submitted, and never changed."""
+
+    name: str
+    """The job's."""
+    cluster: str
+    """Name or file of the profile."""
+    keys: Sequence[str]
+    """The keys that differ between the variants."""
+    variants: Sequence[Variant]
+    allocation: Literal["each", "one"] = "each"
+    """``one``: a single Slurm job serves and measures variant after variant."""
+    max_running: int | None = None
+    """Variants whose jobs may run at once; ``None``: all."""
+    created_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+
+class SweepPaths:
+    """Names of everything in the folder of a sweep, which is made absolute and need not exist."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @property
+    def sweep_id(self) -> str:
+        """The folder's own name."""
+        return self.folder.name
+
+    @property
+    def record(self) -> Path:
+        """The record of the sweep."""
+        return self.folder / "sweep.json"
+
+    @property
+    def job_file(self) -> Path:
+        """The job file, with all that it extends, as it was when the sweep began."""
+        return self.folder / "job.yaml"
+
+    @property
+    def report(self) -> Path:
+        """The report, one HTML file."""
+        return self.folder / "report.html"
+
+    def run(self, variant: str) -> RunPaths:
+        """Return the run folder of a variant."""
+        return RunPaths(self.folder / variant)
+
+
+def write_record(paths: SweepPaths, record: SweepRecord) -> None:
+    """Write the record; readers see nothing or the whole."""
+    write_json(paths.record, asdict(record))
+
+
+def read_record(paths: SweepPaths) -> SweepRecord:
+    """Read the record. Raises RunNotFound if there is none, or it is damaged."""
+    try:
+        raw = read_json(paths.record)
+        variants = [Variant(**known_fields(Variant, variant)) for variant in raw.pop("variants")]
+        return SweepRecord(**known_fields(SweepRecord, raw), variants=variants)
+    except (ValueError, OSError, AttributeError, TypeError, KeyError):
+        raise RunNotFound(
+            f"{paths.folder} is not the folder of a sweep, or its sweep.json is damaged.",
+            hint="trtllm-hpc sweep list",
+        ) from None
+
+
+def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
+    """Yield the sweeps of a folder of runs, the newest first."""
+    try:
+        found = [SweepPaths(folder) for folder in (runs_folder / FOLDER).iterdir()]
+    except OSError:
+        return
+    times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}
+    yield from sorted(times, key=lambda it: (times[it], it.sweep_id), reverse=True)
