@@ -134,7 +134,10 @@ def load_sweep(
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
         raise ConfigError([tree.placed(it) if not it.file else it for it in wrong])
-    if sweep.allocation == "one":
+    scheduler = trees.cluster.child("scheduler")
+    if scheduler is not None and scheduler.value == "local":  # one machine serves one variant after another
+        sweep = sweep.model_copy(update={"allocation": "one"})
+    elif sweep.allocation == "one":
         trees.cluster = merge(trees.cluster, Node({"companion": Node("overlap", tree.source)}, tree.source))
     keys = dict.fromkeys(key for it in found for key in it.values)
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
