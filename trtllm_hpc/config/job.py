@@ -308,3 +308,12 @@ class JobFile(Section):
             field = "companion.benchmark.workload.lora"
             adapters += [(field, adapter) for adapter in companion.benchmark.workload.lora]
         return adapters
+
+
+class JobDocument(JobFile):
+    """A job file as it is written: a job, and keys that say what it is made from."""
+
+    extends: OneLine | list[OneLine] = Field(default=[])
+    """Job file that this one builds on, or a list of them: the name of a shipped one, or a path that starts
+    at this file's folder. Later files lie over earlier ones, and this file over all: sections are merged,
+    lists replaced, and ``null`` removes what a base has."""

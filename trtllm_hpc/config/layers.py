@@ -50,7 +50,7 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
     """
     given = {kind for kind in _KINDS if _given(upper, kind)}
     if len(given) == 1:
-        lower = lower.changed(("model",), lambda section: _without(section, _KINDS - given))
+        lower = lower.changed(("model",), lambda section: without(section, _KINDS - given))
     return merge(lower, upper)
 
 
@@ -60,7 +60,8 @@ def _given(tree: Node, key: str) -> bool:
     return node is not None and node.value is not None
 
 
-def _without(section: Node, keys: Set[str]) -> Node:
+def without(section: Node, keys: Set[str]) -> Node:
+    """Return a section without some of its keys."""
     if not isinstance(section.value, dict):
         return section
     return replace(section, value={key: node for key, node in section.value.items() if key not in keys})

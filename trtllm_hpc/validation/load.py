@@ -17,6 +17,7 @@ from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
+from trtllm_hpc.config.inheritance import read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
 from trtllm_hpc.config.tree import Node
@@ -59,6 +60,21 @@ def load(
     return facts
 
 
+def load_job(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> JobFile:
+    """Read a job with every layer, as :func:`load`, but judge it by no rule: it may not fit the profile.
+
+    Raises ConfigError with every wrong value.
+    """
+    trees = _Trees.read(find_job(job_file), cluster, overrides)
+    job = None
+    if trees.job is not None:
+        job, found = validate(JobFile, trees.job)
+        trees.diagnostics += found
+    if job is None or trees.diagnostics:
+        raise ConfigError(trees.diagnostics)
+    return job
+
+
 def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     """Read a profile alone, with ``--set cluster.a=b`` settings on top.
 
@@ -94,7 +110,7 @@ class _Trees:
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
         job_settings, cluster_settings, wrong = read_settings(settings)
-        job_tree, found = read_tree(job_file, "job file")
+        job_tree, found = read_job_tree(job_file)
         wrong += found
         profile = find_profile(cluster)
         cluster_tree = None
