@@ -6,14 +6,41 @@ from typing import Any
 
 from tools.type_schemas import schema_of
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import JobDocument, JobFile
 from trtllm_hpc.config.layers import RELATIVE_PATHS
 from trtllm_hpc.config.validate import section_at
 
 
 def job_schema() -> dict[str, Any]:
     """A whole job file. What its values must be to each other, ``trtllm-hpc doctor`` checks."""
-    schema: dict[str, Any] = _portable(schema_of(JobFile, "validation", "trtllm-hpc job file"))
+    schema = _job_schema(JobDocument)
+    for section in (schema, *schema["$defs"].values()):
+        for key, field in section["properties"].items():
+            if key != "extends" and key not in section.get("required", ()):
+                _allow_null(field, schema["$defs"])
+    # A file may have the name of the file that it extends.
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
+    return schema
+
+
+def _allow_null(field: dict[str, Any], sections: dict[str, Any]) -> None:
+    """Allow ``null`` for a key that may be left out: it removes the value of a file that is extended."""
+    if "$ref" in field:
+        sections[field["$ref"].rpartition("/")[2]]["type"] = ["object", "null"]
+    elif "anyOf" in field:
+        field["anyOf"] += [{"type": "null"}] * ({"type": "null"} not in field["anyOf"])
+    elif "type" in field:
+        kinds = field["type"] if isinstance(field["type"], list) else [field["type"]]
+        field["type"] = [*kinds, *(["null"] * ("null" not in kinds))]
+    if None not in field.get("enum", [None]):
+        field["enum"].append(None)
+    for inner in (*field.get("patternProperties", {}).values(), field.get("additionalProperties")):
+        if isinstance(inner, dict):
+            _allow_null(inner, sections)
+
+
+def _job_schema(model: type[JobFile]) -> dict[str, Any]:
+    schema: dict[str, Any] = _portable(schema_of(model, "validation", "trtllm-hpc job file"))
     for path in RELATIVE_PATHS:
         section = section_at(JobFile, path[:-1])
         assert section is not None
@@ -24,7 +51,7 @@ def job_schema() -> dict[str, Any]:
 def cluster_schema() -> dict[str, Any]:
     """A whole profile; ``job_defaults`` is a job file in which anything may be missing."""
     schema: dict[str, Any] = _portable(schema_of(ClusterProfile, "validation", "trtllm-hpc cluster profile"))
-    job = job_schema()
+    job = _job_schema(JobFile)
     sections = {**job.pop("$defs"), "JobDefaults": {key: job[key] for key in job if key[0] != "$"}}
     for section in sections.values():
         section.pop("required", None)

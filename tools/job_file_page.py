@@ -19,7 +19,7 @@ from trtllm_hpc.backends.llm_api import model_yaml
 from trtllm_hpc.backends.llm_api_rules import QUANTIZATION_KEYS
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
-from trtllm_hpc.config.job import JobFile, Model
+from trtllm_hpc.config.job import JobDocument, JobFile, Model
 from trtllm_hpc.engines.command_lines import option_table
 from trtllm_hpc.engines.command_lines.quantization import DETAILS
 from trtllm_hpc.engines.command_lines.speculative import NUMBERS
@@ -27,7 +27,7 @@ from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "job-file.md"
-_ROOT = schema_of(JobFile, "validation", "job file")
+_ROOT = schema_of(JobDocument, "validation", "job file")
 _WAYS = {(name, frontend) for name, frontend, _ in BACKENDS}
 _ALL = tuple(dict.fromkeys(name for name, _, _ in BACKENDS))
 _LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤"}
@@ -207,9 +207,11 @@ pytorch` writes a commented file to start from; editors complete and check keys 
 first line names, and `trtllm-hpc schema job` prints. An unknown key is an error that names the nearest valid
 one; all errors are shown at once, with file, line and fix.
 
-Layers: built-in defaults < the profile's `job_defaults` < the job file < `--set engine.tensor_parallel=4`. A
-key that is left out has its default; `null` leaves the choice to the backend, the release or the cluster, as
-the key's meaning says. Upper limits of 100,000 and more are in the schema alone.
+Layers: built-in defaults < the profile's `job_defaults` < the files that the job file
+[extends](../how-to/job-files.md) < the job file < `--set engine.tensor_parallel=4`. `trtllm-hpc jobs show
+job.yaml --resolved` prints the result. A key that is left out has its default; `null` leaves the choice to
+the backend, the release or the cluster, as the key's meaning says. Upper limits of 100,000 and more are in
+the schema alone.
 
 **Old names.** A key keeps its name and its meaning in all releases 0.1.x. Where a later release renames a
 key, the old name is an error that names the new name, until 1.0: no job file is read with another meaning

@@ -30,7 +30,7 @@ from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
-from trtllm_hpc.runs.shipped_jobs import ShippedJob, ShippedText
+from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.status import SweepStatus
@@ -41,7 +41,7 @@ from trtllm_hpc.validation.checks import DoctorReport
 
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"": list[ShippedJob]},
-    "jobs show": {"": ShippedText},
+    "jobs show": {"without `--resolved`": ShippedText, "with `--resolved`": ResolvedJob},
     "migrate": {"": Migrated},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from ruamel.yaml import YAML
 from tests.docs.blocks import ROOT, Block, all_blocks
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ExitCode
 
@@ -86,10 +88,14 @@ YAML_BLOCKS = [block for block in all_blocks("yaml") if isinstance(section_of(bl
 
 
 @pytest.mark.parametrize("block", YAML_BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
-def test_every_job_file_and_profile_is_valid(block: Block) -> None:
+def test_every_job_file_and_profile_is_valid(block: Block, tmp_path: Path) -> None:
     content = section_of(block)
     whole: dict[str, Any] = {"name": "of-a-page", "model": {"path": "/models/m"}}
-    if set(content) <= set(JobFile.model_fields):
+    if "extends" in content:
+        file = tmp_path / "job.yaml"
+        file.write_text(block.text)
+        read_job(file)
+    elif set(content) <= set(JobFile.model_fields):
         JobFile.model_validate(whole | content)
     else:
         ClusterProfile.model_validate({"name": "of-a-page"} | ClusterProfile.with_defaults(content))

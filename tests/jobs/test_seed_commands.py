@@ -13,6 +13,7 @@ from tests.plan.made_steps import found, notes, options, planned, text
 from tests.upstream.programs import _parser
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
@@ -86,7 +87,7 @@ def test_what_a_plan_adds_is_the_release_s_own_default(tmp_path: Path, guide: Gu
 @pytest.mark.parametrize("guide", [guide for guide in GUIDES if guide.left_out], ids=lambda guide: guide.job)
 def test_what_a_release_refuses_of_a_guide(guide: Guide) -> None:
     """The guide's own word, written as a raw option, is a finding or a note that says why."""
-    made = yaml.safe_load(jobs()[guide.job].read_text(encoding="utf-8"))
+    made = read_job(jobs()[guide.job]).model_dump()
     seed = options(shlex.split(guide.words))
     for name in guide.left_out:
         raw = [name, *seed[name]]

@@ -14,6 +14,7 @@ import yaml
 from tests.plan.made_steps import cluster, found, job, line, made_plan, notes, steps
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
@@ -573,7 +574,7 @@ def _outcome(case: str) -> Iterator[str]:
 
 def _outcome_of_shipped(name: str) -> Iterator[str]:
     yield f"{name}.yaml"
-    made = JobFile.model_validate(yaml.safe_load(jobs()[name].read_text(encoding="utf-8")))
+    made = read_job(jobs()[name])
     release = made.engine.tensorrt_llm_version
     yield from _lead(made, cluster(container={"tensorrt_llm_version": release}))
 

@@ -13,14 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.plan import outcomes
 from tests.render.golden import Files, write_case
 from tests.tensorrt_llm import outcomes as upstream_outcomes
 from trtllm_hpc.backends import facts_of
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.model import Plan
@@ -417,8 +416,8 @@ _COMMANDS = (
     *("sglang-llama-3.1-8b", "sglang-llama-3.1-405b-two-nodes"),
 )
 for _name in _COMMANDS:
-    _text = jobs()[_name].read_text(encoding="utf-8")
-    CASES[_name] = (yaml.safe_load(_text), {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS})
+    _job = read_job(jobs()[_name]).model_dump()
+    CASES[_name] = (_job, {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS})
 
 BASES = {
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},

@@ -64,6 +64,7 @@ def test_they_accept_and_refuse_what_the_models_do(
     model: type[JobFile] | type[ClusterProfile], validator: Draft202012Validator
 ) -> None:
     # The loader makes paths absolute; and nothing in a profile is wrong with job_defaults, but in a job file.
+    # There null removes the value of a file that it extends.
     apart = {".".join(path) for path in RELATIVE_PATHS} | {"job_defaults"}
     different = []
     for key in set(all_keys(model)) - apart:
@@ -74,7 +75,8 @@ def test_they_accept_and_refuse_what_the_models_do(
                 is_accepted = True
             except ValidationError:
                 is_accepted = False
-            if validator.is_valid(file) != is_accepted:
+            is_removed = model is JobFile and (value is None or value == {"a": None})
+            if validator.is_valid(file) != is_accepted and not is_removed:
                 different.append(f"{key}: {value}")
     assert different == []
 
@@ -101,7 +103,6 @@ def test_paths_that_the_loader_makes_absolute_may_be_relative(path: tuple[str, .
         ({"engine": {"tensor_parallel": "2"}}, "$.engine.tensor_parallel"),
         ({"engine": {"backend": "tensorrt-llm"}}, "$.engine.backend"),
         ({"engine": {"plugins": {"GEMM": "auto"}}}, "$.engine.plugins"),
-        ({"engine": None}, "$.engine"),
         ({"serve": {"certificate": "door.pem"}}, "$.serve.certificate"),
         ({"name": "two words"}, "$.name"),
     ],

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tools.job_file_page import PAGE
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import JobDocument
 from trtllm_hpc.config.validate import all_keys
 
 SECTIONS = dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8")))
@@ -23,7 +23,7 @@ def row(key: str) -> str:
 
 
 def test_every_key_has_one_row() -> None:
-    keys = [*all_keys(JobFile)]
+    keys = [*all_keys(JobDocument)]
     assert "companion.benchmark.workload.kind" in keys
     assert [key for key in keys if not row(key)] == []
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.tensorrt_llm.outcomes import read_job
 from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import whole_text
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.migration import AlreadyMigrated, migrate
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
@@ -38,7 +39,7 @@ def test_a_job_without_an_engine_is_refused(backend: str) -> None:
 
 @pytest.mark.parametrize("name", [job.name for job in shipped_jobs() if job.backend == "tensorrtllm"])
 def test_every_shipped_engine_job_loads_after_it(name: str, tmp_path: Path) -> None:
-    text = jobs()[name].read_text()
+    text = whole_text(jobs()[name])
     done = migrate(text, read_job(text))
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert [line for line in done.text.splitlines() if line.startswith("#")] == comments

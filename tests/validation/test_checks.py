@@ -13,8 +13,8 @@ import pytest
 
 from tests.validation.conftest import Checked, says, state
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import jobs, read_whole
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.validation import file_system_checks
 from trtllm_hpc.validation.checks import CHECKS, rule_rows
@@ -41,16 +41,14 @@ def test_a_good_job_fails_nowhere(checked: Checked) -> None:
 
 @pytest.mark.parametrize("name", sorted(jobs()))
 def test_ids_are_unique_and_short(name: str) -> None:
-    ids = [check.id for check in CHECKS] + [
-        row.code for row in rule_rows(read_whole(JobFile, jobs()[name], "job"))
-    ]
+    ids = [check.id for check in CHECKS] + [row.code for row in rule_rows(read_job(jobs()[name]))]
     assert len(ids) == len(set(ids))
     assert all(name.replace("-", "").isalnum() and len(name) <= 32 for name in ids)
 
 
 @pytest.mark.parametrize("name", sorted(jobs()))
 def test_every_rule_has_a_sentence_for_its_row(name: str) -> None:
-    for row in rule_rows(read_whole(JobFile, jobs()[name], "job")):
+    for row in rule_rows(read_job(jobs()[name])):
         sentence = row.message
         assert row.state == "ok" and 10 < len(sentence) < 110 and "``" not in sentence, row
 

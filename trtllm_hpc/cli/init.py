@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, job_names
-from trtllm_hpc.cli.options import force_option, json_option, print_json, refuse_existing, save
+from trtllm_hpc.cli.completion import complete_with, job_files, job_names
+from trtllm_hpc.cli.options import (
+    cluster_option,
+    force_option,
+    json_option,
+    print_json,
+    refuse_existing,
+    save,
+    set_option,
+)
 from trtllm_hpc.config.schemas import RENAMED, schemas
 from trtllm_hpc.report.tables import Table, print_table
 
@@ -224,18 +232,44 @@ def list_(as_json: bool) -> None:
 
 
 @jobs_command.command()
-@click.argument("name", shell_complete=complete_with(job_names))
+@click.argument("job", metavar="JOB", shell_complete=job_files)
+@click.option(
+    "--resolved", is_flag=True, help="Print every key, after all layers: job_defaults, extends, --set."
+)
+@cluster_option
+@set_option
 @json_option
-def show(name: str, as_json: bool) -> None:
-    """Print the shipped job file NAME with its comments."""
-    from trtllm_hpc.runs.shipped_jobs import ShippedText, shipped_jobs
+def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Print the job file JOB with its comments; JOB is a shipped one's name or a file.
 
-    text = shipped_or_refused(name, "NAME").read_text(encoding="utf-8")
-    if not as_json:
-        click.echo(text, nl=False)
+    With --resolved, print the whole job as `submit` would run it, whether or
+    not it fits the profile; `doctor` checks that. The output is a job file.
+
+    \b
+    Examples:
+      trtllm-hpc jobs show qwen3-8b
+      trtllm-hpc jobs show mine.yaml --resolved --cluster mysite
+      trtllm-hpc jobs show mine.yaml --resolved --set engine.tensor_parallel=2
+    """
+    from trtllm_hpc.config.dump import job_yaml
+    from trtllm_hpc.config.files import find_job
+    from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedText, described
+    from trtllm_hpc.validation.load import load_job
+
+    file = find_job(Path(job))
+    if not file.is_file():
+        file = shipped_or_refused(job, "JOB")
+    if resolved:
+        whole = load_job(Path(job), cluster, settings)
+        print_json(ResolvedJob(whole.model_dump())) if as_json else click.echo(job_yaml(whole), nl=False)
         return
-    job = next(job for job in shipped_jobs() if job.name == name)
-    print_json(ShippedText(**vars(job), text=text))
+    if settings:
+        raise click.UsageError("--set needs --resolved.")
+    text = file.read_text(encoding="utf-8")
+    if as_json:
+        print_json(ShippedText(**vars(described(file.stem, file)), text=text))
+    else:
+        click.echo(text, nl=False)
 
 
 def shipped_or_refused(name: str, parameter: str) -> Path:
@@ -270,7 +304,8 @@ def migrate_command(job: Path, output: Path | None, force: bool, as_json: bool) 
     another way, which have nothing to decide any more, and which asked for
     something that the PyTorch path does not have, with what to do instead.
     JOB itself is not changed. Whether the PyTorch backend has the model is not
-    known here: see "Supported Models" in TensorRT-LLM's documentation.
+    known here: see "Supported Models" in TensorRT-LLM's documentation. A JOB
+    that extends others is merged with them; of its comments the first stays.
 
     \b
     Examples:
@@ -296,15 +331,15 @@ def migrate_command(job: Path, output: Path | None, force: bool, as_json: bool) 
 
 def _migrated(job: Path) -> Migrated:
     """Read a job file, and rewrite it. Raises ConfigError if it is wrong, or has no engine."""
-    from trtllm_hpc.config.files import find_job, read_whole
-    from trtllm_hpc.config.job import JobFile
+    from trtllm_hpc.config.files import find_job
+    from trtllm_hpc.config.inheritance import read_job, whole_text
     from trtllm_hpc.engines.migration import AlreadyMigrated, migrate
     from trtllm_hpc.errors import ConfigError, Diagnostic
 
     file = find_job(job)
-    read = read_whole(JobFile, file, "job file")
+    read = read_job(file)
     try:
-        return migrate(file.read_text(encoding="utf-8-sig"), read)
+        return migrate(whole_text(file), read)
     except AlreadyMigrated as error:
         message = f"the backend {error} has no engine of TensorRT-LLM, so there is nothing to migrate"
         raise ConfigError([Diagnostic("conflict", message, str(file), "engine.backend")]) from None

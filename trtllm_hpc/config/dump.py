@@ -33,9 +33,13 @@ def cluster_yaml(cluster: ClusterProfile) -> str:
     return _document("Cluster profile", cluster.model_dump())
 
 
+def plain_yaml(record: Mapping[str, Any]) -> str:
+    """Keys and their values, without a comment."""
+    return "".join(f"{line}\n" for line in _mapping(record, ""))
+
+
 def _document(what: str, record: Mapping[str, Any]) -> str:
-    lines = [f"# {what} as trtllm-hpc resolved it: every default is written out.", *_mapping(record, "")]
-    return "\n".join(lines) + "\n"
+    return f"# {what} as trtllm-hpc resolved it: every default is written out.\n" + plain_yaml(record)
 
 
 def _mapping(record: Mapping[str, Any], indent: str) -> Iterator[str]:

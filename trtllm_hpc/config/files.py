@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import nearest
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.job import JobDocument, JobFile
 from trtllm_hpc.config.layers import with_absolute_paths
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.config.types import Section
@@ -199,8 +199,8 @@ def read_whole(model: type[Model], path: Path, what: str, hint: str | None = Non
 
 def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
     """Report a job file given as the profile, or the other way round, once instead of for each key."""
-    profile = job if job is not None and _is(ClusterProfile, JobFile, job) else None
-    other = cluster if cluster is not None and _is(JobFile, ClusterProfile, cluster) else None
+    profile = job if job is not None and _is(ClusterProfile, JobDocument, job) else None
+    other = cluster if cluster is not None and _is(JobDocument, ClusterProfile, cluster) else None
     wrong = profile or other
     if wrong is None:
         return []

@@ -9,6 +9,7 @@ from pydantic import Field
 from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.repository import KvCache, Repository
+from trtllm_hpc.config.sweep import Sweep
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -308,3 +309,14 @@ class JobFile(Section):
             field = "companion.benchmark.workload.lora"
             adapters += [(field, adapter) for adapter in companion.benchmark.workload.lora]
         return adapters
+
+
+class JobDocument(JobFile):
+    """A job file as it is written: a job, and keys that say what it is made from."""
+
+    extends: OneLine | list[OneLine] = Field(default=[])
+    """Job file that this one builds on, or a list of them: the name of a shipped one, or a path that starts
+    at this file's folder. Later files lie over earlier ones, and this file over all: sections are merged,
+    lists replaced, and ``null`` removes what a base has."""
+    sweep: Sweep | None = None
+    """Variants of the job, for ``trtllm-hpc sweep``."""

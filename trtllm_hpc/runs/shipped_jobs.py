@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.dump import scalar
-from trtllm_hpc.config.files import jobs, read_whole
-from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.edit import EditedText
+from trtllm_hpc.config.files import jobs
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _GPUS_PER_NODE = 8
@@ -44,8 +45,16 @@ class ShippedJob:
 
 
 @dataclass(frozen=True)
+class ResolvedJob:
+    """A job after all layers."""
+
+    job: dict[str, Any]
+    """Every key with its value; `trtllm-hpc schema job` describes them."""
+
+
+@dataclass(frozen=True)
 class ShippedText(ShippedJob):
-    """One shipped job file with its content."""
+    """One job file with its content."""
 
     text: str
     """The whole file, with its comments."""
@@ -56,24 +65,26 @@ def shipped_jobs() -> list[ShippedJob]:
 
     Raises ConfigError if one of them is wrong.
     """
-    return sorted((_described(name, path) for name, path in jobs().items()), key=lambda job: job.gpus > 0)
+    return sorted((described(name, path) for name, path in jobs().items()), key=lambda job: job.gpus > 0)
 
 
 def copy_of(name: str, own_name: str, model: str | None) -> str:
     """Return the text of a shipped job file with another name and ``model.path``; raises ConfigError."""
-    text = jobs()[name].read_text(encoding="utf-8")
-    text = re.sub(r"(?m)^name: \S+", lambda _: f"name: {scalar(own_name)}", text, count=1)
+    file = jobs()[name]
+    edited = EditedText(file.read_text(encoding="utf-8"))
+    edited.put(("name",), own_name)
     if model is None:
-        return text
-    text, found = re.subn(r"(?m)^  path: \S+", lambda _: f"  path: {scalar(model)}", text, count=1)
-    if not found:
+        return edited.text
+    if read_job(file).model.path is None:
         message = f"{name} makes a model of its own, so there is no folder to set"
-        raise ConfigError([Diagnostic("conflict", message, str(jobs()[name]), hint="leave --model out")])
-    return text
+        raise ConfigError([Diagnostic("conflict", message, str(file), hint="leave --model out")])
+    edited.put(("model", "path"), model)
+    return edited.text
 
 
-def _described(name: str, path: Path) -> ShippedJob:
-    job = read_whole(JobFile, path, "job file")
+def described(name: str, path: Path) -> ShippedJob:
+    """Return what a job file is for. Raises ConfigError if it is wrong."""
+    job = read_job(path)
     cluster = ClusterProfile(name="any", partition="any", gpus_per_node=_GPUS_PER_NODE)
     backend = backend_of(job)
     [layout] = backend.topology(job, cluster).components

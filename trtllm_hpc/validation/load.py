@@ -18,6 +18,7 @@ from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
+from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
 from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
@@ -65,6 +66,21 @@ def load(
         shipped = str(job_file) if trees.job_file != job_file else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
     return facts
+
+
+def load_job(job_file: Path, cluster: str, overrides: Sequence[str] = ()) -> JobFile:
+    """Read a job with every layer, as :func:`load`, but judge it by no rule: it may not fit the profile.
+
+    Raises ConfigError with every wrong value.
+    """
+    trees = _Trees.read(find_job(job_file), cluster, overrides)
+    job = None
+    if trees.job is not None:
+        job, found = validate(JobFile, trees.job)
+        trees.diagnostics += found
+    if job is None or trees.diagnostics:
+        raise ConfigError(trees.diagnostics)
+    return job
 
 
 def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
@@ -157,7 +173,7 @@ class _Trees:
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
         job_settings, cluster_settings, wrong = read_settings(settings)
-        job_tree, found = read_tree(job_file, "job file")
+        job_tree, found = read_job_tree(job_file)
         wrong += found
         profile = find_profile(cluster)
         cluster_tree = None
@@ -179,16 +195,16 @@ class _Trees:
             sweep, job_tree = tree.child("sweep"), with_absolute_paths(tree.without("sweep"))
         return cls(job_file, job_tree, cluster_tree, wrong, sweep)
 
-    def variant(self, override: Override) -> LoadedVariant:
+    def variant(self, chosen: Override) -> LoadedVariant:
         """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
         assert self.job is not None
-        job = with_absolute_paths(merge_jobs(self.job, override.tree))
+        job = with_absolute_paths(override(self.job, chosen.tree))
         name = job.child("name")
-        longer = f"{name.value}.{override.name}" if name is not None else ""
+        longer = f"{name.value}.{chosen.name}" if name is not None else ""
         if name is not None and len(longer) <= 64:
             job = job.changed(("name",), lambda node: replace(node, value=longer))
         trees = _Trees(self.job_file, job, self.cluster, [])
-        return LoadedVariant(override, trees.facts(), trees.diagnostics)
+        return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
         """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""
