@@ -140,7 +140,7 @@ def load_sweep(
     options, wrong = read_sweep_options(sweep_options)
     tree = options if trees.sweep is None or options is None else merge(trees.sweep, options)
     tree = tree or trees.sweep
-    if tree is None:
+    if tree is None and not wrong:
         hint = "add a section sweep to the job file, or --sweep KEY=A,B for each key to vary"
         wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
     if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
@@ -149,7 +149,7 @@ def load_sweep(
     if sweep is not None and not wrong:
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
-        raise ConfigError([tree.placed(it) if not it.file else it for it in wrong])
+        raise ConfigError([replace(it, field=f"sweep.{it.field}".rstrip(".")) for it in wrong])
     scheduler = trees.cluster.child("scheduler")
     if scheduler is not None and scheduler.value == "local":  # one machine serves one variant after another
         sweep = sweep.model_copy(update={"allocation": "one"})
