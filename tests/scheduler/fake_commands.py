@@ -25,7 +25,7 @@ DIRECTIVES = (
     "job-name", "output", "open-mode", "no-requeue", "partition", "account", "qos", "nodes", "ntasks",
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
-KNOWN_DEPENDENCIES = ("after", "afterok")
+KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
