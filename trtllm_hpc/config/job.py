@@ -203,7 +203,7 @@ class Serve(Section):
     idle_minutes: Annotated[float, Field(gt=0, le=525_600)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
-    metrics and lists of models do not."""
+    metrics and lists of models do not. Needs a door."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
     renew: bool = False
