@@ -389,6 +389,9 @@ def preflight_step(component: int) -> str:
     return f"preflight.{component}" if component else "preflight"
 
 
+SWEEPS = "sweeps"
+"""Folder of the sweeps, within the folder of the runs."""
+
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
 """Environment variable that names the folder of runs."""
 
