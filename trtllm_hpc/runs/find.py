@@ -51,9 +51,9 @@ def created_at_of(paths: RunPaths) -> float | None:
 def find_run(name: str, runs_folder: Path) -> RunPaths:
     """Return the run of ``runs_folder`` that ``name`` stands for.
 
-    That is a run folder, the id of a run, ``SWEEP/VARIANT``, a job name (the run of that job that was submitted last, else the
-    newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is no such run, or it may not
-    be read or is damaged; for ``latest``, if none was submitted.
+    That is a run folder, ``SWEEP/VARIANT``, the id of a run, a job name (the run of that job that was
+    submitted last, else the newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is
+    no such run, or it may not be read or is damaged; for ``latest``, if none was submitted.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
