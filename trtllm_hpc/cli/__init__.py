@@ -27,6 +27,7 @@ COMMANDS: dict[str, str] = {
     "render": "Write a run folder with its scripts; submit nothing.",
     "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",
+    "sweep": "Run the variants of a job file, and find the best settings.",
     "runs": "List all runs, filter them, remove old ones.",
     "status": "Show the state of a run's jobs and ranks.",
     "watch": "Follow a submitted run live, to its end.",

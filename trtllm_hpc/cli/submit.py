@@ -29,7 +29,7 @@ watch_option = click.option(
 """Passed on as ``wait``."""
 
 
-def _checks(ctx: click.Context) -> list[str]:
+def checks(ctx: click.Context) -> list[str]:
     """Return the ids of the checks of ``doctor``."""
     from trtllm_hpc.validation.checks import CHECKS
 
@@ -43,7 +43,7 @@ def _checks(ctx: click.Context) -> list[str]:
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
-    shell_complete=complete_with(_checks),
+    shell_complete=complete_with(checks),
     help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
 )
 @click.option(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import partial
 from itertools import takewhile
+from operator import methodcaller
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from trtllm_hpc.config.diagnostics import nearest, shown
 from trtllm_hpc.config.dump import plain_yaml
 from trtllm_hpc.config.files import jobs, read_tree, swapped
 from trtllm_hpc.config.job import JobDocument, JobFile
-from trtllm_hpc.config.layers import merge_jobs, with_absolute_paths, without
+from trtllm_hpc.config.layers import merge_jobs, with_absolute_paths
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import section_at, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -38,7 +38,7 @@ def read_job(path: Path) -> JobFile:
     tree, wrong = read_job_tree(path)
     job = None
     if tree is not None:
-        job, more = validate(JobFile, with_absolute_paths(tree))
+        job, more = validate(JobFile, with_absolute_paths(tree.without("sweep")))
         wrong += more
     if job is None or wrong:
         raise ConfigError(wrong)
@@ -63,7 +63,7 @@ def override(base: Node, over: Node) -> Node:
     """
     merged = merge_jobs(base, over)
     for *section, key in _removed(base, over, ()):
-        merged = merged.changed(tuple(section), partial(without, keys={key}))
+        merged = merged.changed(tuple(section), methodcaller("without", key))
     return merged
 
 
@@ -109,7 +109,7 @@ class _Reading:
             wrong += found
             is_usable = is_usable and base is not None
             below = base if below is None or base is None else override(below, base)
-        tree = without(tree, {_KEY})
+        tree = tree.without(_KEY)
         if not is_usable:
             return None, wrong
         return (tree if below is None else override(below, tree)), wrong

@@ -6,7 +6,7 @@ Mappings are merged key by key; anything else, lists included, is replaced.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import replace
 
 from trtllm_hpc.config.diagnostics import dotted, shown
@@ -50,7 +50,7 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
     """
     given = {kind for kind in _KINDS if _given(upper, kind)}
     if len(given) == 1:
-        lower = lower.changed(("model",), lambda section: without(section, _KINDS - given))
+        lower = lower.changed(("model",), lambda section: section.without(*_KINDS - given))
     return merge(lower, upper)
 
 
@@ -58,13 +58,6 @@ def _given(tree: Node, key: str) -> bool:
     model = tree.child("model")
     node = model.child(key) if model is not None else None
     return node is not None and node.value is not None
-
-
-def without(section: Node, keys: Set[str]) -> Node:
-    """Return a section without some of its keys."""
-    if not isinstance(section.value, dict):
-        return section
-    return replace(section, value={key: node for key, node in section.value.items() if key not in keys})
 
 
 def with_absolute_paths(tree: Node) -> Node:

@@ -97,6 +97,12 @@ class Node:
         value[path[0]] = new
         return replace(self, value=value)
 
+    def without(self, *keys: str) -> Node:
+        """Return a mapping without some keys; anything else as it is."""
+        if not isinstance(self.value, dict):
+            return self
+        return replace(self, value={key: node for key, node in self.value.items() if key not in keys})
+
     def mapped(self, change: Callable[[Node], Node]) -> Node:
         """Return the tree with ``change`` of each value, the innermost first."""
         value = self.value

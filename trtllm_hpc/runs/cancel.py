@@ -10,6 +10,7 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.stages import watcher_of
 from trtllm_hpc.runs.status import RunStatus, run_status
+from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import cancel_local
@@ -42,7 +43,11 @@ def cancel_run(paths: RunPaths) -> RunStatus:
             cancel_local(paths, run.submission)
         return run_status(paths)
     watcher = watcher_of(run)
-    watcher.slurm.cancel(left)
+    if run.submission is not None and run.submission.within is not None:
+        for stage in busy:  # its sweep's job sees that, and goes on with the next variant
+            add_event(paths, stage.stage, "stage_cancelled")
+    else:
+        watcher.slurm.cancel(left)
     deadline = time.monotonic() + _SETTLE_TIMEOUT_S
     while True:
         late = time.monotonic() > deadline

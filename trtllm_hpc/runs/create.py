@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from trtllm_hpc.plan.resolve import make_plan, with_engine
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import Build, render_build
 from trtllm_hpc.render.templates_cache import find_templates
+from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import load, load_cluster
@@ -86,10 +87,27 @@ def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
     facts = load(job_file, cluster, tuple(settings), command=command, options=options)
-    with path_errors(facts.job, facts.cluster, {"--runs": str(runs)} if runs else None):
-        paths = new_run_folder(runs or runs_folder(facts.cluster), facts.job.name)
+    folder = runs or runs_folder(facts.cluster)
+    named = None if runs is None else {"--runs": str(runs)}
+    with plan_facts(facts, new_run_folder(folder, facts.job.name), folder, named) as planned:
+        yield planned
+
+
+@contextmanager
+def plan_facts(
+    facts: JobFacts, paths: RunPaths, runs: Path, named: Mapping[str, str] | None = None
+) -> Iterator[PlannedRun]:
+    """Plan a job that is loaded.
+
+    Args:
+        runs: folder of the runs, beside which engines are cached.
+        named: paths that options of the command name.
+
+    Errors are turned, and raised, as by :func:`plan_run`.
+    """
+    with path_errors(facts.job, facts.cluster, named):
         templates = find_templates(facts.cluster) if facts.release is not None else None
-        engines = str(engines_folder(facts.cluster.engines_folder, paths.folder.parent))
+        engines = str(engines_folder(facts.cluster.engines_folder, runs))
         refuse_folder_names(paths.folder, engines, facts.cluster)
         plan = make_plan(
             facts,
@@ -112,12 +130,17 @@ def create_run(
     with plan_run(source, command=command) as planned:
         for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
-        build = render_build(planned.plan)
-        engine = _claim_engine(planned, build)
-        plan = planned.with_engine(engine)
-        others = engine.others if isinstance(engine, Hit) else {}
-        side_outputs = {step: entry.output for step, entry in others.items()}
-        return CreatedRun(plan, write_run(plan, build, side_outputs), engine)
+        return write_planned(planned)
+
+
+def write_planned(planned: PlannedRun) -> CreatedRun:
+    """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError."""
+    build = render_build(planned.plan)
+    engine = _claim_engine(planned, build)
+    plan = planned.with_engine(engine)
+    others = engine.others if isinstance(engine, Hit) else {}
+    side_outputs = {step: entry.output for step, entry in others.items()}
+    return CreatedRun(plan, write_run(plan, build, side_outputs), engine)
 
 
 def check_context(source: JobSource) -> Context:

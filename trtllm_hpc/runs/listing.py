@@ -17,13 +17,15 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import created_at_of, list_runs
 from trtllm_hpc.runs.stages import StageStatus, stages_of, watched_jobs
-from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of
+from trtllm_hpc.runs.status import RunState, is_settled, run_use, state_of, status_of
 from trtllm_hpc.runtime.records import JsonRecord, known_fields
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
 _LOCAL = "local"
 """In place of a cluster's ``slurm.conf``: the runs of this machine."""
+
+_FAILED = (RunState.FAILED, RunState.CANCELLED, RunState.LOST)
 
 Warn = Callable[[str], object]
 
@@ -53,6 +55,10 @@ class ListedRun:
     """Of all its jobs, as far as it is known."""
     saved_gpu_hours: float | None = None
     """That a server which nobody asked left of its time limit (``serve.idle_minutes``)."""
+    sentence: str | None = None
+    """Why it has not completed; ``None`` unless it has failed, and only for the variants of a sweep."""
+    exit_code: int | None = None
+    """Of ``submit --wait``; ``None`` as above."""
     settled: bool = False
     """Whether every job has ended, and the run stays as it is."""
     live: bool = False
@@ -81,12 +87,13 @@ def listed_runs(
     states: Sequence[RunState] = (),
     name: str | None = None,
     since: float | None = None,
+    reasons: bool = False,
     warn: Warn = lambda sentence: None,
 ) -> list[ListedRun]:
     """Return the runs of a folder, the newest first, as :meth:`trtllm_hpc.Run.overview` does.
 
-    ``since`` is in seconds since the epoch; ``warn`` receives a sentence about each cluster that does not
-    answer.
+    ``since`` is in seconds since the epoch; ``reasons``: read the logs of those that have failed; ``warn``
+    receives a sentence about each cluster that does not answer.
     """
     rows: dict[str, ListedRun] = {}
     unknown: list[RunSnapshot] = []
@@ -98,11 +105,11 @@ def listed_runs(
         created[paths.run_id] = created_at
         run = RunSnapshot(paths)
         ended = _remembered(run, created_at)
-        if ended is not None:
+        if ended is not None and not (reasons and ended.state in _FAILED and ended.exit_code is None):
             rows[paths.run_id] = ended
         elif name is None or run.plan.get("name") == name:
             unknown.append(run)
-    rows |= _asked(unknown, created, warn)
+    rows |= _asked(unknown, created, warn, reasons=reasons)
     in_order = [rows[run_id] for run_id in created if run_id in rows]
     return [row for row in in_order if name in (None, row.name) and (not states or row.state in states)]
 
@@ -123,7 +130,9 @@ def _event_bytes(paths: RunPaths) -> int:
     return sum(file.stat().st_size for file in paths.events.glob("*.jsonl"))
 
 
-def _asked(runs: Sequence[RunSnapshot], created: Mapping[str, float], warn: Warn) -> dict[str, ListedRun]:
+def _asked(
+    runs: Sequence[RunSnapshot], created: Mapping[str, float], warn: Warn, *, reasons: bool
+) -> dict[str, ListedRun]:
     """Return the rows of these runs by their ids; each cluster is queried once."""
     by_cluster: dict[str | None, list[RunSnapshot]] = {}
     for run in runs:
@@ -138,7 +147,8 @@ def _asked(runs: Sequence[RunSnapshot], created: Mapping[str, float], warn: Warn
         else:
             stages = {run.paths.run_id: stages_of(run, watcher, mode="cache", queued=queued) for run in its}
         for run in its:
-            rows[run.paths.run_id] = _row(run, created[run.paths.run_id], stages.get(run.paths.run_id))
+            its_stages = stages.get(run.paths.run_id)
+            rows[run.paths.run_id] = _row(run, created[run.paths.run_id], its_stages, reasons=reasons)
     return rows
 
 
@@ -152,7 +162,9 @@ def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[
     return watcher, queued
 
 
-def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) -> ListedRun:
+def _row(
+    run: RunSnapshot, created_at: float, stages: list[StageStatus] | None, *, reasons: bool
+) -> ListedRun:
     """Return the row of a run, and keep it if the run has ended; ``stages``: ``None`` if they are unknown."""
     state, endpoint = (None, None) if stages is None else state_of(run, stages)
     stages = stages or []
@@ -160,6 +172,7 @@ def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) 
     settled = settled and (not run.is_local or _ended_here(run, stages))
     ends = [stage.times.ended_at for stage in stages if stage.times.ended_at is not None]
     use = run_use(run, stages)
+    status = status_of(run, stages) if reasons and state in _FAILED else None
     row = ListedRun(
         run.paths.run_id,
         str(run.paths.folder),
@@ -172,6 +185,8 @@ def _row(run: RunSnapshot, created_at: float, stages: list[StageStatus] | None) 
         use.waited_s,
         use.gpu_hours,
         use.saved_gpu_hours,
+        None if status is None else status.sentence,
+        None if status is None else int(status.exit_code),
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )

@@ -18,13 +18,13 @@ from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.plan.model import read_stages
 from trtllm_hpc.runs.stages import StageStatus
 from trtllm_hpc.runs.status import RunStatus, run_status
-from trtllm_hpc.runs.submit import Rest, require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
+from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
 
-def resume_run(paths: RunPaths) -> SubmissionRecord:
+def resume_run(paths: RunPaths, turn: Turn | None = None) -> SubmissionRecord:
     """Submit the scripts of the stages that have not ended well, as they are in the run folder.
 
     A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
@@ -32,6 +32,16 @@ def resume_run(paths: RunPaths) -> SubmissionRecord:
     attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
     Raises SubmissionError if a job of the run has not ended, nothing is left to do, or Slurm refused a
     script; ConfigError if another version of this package wrote the run.
+    """
+    rest, completed = prepare_rest(paths)
+    require_scheduler(rest)
+    return submit_stages(rest, paths, completed=completed, turn=turn)
+
+
+def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
+    """Prepare the folder for the stages that have not ended well; return them, and the jobs of the others.
+
+    Raises as :func:`resume_run`.
     """
     run = RunSnapshot(paths)
     status = run_status(run)
@@ -46,7 +56,6 @@ def resume_run(paths: RunPaths) -> SubmissionRecord:
             f"Every stage of run {paths.run_id} has completed: there is nothing to resume.",
             hint=f"trtllm-hpc submit {shlex.join(words)} makes a new run of the same job",
         )
-    require_scheduler(rest)
     submitted = run.submission.stages if run.submission else {}
     completed = {stage: job for stage, job in submitted.items() if stage not in names}
     if not any(stage.name == "companion" for stage in planned):
@@ -56,7 +65,7 @@ def resume_run(paths: RunPaths) -> SubmissionRecord:
     _set_aside(paths, names)
     if server is not None and bad and rest.cluster.scheduler == "slurm":
         _exclude(paths, bad, server, rest)
-    return submit_stages(rest, paths, completed=completed)
+    return rest, completed
 
 
 def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, rest: Rest) -> None:

@@ -14,6 +14,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import last_mark
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
 from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
@@ -30,6 +31,7 @@ from trtllm_hpc.scheduler.states import (
     UNANSWERED,
     JobState,
 )
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -42,6 +44,8 @@ _TASK_END = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (.+?)(?: \(core dump
 _NO_EVENT = Event(0.0, "", "")
 _ALIVE_S = 45.0
 """A heartbeat that is older says nothing about whether the job runs."""
+SWEEP_JOB_NAME = "trtllm-hpc-sweep"
+"""Of a job that runs the variants of a sweep."""
 _NEXT = "next"
 """Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
 
@@ -141,6 +145,9 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     ``queued`` as for :func:`stages_of`.
     """
     jobs = _job_ids(run)
+    if run.submission is not None and run.submission.within is not None:
+        job = sweep_job(run.submission)
+        return {stage: job for stage in jobs if job is not None}
     if run.submission is None:
         jobs |= _queued_by_hand(run, jobs, queued)
     following = run.renewal
@@ -150,6 +157,16 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
         jobs["serve"] = following.job_id  # it has begun, and its script has not recorded that yet
     waiting = RunJob.of(run.paths, run.plan, {"serve": following.next_job_id})
     return RunJob.of(run.paths, run.plan, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
+
+
+def sweep_job(record: SubmissionRecord) -> RunJob | None:
+    """Return the job that runs the stages of a sweep's variant; ``None`` for a run with jobs of its own."""
+    if record.within is None:
+        return None
+    paths = RunPaths(record.within)
+    directive = {"option": "--job-name", "value": SWEEP_JOB_NAME}
+    plan = {"stages": [{"name": "sweep", "directives": [directive]}]}
+    return RunJob.of(paths, plan, {"sweep": next(iter(record.stages.values())).job_id}).get("sweep")
 
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
@@ -211,6 +228,15 @@ def _slurm_stage(
         return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
     last = last_mark(run, name) or _NO_EVENT
+    if run.submission is not None and run.submission.within is not None:
+        cancelled = [event for event in run.events(name) if event.name == "stage_cancelled"]
+        if cancelled:  # its script may have recorded its end after that
+            why = cancelled[-1].data.get("reason")
+            return _in_state(name, STATES["CANCELLED"], job_id, f": {why}" if why else "")
+        if last.name == "stage_end":
+            return _ended(name, job_id, last)
+        if last.name != "stage_begin" and info is not None:
+            return _waits_in_sweep(name, info)
     if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event and its heartbeats decide.
         if last.name == "stage_end":
@@ -240,6 +266,8 @@ def _slurm_stage(
     if requeued:
         note += "; Slurm has ended it once and put it back into the queue"
     stage = _in_state(name, info.state, job_id, note, info.nodes, code)
+    if run.submission is not None and run.submission.within is not None:
+        return stage  # times and GPUs are the whole sweep's
     return replace(
         stage,
         exit_signal=info.exit_signal,
@@ -248,6 +276,18 @@ def _slurm_stage(
         gpus=info.gpus,
         energy_j=info.energy_j,
     )
+
+
+def _waits_in_sweep(name: str, info: JobInfo) -> StageStatus:
+    """Return the status of a stage that its sweep's job has not begun."""
+    if info.state.final:
+        note = f": the sweep's job {info.state.sentence} before its turn"
+        return _in_state(name, STATES["CANCELLED"], info.job_id, note)
+    note = f": {explain_reason(info.reason, info.job_id, info.unavailable)}" if info.reason else ""
+    note = (
+        note if info.state.name == "PENDING" else f": it waits for its turn in the sweep's job {info.job_id}"
+    )
+    return _in_state(name, STATES["PENDING"], info.job_id, note)
 
 
 def _timed(run: RunSnapshot, stage: StageStatus, planned: int | None) -> StageStatus:

@@ -134,7 +134,7 @@ def run_status(
         places: ask where pending jobs stand in the queue, too.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
-    return _whole(run, stages_of(run, watcher, mode=mode, places=places))
+    return status_of(run, stages_of(run, watcher, mode=mode, places=places))
 
 
 def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
@@ -154,10 +154,11 @@ def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:
 
 def unanswered_status(run: RunSnapshot) -> RunStatus:
     """Return what a run's own files show of it, while Slurm does not answer."""
-    return _whole(run, unanswered_stages(run))
+    return status_of(run, unanswered_stages(run))
 
 
-def _whole(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
+def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
+    """Return the status of a run whose stages are known."""
     state, endpoint = state_of(run, stages)
     # A server that is kept running outlives a companion that has failed.
     failures = _failures(stages) if state.final or state is RunState.SERVING else []

@@ -58,19 +58,32 @@ def create_for_submission(
     return created
 
 
+class Turn(NamedTuple):
+    """When a variant of a sweep may run."""
+
+    lane: int
+    conditions: tuple[str, ...]
+    """Dependencies of its first job, as sbatch takes them: ``afterany:17``."""
+
+
 def submit_stages(
-    plan: Plan | Rest, paths: RunPaths, *, completed: Mapping[str, StageJob] | None = None
+    plan: Plan | Rest,
+    paths: RunPaths,
+    *,
+    completed: Mapping[str, StageJob] | None = None,
+    turn: Turn | None = None,
 ) -> SubmissionRecord:
     """Submit the scripts of a written run, in order; all of them or none.
 
     On any failure or interruption the jobs submitted so far are cancelled. If this process is killed, they
     end by themselves: each waits for the record to be complete before it does anything (``runtime.stage``).
-    ``completed`` are jobs of an earlier submission that have done their stages. Raises SubmissionError if
-    Slurm refused a script.
+    ``completed`` are jobs of an earlier submission that have done their stages; ``turn`` is that of a variant
+    of a sweep. Raises SubmissionError if Slurm refused a script.
     """
     cluster = plan.cluster
     is_slurm = cluster.scheduler == "slurm"
-    record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf)
+    lane, conditions = turn or (None, ())
+    record = SubmissionRecord(scheduler=cluster.scheduler, slurm_conf=cluster.slurm_conf, lane=lane)
     record.stages.update(completed or {})
     jobs: list[Job[Any]] = []
     try:
@@ -85,7 +98,8 @@ def submit_stages(
             for stage in plan.stages:
                 with interruptions.hold():
                     with nullcontext() if is_slurm else detached(paths):
-                        job = executor.submit(_script(stage, paths, record.token))
+                        first = conditions if stage is plan.stages[0] else ()
+                        job = executor.submit(_script(stage, paths, record.token, first))
                     jobs.append(job)
                     started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
                     record.add(paths, stage.name, job.job_id, started)
@@ -106,12 +120,13 @@ def submit_stages(
     return record
 
 
-def _script(stage: Stage, paths: RunPaths, token: str) -> StageScript:
+def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ...]) -> StageScript:
     after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
     # Of a run that is resumed: its last server may have ended because of a node.
     excluded = exclude_option(paths) if stage.name == "serve" else ""
     options = (excluded, *(":", excluded) * len(stage.further)) if excluded else ()
-    return StageScript(str(paths.folder), stage.name, after, ((TOKEN_VARIABLE, token),), options)
+    environment = ((TOKEN_VARIABLE, token),)
+    return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
 
 
 def _undo(record: SubmissionRecord, jobs: list[Job[Any]], paths: RunPaths) -> None:

@@ -135,6 +135,10 @@ def _add_stage_commands(commands: _Commands) -> None:
     spawns = _add(commands, "spawns", "fail unless processes can be spawned by MPI", launcher=_WORD)
     spawns.add_argument("--last", action="store_true", help="nothing else is tried")
     _add(commands, "repository", "make the model repository from templates", all_models=_FILE)
+    purpose = "run the variants of a sweep, one after another"
+    variants = _add(commands, "variants", purpose, folder=_FILE, minutes={"type": float, "required": True})
+    variants.add_argument("names", nargs="+")
+    _add(commands, "gpus-in-use", "print the GPUs whose memory somebody uses")
 
 
 def _add_check_commands(commands: _Commands) -> None:
@@ -342,6 +346,15 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.stop import beat_while
 
             beat_while(paths, options.while_pid)
+        case "variants":
+            from trtllm_hpc.runtime.variants import run_variants
+
+            return run_variants(options.folder, options.names, options.minutes)
+        case "gpus-in-use":
+            from trtllm_hpc.runtime.variants import gpus_in_use
+
+            for line in gpus_in_use():
+                print(line)
         case "watch-build":
             from trtllm_hpc.runtime.troubles import watch_build
 

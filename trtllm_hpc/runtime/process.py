@@ -100,18 +100,26 @@ def output_of(command: Sequence[str], timeout_s: float, *, with_errors: bool = F
     return answer.stdout + answer.stderr * with_errors
 
 
-def run_group(command: Sequence[str], environment: Mapping[str, str], stop: Callable[[], bool]) -> int:
+def run_group(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    stop: Callable[[], bool],
+    *,
+    output: int | None = None,
+    grace_s: float = _GRACE_S,
+) -> int:
     """Run a command to its end in a process group of its own, and leave nothing of the group behind.
 
-    Once ``stop``, polled meanwhile, is true, the whole group is ended. Return the exit code; for a signal 128
+    Once ``stop``, polled meanwhile, is true, the whole group is ended, by SIGKILL if SIGTERM has not done so
+    after ``grace_s``. ``output`` as for :func:`start_bound`. Return the exit code; for a signal 128
     and its number, as in the shell.
     """
-    child = start_bound(command, environment, session=True)
+    child = start_bound(command, environment, output, session=True)
     kill_at: float | None = None
     try:
         while child.poll() is None:
             if kill_at is None and stop():
-                kill_at = time.monotonic() + _GRACE_S
+                kill_at = time.monotonic() + grace_s
                 signal_group(child.pid, signal.SIGTERM)
             if kill_at is not None and time.monotonic() > kill_at:
                 signal_group(child.pid, signal.SIGKILL)

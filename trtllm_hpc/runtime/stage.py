@@ -27,7 +27,7 @@ def begin(paths: RunPaths, stage: str) -> int:
     If ``submit`` was killed before it had sent all stages, its record (``jobs.json``), which a token in the
     job names, is never completed: the job ends here, and Slurm cancels the jobs that depend on it.
     """
-    if not _chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
+    if not chain_is_complete(paths, os.environ.get(TOKEN_VARIABLE)):
         add_event(paths, stage, "submission_interrupted")
         print(
             "error: this run was only half submitted (its submit command was killed): nothing is started.\n"
@@ -65,7 +65,8 @@ def _serves(paths: RunPaths) -> bool:
     return last in (["server_start"], ["ready"])
 
 
-def _chain_is_complete(paths: RunPaths, token: str | None) -> bool:
+def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
+    """Wait, bounded, for the submission that ``token`` names to be whole; return whether it is."""
     if token is None:
         return True
     timeout_s = float(os.environ.get(SUBMISSION_VARIABLE) or SUBMISSION_TIMEOUT_S)

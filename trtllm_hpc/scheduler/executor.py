@@ -151,7 +151,8 @@ class RenderedScriptExecutor(core.Executor):  # type: ignore[misc]
         if not isinstance(script, StageScript):
             raise SubmissionError(f"Only rendered scripts can be submitted here, not {script!r}.")
         ids = self._job_ids
-        conditions = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
+        own = [f"{kind}:{ids[stage]}" for kind, stage in script.after if stage in ids]
+        conditions = [*script.conditions, *own]
         job_id = self._slurm.submit(
             script.path,
             dependency=",".join(conditions) or None,

@@ -42,6 +42,8 @@ class StageScript:
     environment: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
     """Of sbatch, which go before those in the script."""
+    conditions: tuple[str, ...] = ()
+    """Further dependencies for sbatch, on jobs of other runs: ``afterany:17``."""
 
     @property
     def path(self) -> Path:
@@ -132,7 +134,8 @@ def cancel_local(paths: RunPaths, record: SubmissionRecord) -> None:
             if is_same_process(group, begun[-1].data["group_started"]):
                 _end_group(group)
             remove_leftovers(f"trt{begun[-1].data['job_id']}_")
-        if is_same_process(int(job.job_id), job.process_started):
+        # The process of a sweep goes on with the next variant.
+        if record.within is None and is_same_process(int(job.job_id), job.process_started):
             with suppress(ProcessLookupError):
                 os.kill(int(job.job_id), signal.SIGTERM)
 

@@ -242,6 +242,17 @@ class Slurm:
             raise _refused(answer, "Slurm's accounting does not list the jobs of all users")
         return _accounted(answer.stdout)
 
+    def most_jobs(self, qos: str | None = None) -> int | None:
+        """Return how many jobs this user may have in the queue at once; ``None``: no limit is known.
+
+        Of the user's associations (MaxSubmitJobs) and of a QOS (MaxSubmitJobsPerUser); see sacctmgr(1).
+        """
+        user = getpass.getuser()
+        asked = [["assoc", f"user={user}", "format=MaxSubmitJobs"]]
+        asked += [["qos", f"name={qos}", "format=MaxSubmitJobsPerUser"]] if qos else []
+        answers = [self._run([*_SACCTMGR, "show", *words]).stdout.split() for words in asked]
+        return min((int(word) for words in answers for word in words if word.isdigit()), default=None)
+
     def _scontrol(self, job_id: str) -> list[JobInfo]:
         """Return what scontrol shows by an id: a row for each component."""
         answer = self._run(["scontrol", "show", "job", job_id])

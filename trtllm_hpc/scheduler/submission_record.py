@@ -33,6 +33,10 @@ class SubmissionRecord:
     complete: bool = False
     """Whether every stage was submitted. Jobs wait for this before they do anything."""
     stages: dict[str, StageJob] = field(default_factory=dict)
+    lane: int | None = None
+    """Of a sweep's variant: those of one lane run one after another (``sweep --max-running``)."""
+    within: str | None = None
+    """Folder of the sweep whose single job runs the stages, one variant after another."""
 
     def add(self, paths: RunPaths, stage: str, job_id: str, process_started: int | None = None) -> None:
         """Add a submitted stage and write the record."""

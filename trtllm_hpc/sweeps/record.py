@@ -43,6 +43,8 @@ class SweepRecord:
     """``one``: a single Slurm job serves and measures variant after variant."""
     max_running: int | None = None
     """Variants whose jobs may run at once; ``None``: all."""
+    time_limit_minutes: int | None = None
+    """With a single job, its time limit; ``None``: the sum of the variants' limits."""
     created_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -64,9 +66,9 @@ class SweepPaths:
         return self.folder / "sweep.json"
 
     @property
-    def job_file(self) -> Path:
-        """The job file, with all that it extends, as it was when the sweep began."""
-        return self.folder / "job.yaml"
+    def lock(self) -> Path:
+        """The file that a process locks while it submits or cancels variants."""
+        return self.folder / ".lock"
 
     @property
     def report(self) -> Path:
@@ -86,7 +88,7 @@ def write_record(paths: SweepPaths, record: SweepRecord) -> None:
 def read_record(paths: SweepPaths) -> SweepRecord:
     """Read the record. Raises RunNotFound if there is none, or it is damaged."""
     try:
-        raw = read_json(paths.record)
+        raw: Any = read_json(paths.record)
         variants = [Variant(**known_fields(Variant, variant)) for variant in raw.pop("variants")]
         return SweepRecord(**known_fields(SweepRecord, raw), variants=variants)
     except (ValueError, OSError, AttributeError, TypeError, KeyError):
@@ -94,6 +96,32 @@ def read_record(paths: SweepPaths) -> SweepRecord:
             f"{paths.folder} is not the folder of a sweep, or its sweep.json is damaged.",
             hint="trtllm-hpc sweep list",
         ) from None
+
+
+def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
+    """Return the sweep that ``name`` stands for: its folder, its id, the job's name, or ``latest``.
+
+    Raises RunNotFound if there is none, or the beginning of an id fits several.
+    """
+    sweeps = list(list_sweeps(runs_folder))
+    if name == "latest" and sweeps:
+        return sweeps[0]
+    if name != "latest" and SweepPaths(Path(name)).record.is_file():
+        return SweepPaths(Path(name))
+    for found in sweeps:
+        if found.sweep_id == name or read_record(found).name == name:
+            return found
+    matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    newest = ", ".join(it.sweep_id for it in (matching or sweeps)[:5])
+    where = (
+        f"The newest in {runs_folder / FOLDER}: {newest}." if newest else f"{runs_folder / FOLDER} has none."
+    )
+    raise RunNotFound(
+        f"No sweep is called {name!r}. {where}",
+        hint="trtllm-hpc sweep list, or name the folder of runs with --runs",
+    )
 
 
 def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:

@@ -16,7 +16,7 @@ from trtllm_hpc.validation import engine_checks as engine
 from trtllm_hpc.validation import file_system_checks as file_system
 from trtllm_hpc.validation import job_checks as job
 from trtllm_hpc.validation import slurm_checks as slurm
-from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 from trtllm_hpc.validation.load import rules_of
 
 CHECKS: tuple[Check, ...] = (*slurm.CHECKS, *file_system.CHECKS, *job.CHECKS, *engine.CHECKS)
@@ -124,16 +124,17 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
         )
 
 
-def check_submission(plan: Plan, ignored: Collection[str]) -> list[str]:
+def check_submission(plan: Plan, ignored: Collection[str], slurm: SlurmAnswers | None = None) -> list[str]:
     """Refuse a plan that cannot work; returns the lines of all warnings.
 
     Slurm's controller is asked only for its partitions and their limits: ``sbatch`` asks it for the rest a
-    moment later, but takes a job that can never start, and does not list the partitions.
+    moment later, but takes a job that can never start, and does not list the partitions. ``slurm`` are its
+    answers, where many plans are checked.
 
     Raises:
         ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
     """
-    found = run_checks(Context.of_plan(plan), needs=("", SRUN, LIMITS))
+    found = run_checks(Context.of_plan(plan, slurm), needs=("", SRUN, LIMITS))
     _refuse(found, ignored)
     return _warnings(found)
 

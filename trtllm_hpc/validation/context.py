@@ -19,6 +19,23 @@ from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_lim
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
 
+class SlurmAnswers:
+    """What Slurm says of its partitions; asked once, however many jobs are checked."""
+
+    def __init__(self, conf: str | None) -> None:
+        self._conf = conf
+
+    @cached_property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions that ``sinfo`` lists. Raises SubmissionError."""
+        return query_partitions(self._conf)
+
+    @cached_property
+    def limits(self) -> tuple[PartitionLimits, ...]:
+        """What the partitions allow a job, as ``scontrol`` says. Raises SubmissionError."""
+        return query_limits(self._conf)
+
+
 @dataclass(eq=False)
 class Context:
     """A profile, with the plan of a job file if there is one."""
@@ -29,11 +46,13 @@ class Context:
     engines: Path
     """Folder of the engine cache."""
     planned: Plan | None = None
+    slurm: SlurmAnswers | None = None
+    """Answers that other contexts of the cluster share."""
 
     @classmethod
-    def of_plan(cls, plan: Plan) -> Context:
+    def of_plan(cls, plan: Plan, slurm: SlurmAnswers | None = None) -> Context:
         """Return the context of a planned run."""
-        return cls(plan.cluster, Path(plan.run_folder).parent, Path(plan.engines_folder), plan)
+        return cls(plan.cluster, Path(plan.run_folder).parent, Path(plan.engines_folder), plan, slurm)
 
     @property
     def has_job(self) -> bool:
@@ -107,12 +126,12 @@ class Context:
     @cached_property
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions that ``sinfo`` lists. Raises SubmissionError."""
-        return query_partitions(self.cluster.slurm_conf)
+        return (self.slurm or SlurmAnswers(self.cluster.slurm_conf)).partitions
 
     @cached_property
     def limits(self) -> tuple[PartitionLimits, ...]:
         """What the partitions allow a job, as ``scontrol`` says. Raises SubmissionError."""
-        return query_limits(self.cluster.slurm_conf)
+        return (self.slurm or SlurmAnswers(self.cluster.slurm_conf)).limits
 
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.backends.base import Rule
@@ -20,6 +21,7 @@ from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
 from trtllm_hpc.config.inheritance import read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
+from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -50,6 +52,12 @@ def load(
         ConfigError: with every diagnostic about each file and about both together.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
+    if trees.sweep is not None:
+        command = shlex.join(["trtllm-hpc", "sweep", "run", str(job_file), "--cluster", cluster])
+        message = "describes several variants of the job, not one"
+        raise ConfigError(
+            [*trees.diagnostics, trees.sweep.diagnostic("is-a-sweep", (), message, hint=command)]
+        )
     facts = trees.facts()
     if facts is None or trees.diagnostics:
         typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
@@ -98,6 +106,56 @@ def load_cluster(cluster: str, overrides: Sequence[str] = ()) -> ClusterProfile:
     return with_image(model)
 
 
+class LoadedVariant(NamedTuple):
+    """A variant of a job file, and what is wrong with it."""
+
+    override: Override
+    facts: JobFacts | None
+    """``None`` if not even the models can be built."""
+    diagnostics: list[Diagnostic]
+
+
+class LoadedSweep(NamedTuple):
+    """A job file with its section ``sweep`` expanded."""
+
+    sweep: Sweep
+    keys: tuple[str, ...]
+    """The keys that the variants set, in the order of the file."""
+    variants: list[LoadedVariant]
+
+
+def load_sweep(
+    job_file: Path, cluster: str, overrides: Sequence[str] = (), sweep_options: Sequence[str] = ()
+) -> LoadedSweep:
+    """Read a job file and a profile as :func:`load`, and judge every variant by all rules.
+
+    Args:
+        sweep_options: ``KEY=A,B,C`` texts, which add to the grid of the job file or replace keys in it.
+
+    Raises:
+        ConfigError: a file cannot be read, or its section ``sweep`` is wrong. What is wrong with single
+            variants is in the result.
+    """
+    trees = _Trees.read(find_job(job_file), cluster, overrides)
+    options, wrong = read_sweep_options(sweep_options)
+    tree = options if trees.sweep is None or options is None else merge(trees.sweep, options)
+    tree = tree or trees.sweep
+    if tree is None:
+        hint = "add a section sweep to the job file, or --sweep KEY=A,B for each key to vary"
+        wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
+    if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
+        raise ConfigError([*trees.diagnostics, *wrong])
+    sweep, wrong = validate(Sweep, tree)
+    if sweep is not None and not wrong:
+        found, wrong = expand(sweep, tree, trees.job)
+    if sweep is None or wrong:
+        raise ConfigError([tree.placed(it) if not it.file else it for it in wrong])
+    if sweep.allocation == "one":
+        trees.cluster = merge(trees.cluster, Node({"companion": Node("overlap", tree.source)}, tree.source))
+    keys = dict.fromkeys(key for it in found for key in it.values)
+    return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
+
+
 @dataclass
 class _Trees:
     """Both files with their layers, and what is wrong so far."""
@@ -106,6 +164,8 @@ class _Trees:
     job: Node | None
     cluster: Node | None
     diagnostics: list[Diagnostic]
+    sweep: Node | None = None
+    """The section ``sweep``, which is not in ``job``."""
 
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
@@ -125,10 +185,23 @@ class _Trees:
         if cluster_tree is not None:
             cluster_tree = merge(cluster_tree, cluster_settings)
         defaults = job_defaults(cluster_tree) if cluster_tree is not None else None
+        sweep = None
         if job_tree is not None:
             tree = merge_jobs(defaults, job_tree) if defaults is not None else job_tree
-            job_tree = with_absolute_paths(merge_jobs(tree, job_settings))
-        return cls(job_file, job_tree, cluster_tree, wrong)
+            tree = merge_jobs(tree, job_settings)
+            sweep, job_tree = tree.child("sweep"), with_absolute_paths(tree.without("sweep"))
+        return cls(job_file, job_tree, cluster_tree, wrong, sweep)
+
+    def variant(self, override: Override) -> LoadedVariant:
+        """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
+        assert self.job is not None
+        job = with_absolute_paths(merge_jobs(self.job, override.tree))
+        name = job.child("name")
+        longer = f"{name.value}.{override.name}" if name is not None else ""
+        if name is not None and len(longer) <= 64:
+            job = job.changed(("name",), lambda node: replace(node, value=longer))
+        trees = _Trees(self.job_file, job, self.cluster, [])
+        return LoadedVariant(override, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
         """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""

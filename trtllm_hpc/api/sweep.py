@@ -1,0 +1,178 @@
+"""A sweep: the variants of one job file, submitted, followed, resumed and compared."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtllm_hpc.api.run import Run
+from trtllm_hpc.paths import default_runs_folder
+from trtllm_hpc.runs.create import JobSource, Warn
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, find_sweep, list_sweeps, read_record
+
+if TYPE_CHECKING:
+    from trtllm_hpc.sweeps.create import PlannedSweep
+    from trtllm_hpc.sweeps.status import SweepStatus
+    from trtllm_hpc.sweeps.submit import OnProgress
+
+_logger = logging.getLogger("trtllm_hpc")
+_PAUSE_S = 5.0
+
+
+def plan_sweep(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    vary: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+    skip_refused: bool = False,
+    ignored_checks: Collection[str] = (),
+) -> PlannedSweep:
+    """Check every variant of a job file, without writing anything.
+
+    Args:
+        vary: keys with their values, which add to the grid of the job file's section ``sweep``; or texts such
+            as ``engine.tensor_parallel=2,4``.
+        skip_refused: leave out variants that are wrong, instead of refusing all.
+        ignored_checks: ids of checks whose failure does not matter.
+
+    Others are those of :func:`trtllm_hpc.submit`.
+
+    Raises:
+        ConfigError: a file, a setting, the section ``sweep`` or a variant is wrong.
+        SubmissionError: this machine cannot submit to the cluster.
+    """
+    from trtllm_hpc.config.dump import flow
+    from trtllm_hpc.sweeps import create
+
+    if isinstance(vary, Mapping):
+        vary = [f"{key}={', '.join(map(flow, values))}" for key, values in vary.items()]
+    source = JobSource.of(job, cluster, settings, runs)
+    return create.plan_sweep(source, vary, ignored_checks=ignored_checks, skip=skip_refused)
+
+
+def sweep(
+    job: Path | str,
+    cluster: Path | str | None = None,
+    settings: Sequence[str] = (),
+    runs: Path | str | None = None,
+    *,
+    vary: Mapping[str, Sequence[Any]] | Sequence[str] = (),
+    skip_refused: bool = False,
+    ignored_checks: Collection[str] = (),
+    on_warning: Warn = _logger.warning,
+) -> Sweep:
+    """Check every variant of a job file, and submit all of them.
+
+    Args:
+        on_warning: receives each warning, a line or more.
+
+    Others, and the errors, are those of :func:`plan_sweep`. If Slurm refuses a script, the variants submitted
+    before stay so, and ``Sweep.find().resume()`` goes on.
+    """
+    planned = plan_sweep(
+        job, cluster, settings, runs, vary=vary, skip_refused=skip_refused, ignored_checks=ignored_checks
+    )
+    for warning in planned.warnings:
+        on_warning(warning)
+    planned.write()
+    made = Sweep(planned.paths)
+    made.resume()
+    return made
+
+
+class Sweep:
+    """A sweep; usually from :func:`trtllm_hpc.sweep` or :meth:`find`."""
+
+    def __init__(self, paths: SweepPaths) -> None:
+        self.paths = paths
+
+    def __repr__(self) -> str:
+        return f"Sweep({self.id!r})"
+
+    @classmethod
+    def find(cls, name: str | Path = "latest", runs: Path | str | None = None) -> Sweep:
+        """Return a sweep by its folder, its id or the beginning of it, its job's name, or ``latest``.
+
+        Args:
+            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+
+        Raises:
+            RunNotFound: there is none, or there are several.
+        """
+        return cls(find_sweep(str(name), default_runs_folder() if runs is None else Path(runs)))
+
+    @classmethod
+    def list(cls, runs: Path | str | None = None) -> Sequence[Sweep]:
+        """Return the sweeps of a folder of runs, the newest first."""
+        return [cls(paths) for paths in list_sweeps(default_runs_folder() if runs is None else Path(runs))]
+
+    @property
+    def id(self) -> str:
+        """The name of the sweep's folder."""
+        return self.paths.sweep_id
+
+    @property
+    def record(self) -> SweepRecord:
+        """The variants, and the keys that differ between them.
+
+        Raises:
+            RunNotFound: the record is damaged.
+        """
+        return read_record(self.paths)
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        """The run of each variant that was not refused, by the variant's name."""
+        return {it.name: Run(self.paths.run(it.name)) for it in self.record.variants if not it.refused}
+
+    @property
+    def status(self) -> SweepStatus:
+        """The state of every variant; Slurm is asked once."""
+        from trtllm_hpc.sweeps.status import sweep_status
+
+        return sweep_status(self.paths, self.record, warn=_logger.warning)
+
+    def wait(self, on_progress: Callable[[SweepStatus], object] = lambda status: None) -> SweepStatus:
+        """Wait until no job of the sweep is left; ``on_progress`` receives the status every few seconds."""
+        while True:
+            status = self.status
+            on_progress(status)
+            if status.settled:
+                return status
+            time.sleep(_PAUSE_S)
+
+    def cancel(self, only: Collection[str] = ()) -> SweepStatus:
+        """Cancel the jobs of all variants, or of those named.
+
+        Raises:
+            RunNotFound: no variant has a name of ``only``.
+            SubmissionError: Slurm does not answer, or another process submits variants right now.
+        """
+        from trtllm_hpc.sweeps.cancel import cancel_sweep
+
+        return cancel_sweep(self.paths, self.record, only=only)
+
+    def resume(
+        self, only: Collection[str] = (), on_progress: OnProgress = lambda name, number, count: None
+    ) -> int:
+        """Submit the variants that have not completed and are not in the queue; return how many these were.
+
+        Args:
+            only: names of variants; without any, all.
+            on_progress: receives the name of a variant that was submitted, its number, and their count.
+
+        Raises:
+            RunNotFound: no variant has a name of ``only``.
+            SubmissionError: Slurm refused a script, or does not answer.
+        """
+        from trtllm_hpc.sweeps.cancel import require_variants
+        from trtllm_hpc.sweeps.submit import submit_variants
+
+        record = self.record
+        require_variants(record, only)
+        return submit_variants(self.paths, record, only=only, on_progress=on_progress)

@@ -1,0 +1,230 @@
+"""``trtllm-hpc sweep list``, ``status``, ``watch``, ``cancel`` and ``resume``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from trtllm_hpc.api.sweep import Sweep
+from trtllm_hpc.cli.completion import complete_with
+from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
+from trtllm_hpc.config.dump import flow
+from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.sweeps.record import find_sweep, list_sweeps, read_record
+from trtllm_hpc.sweeps.status import SweepStatus
+
+_LINE_PAUSE_S = 30.0
+"""Shortest pause between two lines of 'watch' that say the same."""
+
+
+def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
+    """Callback of ``SWEEP``: its folder, its id, the job's name, or ``latest``; raises RunNotFound."""
+    return Sweep(find_sweep(value, runs_folder(ctx)))
+
+
+def _variants(ctx: click.Context) -> list[str]:
+    found = find_sweep(str(ctx.params.get("sweep") or "latest"), runs_folder(ctx))
+    return [it.name for it in read_record(found).variants]
+
+
+sweep_argument = click.argument(
+    "sweep",
+    default="latest",
+    metavar="[SWEEP]",
+    callback=_found,
+    shell_complete=complete_with(
+        lambda ctx: ["latest", *(it.sweep_id for it in list_sweeps(runs_folder(ctx)))]
+    ),
+)
+"""Passed on as ``sweep: Sweep``."""
+_variants_argument = click.argument(
+    "variants", nargs=-1, metavar="[VARIANT]...", shell_complete=complete_with(_variants)
+)
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One sweep."""
+
+    sweep_id: str
+    folder: str
+    name: str
+    """The job's."""
+    keys: Sequence[str]
+    """The keys that differ between the variants."""
+    variants: int
+    created_at: float
+    """Seconds since the epoch."""
+
+
+@click.command("list")
+@runs_option
+@json_option
+def list_command(runs: Path | None, as_json: bool) -> None:
+    """List the sweeps, the newest first.
+
+    \b
+    Examples:
+      trtllm-hpc sweep list
+      trtllm-hpc sweep list --json
+    """
+    rows = []
+    for sweep in Sweep.list(runs):
+        record = sweep.record
+        folder = str(sweep.paths.folder)
+        rows.append(
+            SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)
+        )
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        click.echo("no sweeps; trtllm-hpc sweep JOB --sweep KEY=A,B begins one")
+        return
+    table = Table("sweep", "variants", "of", "begun", right=("variants",), one_line=("sweep", "begun"))
+    for row in rows:
+        begun = f"{datetime.fromtimestamp(row.created_at):%Y-%m-%d %H:%M}"
+        table.add_row(row.sweep_id, str(row.variants), ", ".join(row.keys), begun)
+    print_table(table)
+
+
+@click.command("status")
+@sweep_argument
+@runs_option
+@json_option
+def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
+    """Show the state of each variant of SWEEP, and why it was refused or has failed.
+
+    'trtllm-hpc status FOLDER' shows one variant in full.
+
+    \b
+    Examples:
+      trtllm-hpc sweep status
+      trtllm-hpc sweep status latest --json
+    """
+    _print_status(sweep.status, as_json)
+
+
+@click.command("watch")
+@sweep_argument
+@runs_option
+@json_option
+def watch_command(sweep: Sweep, runs: Path | None, as_json: bool) -> int:
+    """Follow SWEEP until none of its jobs is left.
+
+    Ctrl-C ends the view and leaves the sweep alone. The exit code is 0 if every
+    variant has completed, else that of the first one that has not.
+
+    \b
+    Examples:
+      trtllm-hpc sweep watch
+      trtllm-hpc sweep watch latest --json     nothing until the end, then as 'status --json'
+    """
+    return watch(sweep, as_json=as_json)
+
+
+@click.command("cancel")
+@sweep_argument
+@_variants_argument
+@runs_option
+@json_option
+def cancel_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
+    """Cancel all jobs of SWEEP, or those of some variants.
+
+    \b
+    Examples:
+      trtllm-hpc sweep cancel latest
+      trtllm-hpc sweep cancel latest tp2-bs64 tp2-bs128
+    """
+    _print_status(sweep.cancel(variants), as_json)
+
+
+@click.command("resume")
+@sweep_argument
+@_variants_argument
+@runs_option
+@json_option
+def resume_command(sweep: Sweep, variants: tuple[str, ...], runs: Path | None, as_json: bool) -> None:
+    """Submit the variants of SWEEP that have not completed and are not in the queue.
+
+    Those that were never submitted, were cancelled, or have failed; or only those
+    that are named. Stages that have completed are not repeated.
+
+    \b
+    Examples:
+      trtllm-hpc sweep resume latest
+      trtllm-hpc sweep resume latest tp4-bs64
+    """
+    print_submitted(sweep, variants, as_json=as_json)
+
+
+def print_submitted(sweep: Sweep, only: Collection[str], *, as_json: bool) -> None:
+    """Submit what has not completed, with a line for each variant."""
+
+    def show(name: str, number: int, count: int) -> None:
+        click.echo(f"  submitted {number} of {count}: {name}", err=as_json)
+
+    try:
+        count = sweep.resume(only, show)
+    except KeyboardInterrupt:
+        click.echo(
+            "\nStopped; the variants listed above are submitted.\n"
+            f"  next: trtllm-hpc sweep resume {sweep.id}, or trtllm-hpc sweep cancel {sweep.id}",
+            err=True,
+        )
+        raise click.exceptions.Abort from None
+    if as_json:
+        print_json(sweep.status)
+    elif count:
+        click.echo(f"next: trtllm-hpc sweep status {sweep.id}, or trtllm-hpc sweep watch {sweep.id}")
+    else:
+        click.echo("nothing to submit: every variant has completed, or is in the queue")
+
+
+def watch(sweep: Sweep, *, as_json: bool) -> int:
+    """Follow a sweep to its end, print the table, and return the exit code."""
+    printed = [("", 0.0)]
+
+    def show(status: SweepStatus) -> None:
+        line = ", ".join(f"{count} {state}" for state, count in status.counts.items())
+        last, at = printed[-1]
+        if not as_json and (line != last or time.monotonic() - at > _LINE_PAUSE_S):
+            printed.append((line, time.monotonic()))
+            click.echo(f"  {datetime.now():%H:%M:%S}  {line}", err=True)
+
+    try:
+        status = sweep.wait(show)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nStopped watching; the sweep goes on.\n  next: trtllm-hpc sweep watch {sweep.id}, or "
+            f"trtllm-hpc sweep cancel {sweep.id}",
+            err=True,
+        )
+        raise click.exceptions.Abort from None
+    _print_status(status, as_json)
+    return int(status.exit_code)
+
+
+def _print_status(status: SweepStatus, as_json: bool) -> None:
+    if as_json:
+        print_json(status)
+        return
+    keys = [key.rpartition(".")[2] for key in status.keys]
+    table = Table("variant", *keys, "state", "why", one_line=("variant", "state"), optional=keys)
+    for variant in status.variants:
+        values = [flow(variant.values[key]) if key in variant.values else "" for key in status.keys]
+        table.add_row(variant.name, *values, variant.state or "unknown", variant.sentence or "")
+    print_table(table)
+    click.echo(", ".join(f"{count} {state}" for state, count in status.counts.items()))
+    click.echo(f"folder {status.folder}")
+    if status.settled and not status.completed:
+        click.echo(
+            f"next: trtllm-hpc sweep resume {status.sweep_id}, or trtllm-hpc sweep report {status.sweep_id}"
+        )
+    elif status.settled:
+        click.echo(f"next: trtllm-hpc sweep report {status.sweep_id}")

@@ -1,0 +1,185 @@
+"""The job of a sweep with ``allocation: one``: it serves and measures one variant after another.
+
+Each variant's own scripts run unchanged, as sbatch would run them, within this job's nodes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from trtllm_hpc.paths import STAGES, RunPaths, read_json
+from trtllm_hpc.runtime.node import query_gpus
+from trtllm_hpc.runtime.process import on_signals, output_of, run_group
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, add_event, read_events
+from trtllm_hpc.runtime.stage import chain_is_complete, end
+
+_STOP_S = 60.0
+"""From SIGTERM to SIGKILL: a server needs a while to stop. Slurm's own KillWait may be shorter."""
+_IDLE_TIMEOUT_S = 60.0
+_IDLE_MIB = 2048
+"""A GPU with less memory in use is empty: the driver and its daemons need up to a GiB."""
+_COMMAND_TIMEOUT_S = 30.0
+
+
+class _Job:
+    """What this job knows of itself."""
+
+    def __init__(self, minutes: float) -> None:
+        self._ends_at = time.monotonic() + minutes * 60
+        self._longest_s = 0.0
+        self.signal: str | None = None
+        on_signals(self._stop)
+
+    def _stop(self, name: str) -> None:
+        self.signal = name
+
+    def measured(self, seconds: float) -> None:
+        """Remember how long a variant took."""
+        self._longest_s = max(self._longest_s, seconds)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether the time left is enough for a variant that takes as long as the longest so far."""
+        return time.monotonic() + 1.1 * self._longest_s < self._ends_at
+
+
+def run_variants(folder: Path, names: Sequence[str], minutes: float) -> int:
+    """Run the variants of a sweep in their order; return 1 if not all of them have run.
+
+    Args:
+        folder: the sweep's.
+        minutes: time limit of this job.
+    """
+    job, skipped = _Job(minutes), 0
+    for name in names:
+        run = RunPaths(folder / name)
+        reason = _obstacle(run, job)
+        if reason is None and not _may_begin(run):
+            continue
+        if reason is not None:
+            skipped += 1
+            _skip(run, reason)
+            continue
+        print(f"variant {name} begins", flush=True)
+        begun_at = time.monotonic()
+        code = _run_variant(run, job)
+        job.measured(time.monotonic() - begun_at)
+        print(f"variant {name} has ended with exit code {code}", flush=True)
+        _cancel_steps()
+    return 1 if skipped else 0
+
+
+def _obstacle(run: RunPaths, job: _Job) -> str | None:
+    """Return why a variant cannot begin, and those after it cannot either."""
+    if job.signal is not None:
+        return f"the sweep's job was ended ({job.signal})"
+    if not job.has_time:
+        return "the sweep's job has too little time left"
+    busy = _busy_gpus()
+    return f"the GPUs of the variant before are still in use: {', '.join(busy)}" if busy else None
+
+
+def _may_begin(run: RunPaths) -> bool:
+    """Return whether the submission is whole, and nobody has cancelled the variant."""
+    token = _token(run)
+    return token is not None and not _cancelled(run) and chain_is_complete(run, token)
+
+
+def _run_variant(run: RunPaths, job: _Job) -> int:
+    """Run the stages of a variant that are its own scripts; the companion runs within the server's."""
+    code = 0
+    for stage in _stages(run):
+        environment = {**os.environ, TOKEN_VARIABLE: _token(run) or ""}
+        with run.batch_log(stage).open("ab") as log:
+            code = run_group(
+                ["bash", str(run.sbatch(stage))],
+                environment,
+                lambda: job.signal is not None or _cancelled(run),
+                output=log.fileno(),
+                grace_s=_STOP_S,
+            )
+        marks = [event.name for event in read_events(run, stage) if event.name.startswith("stage_")]
+        if marks[-1:] == ["stage_begin"]:
+            end(run, stage, code)  # its script was killed
+        if code:
+            break
+    return code
+
+
+def _stages(run: RunPaths) -> Iterator[str]:
+    """Yield the stages that have a script and have not completed."""
+    for stage in STAGES:
+        ends = [event for event in read_events(run, stage) if event.name == "stage_end"]
+        if run.sbatch(stage).exists() and not (ends and ends[-1].data.get("exit_code") == 0):
+            yield stage
+
+
+def _token(run: RunPaths) -> str | None:
+    with suppress(ValueError, OSError, AttributeError):
+        record = read_json(run.jobs)
+        return None if record is None else str(record.get("token"))
+    return None
+
+
+def _cancelled(run: RunPaths) -> bool:
+    return any(event.name == "stage_cancelled" for event in read_events(run))
+
+
+def _skip(run: RunPaths, reason: str) -> None:
+    print(f"error: variant {run.run_id} was not run: {reason}", file=sys.stderr, flush=True)
+    if not _cancelled(run):
+        add_event(run, "serve", "stage_cancelled", reason=reason)
+
+
+def _cancel_steps() -> None:
+    """End the job steps that a killed script has left: they would hold the GPUs."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return
+    steps = output_of(["squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i"], _COMMAND_TIMEOUT_S)
+    left = [step for step in (steps or "").split() if step.rpartition(".")[2].isdigit()]
+    if left:
+        output_of(["scancel", *left], _COMMAND_TIMEOUT_S)
+
+
+def _busy_gpus() -> list[str]:
+    """Return the GPUs of this job that are still in use after a minute, as ``node2: GPU 1 (4096 MiB)``."""
+    deadline = time.monotonic() + _IDLE_TIMEOUT_S
+    while busy := _gpus_in_use():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(1.0)
+    return busy
+
+
+def _gpus_in_use() -> list[str]:
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES")
+    if nodes is None:
+        return gpus_in_use()
+    command = [
+        "srun",
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        "--mpi=none",
+        "--overlap",
+    ]
+    text = output_of([*command, sys.executable, sys.argv[0], "gpus-in-use"], _COMMAND_TIMEOUT_S)
+    return (text or "").splitlines()
+
+
+def gpus_in_use() -> list[str]:
+    """Return the GPUs of this process, on this node, whose memory somebody uses; none without nvidia-smi."""
+    host, found = socket.gethostname(), []
+    for line in query_gpus("index", "memory.used"):
+        index, _, used = line.partition(",")
+        mib = used.strip().partition(" ")[0]
+        if mib.isdigit() and int(mib) > _IDLE_MIB:
+            found.append(f"{host}: GPU {index} ({mib} MiB)")
+    return found

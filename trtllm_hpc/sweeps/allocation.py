@@ -1,0 +1,171 @@
+"""One job for all variants of a sweep: its script, its resources, and its submission."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trtllm_hpc import __version__
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import read_cluster, read_spec
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import RunPaths, write_text
+from trtllm_hpc.plan.model import Directive, Stage, read_stages
+from trtllm_hpc.render.environment import render_template
+from trtllm_hpc.runs.stages import SWEEP_JOB_NAME, sweep_job
+from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+from trtllm_hpc.scheduler.discovery import query_limits
+from trtllm_hpc.scheduler.slurm import Slurm
+from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
+
+_STAGE = "sweep"
+_LARGEST = ("--nodes", "--mem", "--gres", "--gpus-per-node", "--gpus")
+"""Options of sbatch of which the job gets the largest that a variant asks for."""
+_OF_ONE_RUN = (
+    "--job-name",
+    "--output",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--time",
+    "--signal",
+)
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A variant's run, read from its folder."""
+
+    run: RunPaths
+    job: JobFile
+    stages: tuple[Stage, ...]
+
+    @property
+    def minutes(self) -> int:
+        """The longest that it may take."""
+        build = self.job.build.time_limit_minutes if any(it.name == "build" for it in self.stages) else 0
+        return build + self.job.serve.time_limit_minutes
+
+    @property
+    def cpus_per_node(self) -> int:
+        """The most CPUs that a stage needs on a node, with the companion beside the server."""
+        return max(
+            stage.cpus_per_task * int(_options(stage).get("--ntasks-per-node", 1)) for stage in self.stages
+        )
+
+
+def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
+    """Submit one job that runs these variants, whose stages are ready to run, in their order.
+
+    Raises SubmissionError if Slurm refuses it.
+    """
+    runs = [_read(paths.run(name)) for name in names]
+    cluster = read_cluster(runs[0].run.cluster)
+    minutes = _minutes(record, runs, cluster)
+    here = RunPaths(paths.folder)
+    for folder in (here.scripts, here.logs):
+        folder.mkdir(exist_ok=True)
+    script = render_template(
+        "scripts/sweep.sbatch.j2",
+        directives=_directives(runs, here, minutes),
+        folder=str(paths.folder),
+        python=str(RunSnapshot(runs[0].run).plan["python"]),
+        runtime=str(runs[0].run.runtime),
+        minutes=minutes,
+        names=names,
+        version=__version__,
+    )
+    write_text(here.sbatch(_STAGE), script, mode=0o700)
+    token = SubmissionRecord(cluster.scheduler).token
+    job_id, started = _start(here, cluster, token)
+    try:
+        for it in runs:
+            _record(it, cluster, token, StageJob(job_id, time.time(), started), paths)
+    except BaseException:  # Ctrl-C above all: a job that nobody knows must not hold nodes
+        mine = SubmissionRecord(
+            cluster.scheduler, stages={_STAGE: StageJob(job_id, 0.0)}, within=str(paths.folder)
+        )
+        if cluster.scheduler == "slurm" and (job := sweep_job(mine)) is not None:
+            Slurm(cluster.slurm_conf).cancel([job])
+        raise
+
+
+def _read(run: RunPaths) -> _Rendered:
+    return _Rendered(run, read_spec(run.spec), read_stages(RunSnapshot(run).plan))
+
+
+def _record(it: _Rendered, cluster: ClusterProfile, token: str, job: StageJob, paths: SweepPaths) -> None:
+    record = SubmissionRecord(cluster.scheduler, token, cluster.slurm_conf, complete=True)
+    record.within = str(paths.folder)
+    record.stages = {stage.name: job for stage in it.stages}
+    record.write(it.run)
+
+
+def _start(here: RunPaths, cluster: ClusterProfile, token: str) -> tuple[str, int | None]:
+    """Start the job; return its id and, of a process of this machine, when it started."""
+    if cluster.scheduler == "slurm":
+        script = here.sbatch(_STAGE)
+        return Slurm(cluster.slurm_conf).submit(script, environment={TOKEN_VARIABLE: token}), None
+    with here.batch_log(_STAGE).open("ab") as log:
+        process = subprocess.Popen(
+            ["bash", str(here.sbatch(_STAGE))],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, TOKEN_VARIABLE: token},
+            start_new_session=True,
+        )
+    return str(process.pid), start_ticks(process.pid)
+
+
+def _minutes(record: SweepRecord, runs: Sequence[_Rendered], cluster: ClusterProfile) -> int:
+    """Return the job's time limit: the sweep's, else what all variants may need and the partition allows."""
+    if record.time_limit_minutes is not None:
+        return record.time_limit_minutes
+    bounds = [sum(it.minutes for it in runs), cluster.limits.time_minutes]
+    for it in query_limits(cluster.slurm_conf) if cluster.scheduler == "slurm" else ():
+        if it.is_default if cluster.partition is None else it.name == cluster.partition:
+            bounds.append(it.minutes)
+    return min(minutes for minutes in bounds if minutes is not None)
+
+
+def _directives(runs: Sequence[_Rendered], here: RunPaths, minutes: int) -> list[Directive]:
+    """Return what the job asks Slurm for: the most of everything that a stage of any variant asks for."""
+    stages = [_options(stage) for it in runs for stage in it.stages]
+    serve = next(stage for stage in runs[0].stages if stage.name == "serve")
+    common = [it for it in serve.directives if it.option not in (*_OF_ONE_RUN, *_LARGEST)]
+    nodes = max(int(it["--nodes"]) for it in stages)
+    return [
+        Directive("--job-name", SWEEP_JOB_NAME),
+        Directive("--output", str(here.batch_log(_STAGE))),
+        *common,
+        Directive("--nodes", nodes),
+        Directive("--ntasks-per-node", 1),
+        Directive("--cpus-per-task", max(it.cpus_per_node for it in runs)),
+        *(
+            Directive(option, value)
+            for option in _LARGEST[1:]
+            if (value := _largest(stages, option)) is not None
+        ),
+        Directive("--time", minutes),
+    ]
+
+
+def _options(stage: Stage) -> dict[str, str]:
+    return {it.option: str(it.value) for it in stage.directives}
+
+
+def _largest(stages: Iterable[Mapping[str, str]], option: str) -> str | None:
+    values = [stage[option] for stage in stages if option in stage]
+    return max(values, key=_number, default=None)
+
+
+def _number(value: str) -> int:
+    """Return the number in ``64G``, ``8``, ``h100:8`` or ``gpu:h100:8``."""
+    return int(value.rpartition(":")[2].rstrip("G"))
