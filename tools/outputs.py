@@ -18,6 +18,8 @@ from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.models import ModelRow
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
+from trtllm_hpc.cli.sweep_run import CheckedSweep
+from trtllm_hpc.cli.sweep_saved import SweepRow
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
@@ -31,6 +33,7 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
+from trtllm_hpc.sweeps.status import SweepStatus
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import LearnedRelease
 from trtllm_hpc.tensorrt_llm.releases.release import Release
@@ -42,6 +45,12 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "migrate": {"": Migrated},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
+    "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},
+    "sweep list": {"": list[SweepRow]},
+    "sweep status": {"": SweepStatus},
+    "sweep watch": {"": SweepStatus},
+    "sweep cancel": {"": SweepStatus},
+    "sweep resume": {"": SweepStatus},
     "runs": {"": list[ListedRun]},
     "runs prune": {"": PrunedRuns},
     "status": {"": RunStatus},

@@ -36,6 +36,8 @@ __all__ = [
     "Run",
     "RunState",
     "RunStatus",
+    "Sweep",
+    "SweepStatus",
     "TrtllmHpcError",
     "bench",
     "bench_url",
@@ -43,9 +45,11 @@ __all__ = [
     "doctor",
     "load_job",
     "plan",
+    "plan_sweep",
     "read_adapter",
     "render",
     "submit",
+    "sweep",
 ]
 
 TYPE_CHECKING = False  # typing's own would be one more import; type checkers go by the name
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.api.jobs import doctor, load_job, plan, render, submit
     from trtllm_hpc.api.measurement import Measurement, bench, bench_url
     from trtllm_hpc.api.run import Run
+    from trtllm_hpc.api.sweep import Sweep, plan_sweep, sweep
     from trtllm_hpc.client.async_client import AsyncClient
     from trtllm_hpc.client.connect import Address
     from trtllm_hpc.client.lora import Adapter, read_adapter
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.plan.model import Plan
     from trtllm_hpc.runs.node_checks import NodeReport, check_on_nodes
     from trtllm_hpc.runs.status import RunState, RunStatus
+    from trtllm_hpc.sweeps.status import SweepStatus
     from trtllm_hpc.validation.checks import DoctorReport
 
 _MODULES = {
@@ -79,6 +85,8 @@ _MODULES = {
     "Run": "api.run",
     "RunState": "runs.status",
     "RunStatus": "runs.status",
+    "Sweep": "api.sweep",
+    "SweepStatus": "sweeps.status",
     "TrtllmHpcError": "errors",
     "bench": "api.measurement",
     "bench_url": "api.measurement",
@@ -86,9 +94,11 @@ _MODULES = {
     "doctor": "api.jobs",
     "load_job": "api.jobs",
     "plan": "api.jobs",
+    "plan_sweep": "api.sweep",
     "read_adapter": "client.lora",
     "render": "api.jobs",
     "submit": "api.jobs",
+    "sweep": "api.sweep",
 }
 """The module of each public name."""
 

@@ -11,8 +11,10 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,10 +23,12 @@ import pytest
 
 from benchmarks.door import open_door
 from benchmarks.strangers import ready_server
+from tests.guests import SOON_S, asking_until_refused
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
-from trtllm_hpc.errors import ExitCode, StartFailed
+from trtllm_hpc.client.sync_client import Client
+from trtllm_hpc.errors import ExitCode, RequestFailed, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import take_certificate
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
@@ -86,54 +90,70 @@ def test_a_server_that_fails_at_its_start_is_told(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
 
 
-def test_a_guest_is_named_until_the_key_is_revoked_and_then_nobody_asks(tmp_path: Path) -> None:
+def test_guests_are_named_until_a_key_is_revoked_or_expires_and_then_nobody_asks(tmp_path: Path) -> None:
     serve = {**DOOR, "tls": True, "idle_minutes": 0.25}
     _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
     assert eventually(lambda: run.endpoint.exists(), 60), state(run)
-    letter = types("endpoint", run.folder, "--invite", "alice")
-    key = run.guest_key("alice").read_text().strip()
-    assert "cat alice.key" in letter.stdout and key not in letter.stdout, letter
     endpoint = Endpoint.read(run.endpoint)
     assert endpoint is not None
-    theirs = replace(endpoint, key_file=str(run.guest_key("alice")))
-    kept = tmp_path / "alice.key"
-    shutil.copy(run.guest_key("alice"), kept)
     web, openai_port = endpoint.http_port, urlsplit(endpoint.openai_url or "").port or 0
     asks = ("POST", "/v2/models/ensemble/generate", {"text_input": "Hello", "max_tokens": 1})
     chats = ("POST", "/v1/completions", {"model": "stand-in", "prompt": "Hello", "max_tokens": 1})
-    grpc = (
-        "--key-file",
-        kept,
-        "--certificate",
-        run.certificate,
-        "--url",
-        f"grpcs://{endpoint.grpc}",
-        "Hello",
-    )
-    assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (200, 200)
-    assert status_of(theirs, web, "POST", "/v2/%6cogging", {}) == 403
-    assert status_of(theirs, openai_port, "GET", "/docs") == 403
-    assert types("client", *grpc).returncode == 0
+    of_bob = replace(endpoint, key_file=str(run.guest_key("bob")))
 
-    def row() -> dict[str, Any]:
-        [found] = documented("endpoint", types("endpoint", run.folder, "--invited", "--json").stdout)
-        return dict(found)
+    def row(name: str) -> dict[str, Any]:
+        rows = documented("endpoint", types("endpoint", run.folder, "--invited", "--json").stdout)
+        return next(dict(it) for it in rows if it["name"] == name)
 
-    assert eventually(lambda: row()["requests"] >= 3, 30), row()
+    with asking_until_refused(
+        partial(is_answered, lambda: status_of(of_bob, openai_port, *chats) == 200),
+        partial(is_answered, partial(by_grpc, of_bob)),
+    ) as refused:
+        assert types("endpoint", run.folder, "--invite", "bob", "--expires", "0.1m").returncode == 0
+        expires_at = row("bob")["expires_at"]
+        letter = types("endpoint", run.folder, "--invite", "alice")
+        key = run.guest_key("alice").read_text().strip()
+        assert "cat alice.key" in letter.stdout and key not in letter.stdout, letter
+        theirs = replace(endpoint, key_file=str(run.guest_key("alice")))
+        kept = tmp_path / "alice.key"
+        shutil.copy(run.guest_key("alice"), kept)
+        assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (200, 200)
+        assert status_of(theirs, web, "POST", "/v2/%6cogging", {}) == 403
+        assert status_of(theirs, openai_port, "GET", "/docs") == 403
+        assert by_grpc(theirs)
+    for moment in (it.result() for it in refused):
+        assert expires_at <= moment < expires_at + SOON_S
+    assert eventually(lambda: row("alice")["requests"] >= 3, 30), row("alice")
+    assert row("bob")["requests"] >= 2 and not row("bob")["admitted"]
     assert "asked by alice: admitted, " in types("status", run.folder).stdout
     assert "guest alice: POST /v2/models/ensemble/generate 200" in run.batch_log("door").read_text()
     assert key not in "".join(file.read_text() for file in run.logs.iterdir())
     theirs = replace(endpoint, key_file=str(kept))
     assert types("endpoint", run.folder, "--revoke", "alice").returncode == 0
     assert (status_of(theirs, web, *asks), status_of(theirs, openai_port, *chats)) == (401, 401)
-    assert "401" in types("client", *grpc).stderr
+    with pytest.raises(RequestFailed, match="401"):
+        by_grpc(theirs)
     assert eventually(lambda: state(run) == "completed", 60), state(run)
     status = documented("status", types("status", run.folder, "--json").stdout)
     assert status["sentence"].endswith("nobody has asked for 0.25 minutes (serve.idle_minutes)"), status
-    assert [it.name for it in read_events(run, "serve") if it.name in ("idle", "server_stop")][
-        -1
-    ] == "server_stop"
+    events = [it.name for it in read_events(run, "serve") if it.name in ("idle", "server_stop")]
+    assert events[-1] == "server_stop"
     assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+
+
+def by_grpc(endpoint: Endpoint) -> bool:
+    """Whether the server answers over gRPC whoever has the endpoint's key; raises RequestFailed."""
+    with Client(endpoint, "ensemble", protocol="grpc", retries=0) as client:
+        return client.generate("Hello", max_tokens=1).text is not None
+
+
+def is_answered(ask: Callable[[], bool]) -> bool:
+    """Whether there is a key, and the door lets it in."""
+    try:
+        return ask()
+    except RequestFailed as error:
+        assert re.search(r"401|\.key cannot be read", str(error)), error
+        return False
 
 
 def status_of(

@@ -406,6 +406,7 @@ reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
 reference - {tensor_parallel: 2, serve: {tls: true, door: none}}
 reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], door: none}}
+reference - {tensor_parallel: 2, serve: {idle_minutes: 60, door: none}}
 """,
     "lora": """
 # The companion's adapters, which the engine takes or not.

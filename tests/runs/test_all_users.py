@@ -72,7 +72,7 @@ def test_a_site_that_shows_users_only_their_own_jobs(
     answer = types(*WORDS)
     assert (
         answer.code == ExitCode.SUBMISSION
-        and "nobody else's jobs (PrivateData in slurm.conf)" in answer.errors
+        and "nobody else's jobs (PrivateData in slurmdbd.conf)" in answer.errors
     )
     fake_slurm.configure(limits={question: {"AdminLevel": "Operator"}})
     assert "chat-1" in types(*WORDS).output

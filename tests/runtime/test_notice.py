@@ -1,62 +1,30 @@
-"""The webhook of `submit --notify`: what it is told, and that it can do no harm."""
+"""The webhook of `submit --notify`: which notices it receives, and that it can do no harm."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
 
 import pytest
 
 from tests.runtime.conftest import Runtime
+from tests.webhook import Webhook, listening
 from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.renewal import Renewal
 
 
-class Webhook(HTTPServer):
-    """Keeps what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.told: list[dict[str, Any]] = []
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/secret"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Webhook
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.told.append({"path": self.path, **json.loads(body)})
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
 @pytest.fixture
 def webhook(runtime: Runtime) -> Iterator[Webhook]:
-    with Webhook() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with listening() as server:
         runtime.paths.notify.write_text(f"{server.url}\n")
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_ready_server_is_told(runtime: Runtime, webhook: Webhook) -> None:
     sender = notify(runtime.paths, "ready", "ready at 10.0.0.1:8000 on n1", http="10.0.0.1:8000")
     assert sender is not None
     sender.join(10)
-    [notice] = webhook.told
+    [notice] = webhook.notices
     assert (notice["path"], notice["event"], notice["run"]) == ("/secret", "ready", runtime.paths.run_id)
     assert notice["text"] == f"trtllm-hpc: run {runtime.paths.run_id}: ready at 10.0.0.1:8000 on n1"
     assert notice["http"] == "10.0.0.1:8000" and notice["folder"] == str(runtime.paths.folder)
@@ -65,7 +33,7 @@ def test_a_ready_server_is_told(runtime: Runtime, webhook: Webhook) -> None:
 def test_a_failed_stage_is_told_with_its_reason(runtime: Runtime, webhook: Webhook) -> None:
     add_event(runtime.paths, "serve", "failed", reason="the engine is for 2 ranks")
     assert runtime("end", "serve", "7").returncode == 0
-    [notice] = webhook.told
+    [notice] = webhook.notices
     assert (notice["event"], notice["stage"], notice["exit_code"]) == ("failed", "serve", 7)
     assert "failed (exit code 7): the engine is for 2 ranks" in notice["text"]
 
@@ -74,10 +42,10 @@ def test_the_end_is_told_unless_another_job_goes_on(runtime: Runtime, webhook: W
     assert runtime("end", "build", "0").returncode == 0
     Renewal("1", "2").write(runtime.paths.renewal)
     assert runtime("end", "serve", "0").returncode == 0
-    assert webhook.told == []
+    assert webhook.notices == []
     Renewal("1").write(runtime.paths.renewal)
     assert runtime("end", "serve", "0").returncode == 0
-    assert [notice["event"] for notice in webhook.told] == ["ended"]
+    assert [notice["event"] for notice in webhook.notices] == ["ended"]
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/secret", "http://[secret", "nonsense://secret"])

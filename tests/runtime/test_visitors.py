@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from trtllm_hpc.paths import RunPaths, write_json, write_text
-from trtllm_hpc.runtime.guests import ANYBODY, Visits, guest_keys
+from trtllm_hpc.runtime.guests import Visits, guest_keys
 from trtllm_hpc.runtime.instances import visitors
 from trtllm_hpc.runtime.instances.starting import Doors
 from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.runtime.request_count import RequestCount
 
 
 class FakeDoor:
@@ -63,8 +62,8 @@ def looks(of: Visitors, clock: Clock, until: float, *, serves: bool = True) -> s
     return why
 
 
-def watched(run: RunPaths, idle_s: float | None, door: FakeDoor | None) -> Visitors:
-    doors = SimpleNamespace(is_open=door is not None, own=door)
+def watched(run: RunPaths, idle_s: float | None, door: FakeDoor) -> Visitors:
+    doors = SimpleNamespace(is_open=True, own=door)
     return Visitors(run, cast(Doors, doors), idle_s)
 
 
@@ -121,47 +120,3 @@ def test_a_guest_is_let_in_until_the_key_expires(run: RunPaths, clock: Clock) ->
     looks(watch, clock, 1010)
     assert door.guests == {} and guest_keys(run, 1009.0) == {"secret": "alice"}
     assert (Visits.read(run.visits) or Visits()).admitted == []
-
-
-def test_without_a_door_the_leaders_count_decides(run: RunPaths, clock: Clock) -> None:
-    idle = watched(run, 60, None)
-    assert looks(idle, clock, 1050) is None
-    Visits(asked={ANYBODY: [1, 1050.0]}).write(run.visits)
-    assert looks(idle, clock, 2000) is not None and clock.now == 1111
-
-
-def test_the_probes_own_questions_do_not_count(run: RunPaths) -> None:
-    class Server:
-        done, waits = 0, 0
-
-        def metrics(self) -> str:
-            return (
-                f'nv_inference_request_success{{model="ensemble",version="1"}} {self.done}\n'
-                f'nv_inference_request_success{{model="core",version="1"}} {3 * self.done}\n'
-                f'nv_inference_pending_request_count{{model="core",version="1"}} {self.waits}\n'
-            )
-
-    server = Server()
-    count = RequestCount(run, cast(Any, server))
-
-    def asked() -> int | None:
-        visits = Visits.read(run.visits)
-        return None if visits is None else int(visits.asked[ANYBODY][0])
-
-    for own in range(5):
-        server.done = own
-        count.look(own, 0)
-    assert asked() is None
-    server.done += 2  # one more of the probe, and one of somebody
-    count.look(5, 0)
-    assert asked() == 1
-    server.done += 2  # two of somebody, so that the probe leaves its question out
-    count.look(5, 1)
-    assert asked() == 2
-    server.done += 1
-    count.look(6, 1)
-    assert asked() == 2
-    run.visits.unlink()
-    server.waits = 1
-    count.look(6, 1)
-    assert asked() == 3

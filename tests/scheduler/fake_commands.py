@@ -25,7 +25,7 @@ DIRECTIVES = (
     "job-name", "output", "open-mode", "no-requeue", "partition", "account", "qos", "nodes", "ntasks",
     "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
 )  # fmt: skip
-KNOWN_DEPENDENCIES = ("after", "afterok")
+KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
@@ -212,6 +212,11 @@ def sprio(cluster: Cluster, arguments: list[str]) -> int:
 
 
 def sacctmgr(cluster: Cluster, arguments: list[str]) -> int:
+    if arguments == ["--noheader", "--parsable2", "show", "configuration"]:
+        # Part of what Slurm 22.05 prints: slurm.conf's key of this name does not decide.
+        print("Configuration data as of 2026-11-26T08:11:49\nPrivateData            = jobs\n")
+        print(f"SlurmDBD configuration:\nPrivateData            = {cluster.record['private']}")
+        return 0
     if arguments[:3] != ["--noheader", "--parsable2", "show"] or not arguments[-1].startswith("format="):
         cluster.violation("sacctmgr", " ".join(arguments))
     if cluster.record["limits"] is None:
@@ -299,9 +304,6 @@ def scontrol(cluster: Cluster, arguments: list[str]) -> int:
                 f"Default={'YES' if name == 'batch' else 'NO'} QoS=N/A MinNodes=0 State=UP "
                 + " ".join(f"{key}={value}" for key, value in fields.items())
             )
-        return 0
-    if arguments == ["show", "config"]:
-        print(f"PreemptType             = (null)\nPrivateData             = {cluster.record['private']}")
         return 0
     if arguments[:2] != ["show", "job"] or len(arguments) != 3:
         cluster.violation("scontrol", " ".join(arguments))

@@ -106,7 +106,7 @@ class FakeSlurm:
 
         ``accounting``: whether sacct answers; ``ranked``: sprio answers, since several factors rank jobs;
         ``limits``: what sacctmgr shows by the words of the question, or ``None``: it refuses to answer;
-        ``private``: what users do not see of others.
+        ``private``: what accounting hides from users of others (slurmdbd's ``PrivateData``).
         """
         with self._changed() as record:
             record.update(settings)

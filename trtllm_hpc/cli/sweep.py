@@ -13,7 +13,6 @@ _COMMANDS: dict[str, str] = {
     "watch": "Follow a sweep to its end.",
     "cancel": "Cancel a sweep, or some of its variants.",
     "resume": "Submit what has not completed.",
-    "report": "Compare the variants: the frontier, the best settings.",
 }
 """The commands with their lines in ``--help``, which imports only the first."""
 _SHARED = dict.fromkeys(("list", "status", "watch", "cancel", "resume"), "saved")
@@ -35,5 +34,4 @@ def command() -> None:
       trtllm-hpc sweep job.yaml --allocation one
       trtllm-hpc sweep job.yaml --check
       trtllm-hpc sweep status latest
-      trtllm-hpc sweep report latest
     """

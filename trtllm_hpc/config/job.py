@@ -9,6 +9,7 @@ from pydantic import Field
 from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
 from trtllm_hpc.config.repository import KvCache, Repository
+from trtllm_hpc.config.sweep import Sweep
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
@@ -202,7 +203,7 @@ class Serve(Section):
     idle_minutes: Annotated[float, Field(gt=0, le=525_600)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
-    metrics and lists of models do not."""
+    metrics and lists of models do not. Needs a door."""
     keep_running: bool = False
     """Go on serving after the companion is done, until the time limit or ``cancel``."""
     renew: bool = False
@@ -317,3 +318,5 @@ class JobDocument(JobFile):
     """Job file that this one builds on, or a list of them: the name of a shipped one, or a path that starts
     at this file's folder. Later files lie over earlier ones, and this file over all: sections are merged,
     lists replaced, and ``null`` removes what a base has."""
+    sweep: Sweep | None = None
+    """Variants of the job, for ``trtllm-hpc sweep``."""

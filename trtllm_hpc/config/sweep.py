@@ -221,7 +221,7 @@ def _short(key: str) -> str:
 
 
 def _safe(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text)
 
 
 def _with_unique_names(overrides: list[Override]) -> list[Override]:

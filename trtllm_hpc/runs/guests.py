@@ -26,7 +26,7 @@ class Visitor:
     name: str
     """A guest's, ``owner``, or ``anybody`` where the server asks for no key."""
     requests: int
-    """That generate or infer. Without a door: in how many spans of 5 s there was one."""
+    """That generate or infer, through the door."""
     last_at: float | None
     """When the last of them came, in seconds since the epoch."""
     key_file: str | None = None

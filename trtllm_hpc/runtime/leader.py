@@ -21,7 +21,6 @@ from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
-from trtllm_hpc.runtime.request_count import RequestCount
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import ServerDriver
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
@@ -61,8 +60,6 @@ class Leader:
         self._probe: Probe | None = None
         if options.hang_seconds is not None:
             self._probe = Probe(self._server, options.hang_seconds, options.ready_timeout_seconds)
-            if SOCKETS_VARIABLE not in os.environ:
-                self._probe.on_look = RequestCount(paths, self._server).look
 
     def tick(self, stopped: Mapping[int, str]) -> ServerFaults:
         """Record that the server is ready, once it is; return what is wrong with it.

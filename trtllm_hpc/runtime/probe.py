@@ -11,7 +11,7 @@ import http.client
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.runtime.server_http import Asked, Question, Refused
@@ -58,9 +58,6 @@ class Probe:
         self._is_blind = True
         """Whether the metrics lack the engine's steps."""
         self._answered: str | None = None
-        self.on_look: Callable[[int, int], None] = lambda asked, left_out: None
-        """Called before each look: how often it has asked, and how often others were answered instead."""
-        self._questions = self._left_out = 0
         self._stop = threading.Event()
 
     def begin(self, models: Sequence[str]) -> None:
@@ -73,8 +70,7 @@ class Probe:
 
     def _run(self, models: Sequence[str]) -> None:
         watched = self._server.questions(models)
-        while not self._stop.wait(INTERVAL_S):
-            self.on_look(self._questions, self._left_out)
+        while watched and not self._stop.wait(INTERVAL_S):
             for question in watched:
                 fault = self._look(question)
                 if fault is not None:
@@ -85,7 +81,6 @@ class Probe:
         """Ask a model unless others were answered; returns a sentence if it serves nobody any more."""
         if self._others_were_answered():
             self._is_proven = True
-            self._left_out += 1
             return None
         refusal = ""
         for attempt in range(FAILURES):
@@ -108,7 +103,6 @@ class Probe:
     def _ask(self, question: Question) -> str | None:
         """Ask for one token, and wait as long as the engine computes; returns a sentence if it does not."""
         asked = Asked(self._server.connection, question)
-        self._questions += 1
         limit_s = self._limit_s if self._is_proven else self._first_limit_s
         state, since = self._progress(), time.monotonic()
         alone_since: float | None = None

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -92,23 +93,31 @@ def _may_begin(run: RunPaths) -> bool:
 
 
 def _run_variant(run: RunPaths, job: _Job) -> int:
-    """Run the stages of a variant that are its own scripts; the companion runs within the server's."""
-    code = 0
-    for stage in _stages(run):
-        environment = {**os.environ, TOKEN_VARIABLE: _token(run) or ""}
-        with run.batch_log(stage).open("ab") as log:
-            code = run_group(
-                ["bash", str(run.sbatch(stage))],
-                environment,
-                lambda: job.signal is not None or _cancelled(run),
-                output=log.fileno(),
-                grace_s=_STOP_S,
-            )
-        marks = [event.name for event in read_events(run, stage) if event.name.startswith("stage_")]
-        if marks[-1:] == ["stage_begin"]:
-            end(run, stage, code)  # its script was killed
-        if code:
-            break
+    """Run the stages of a variant that have scripts of their own: the build, then the others at once."""
+    code, stages = 0, list(_stages(run))
+    if "build" in stages:
+        stages.remove("build")
+        code = _run_stage(run, "build", job)
+    if code:
+        return code
+    # Within Slurm's job the server's script starts the companion.
+    with ThreadPoolExecutor(len(STAGES)) as threads:
+        codes = list(threads.map(lambda stage: _run_stage(run, stage, job), stages))
+    return next((code for code in codes if code), 0)
+
+
+def _run_stage(run: RunPaths, stage: str, job: _Job) -> int:
+    with run.batch_log(stage).open("ab") as log:
+        code = run_group(
+            ["bash", str(run.sbatch(stage))],
+            {**os.environ, TOKEN_VARIABLE: _token(run) or ""},
+            lambda: job.signal is not None or _cancelled(run),
+            output=log.fileno(),
+            grace_s=_STOP_S,
+        )
+    marks = [event.name for event in read_events(run, stage) if event.name.startswith("stage_")]
+    if marks[-1:] == ["stage_begin"]:
+        end(run, stage, code)  # its script was killed
     return code
 
 

@@ -224,13 +224,14 @@ class Slurm:
 
         Raises SubmissionError if accounting does not answer, or shows a user nobody else's jobs.
         """
-        shown = self._run(["scontrol", "show", "config"]).stdout
+        shown = self._run([*_SACCTMGR, "show", "configuration"]).stdout.partition("SlurmDBD configuration")[2]
         user = getpass.getuser()
+        # sacct answers without an error then, and leaves out the jobs of others.
         if re.search(r"^PrivateData\s*=.*\b(jobs|all)\b", shown, re.MULTILINE) and os.getuid():
             level = self._run([*_SACCTMGR, "show", "user", user, "format=AdminLevel"]).stdout.strip()
             if level not in ("Operator", "Administrator"):
                 raise SubmissionError(
-                    f"Slurm shows {user} nobody else's jobs (PrivateData in slurm.conf).",
+                    f"Slurm's accounting shows {user} nobody else's jobs (PrivateData in slurmdbd.conf).",
                     hint="trtllm-hpc runs shows your own; an operator of Slurm (sacctmgr) sees everybody's",
                 )
         command = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"]

@@ -18,7 +18,7 @@ from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
-from trtllm_hpc.config.inheritance import read_job_tree
+from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
 from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
@@ -140,7 +140,7 @@ def load_sweep(
     options, wrong = read_sweep_options(sweep_options)
     tree = options if trees.sweep is None or options is None else merge(trees.sweep, options)
     tree = tree or trees.sweep
-    if tree is None:
+    if tree is None and not wrong:
         hint = "add a section sweep to the job file, or --sweep KEY=A,B for each key to vary"
         wrong.append(Diagnostic("no-variants", "nothing varies", str(trees.job_file), "sweep", hint=hint))
     if tree is None or trees.job is None or trees.cluster is None or wrong or trees.diagnostics:
@@ -149,8 +149,11 @@ def load_sweep(
     if sweep is not None and not wrong:
         found, wrong = expand(sweep, tree, trees.job)
     if sweep is None or wrong:
-        raise ConfigError([tree.placed(it) if not it.file else it for it in wrong])
-    if sweep.allocation == "one":
+        raise ConfigError([replace(it, field=f"sweep.{it.field}".rstrip(".")) for it in wrong])
+    scheduler = trees.cluster.child("scheduler")
+    if scheduler is not None and scheduler.value == "local":  # one machine serves one variant after another
+        sweep = sweep.model_copy(update={"allocation": "one"})
+    elif sweep.allocation == "one":
         trees.cluster = merge(trees.cluster, Node({"companion": Node("overlap", tree.source)}, tree.source))
     keys = dict.fromkeys(key for it in found for key in it.values)
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
@@ -192,16 +195,16 @@ class _Trees:
             sweep, job_tree = tree.child("sweep"), with_absolute_paths(tree.without("sweep"))
         return cls(job_file, job_tree, cluster_tree, wrong, sweep)
 
-    def variant(self, override: Override) -> LoadedVariant:
+    def variant(self, chosen: Override) -> LoadedVariant:
         """Return one variant of a sweep, judged as a job file of its own; its name is in the job's."""
         assert self.job is not None
-        job = with_absolute_paths(merge_jobs(self.job, override.tree))
+        job = with_absolute_paths(override(self.job, chosen.tree))
         name = job.child("name")
-        longer = f"{name.value}.{override.name}" if name is not None else ""
+        longer = f"{name.value}.{chosen.name}" if name is not None else ""
         if name is not None and len(longer) <= 64:
             job = job.changed(("name",), lambda node: replace(node, value=longer))
         trees = _Trees(self.job_file, job, self.cluster, [])
-        return LoadedVariant(override, trees.facts(), trees.diagnostics)
+        return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
         """Build both models and judge them by every rule; ``None`` if a model cannot be built at all."""

@@ -62,7 +62,7 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
 
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
     """Several instances need a door, GPUs to share, and the mode leader."""
-    job, serve = facts.job, facts.job.serve
+    serve = facts.job.serve
     count = serve.instances
     if serve.minimum_instances is not None and serve.minimum_instances > count:
         message = f"{serve.minimum_instances} instances must live, but there are {count}"
@@ -87,11 +87,14 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     elif serve.instances_per_gpu > 1 and serve.placement == "spread":
         message = "instances on different nodes cannot share GPUs"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
-    if job.serve.tls and serve.door == "none":
-        yield in_job("conflict", "serve.tls", "only a door encrypts", "set serve.door to haproxy", serve.tls)
-    if serve.cors and serve.door == "none":
-        message = "only a door answers browsers"
-        yield in_job("conflict", "serve.cors", message, "set serve.door to haproxy", serve.cors)
+    hint = "set serve.door to haproxy"
+    for key, message, other in (
+        ("tls", "only a door encrypts", ""),
+        ("cors", "only a door answers browsers", ""),
+        ("idle_minutes", "only a door sees whether anybody asks", ", or serve.idle_minutes to null"),
+    ):
+        if serve.door == "none" and (value := getattr(serve, key)):
+            yield in_job("conflict", f"serve.{key}", message, f"{hint}{other}", value)
     if serve.certificate is not None and not serve.tls:
         message = "is set, but serve.tls is false"
         yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
@@ -121,17 +124,6 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         message = f"ends before the server has become ready and drained, which may take {shortest} minutes"
         hint = f"set it to {shortest} or more, or lower serve.ready_timeout_seconds and serve.drain_seconds"
         yield in_job("conflict", "serve.time_limit_minutes", message, hint, serve.time_limit_minutes)
-
-
-def idle_can_be_seen(facts: JobFacts) -> Diagnostics:
-    """Whether anybody asks is seen at a door, or in the metrics of a Triton that is watched."""
-    serve = facts.job.serve
-    sees = serve.door == "haproxy" or (facts.job.frontend == "triton" and serve.hang_timeout_seconds)
-    if serve.idle_minutes is not None and not sees:
-        message = "only a door sees whether anybody asks this server"
-        yield in_job(
-            "conflict", "serve.idle_minutes", message, "set serve.door to haproxy", serve.idle_minutes
-        )
 
 
 def site_limits(facts: JobFacts) -> Diagnostics:
@@ -223,7 +215,6 @@ RULES = (
     frontend_fits_backend,
     command_has_its_backend,
     renewal_can_work,
-    idle_can_be_seen,
     build_gpus,
     mode_has_its_models,
     mode_fits_backend,

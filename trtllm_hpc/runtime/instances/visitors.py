@@ -20,7 +20,7 @@ _WARNING_S = 600.0
 
 
 class Visitors:
-    """Looks at the door, or at what the leader of a server without a door has counted."""
+    """Looks at the door: without a door nobody is counted, and no server ends idle."""
 
     def __init__(self, paths: RunPaths, doors: Doors, idle_s: float | None) -> None:
         self._paths, self._doors, self._idle_s = paths, doors, idle_s
@@ -33,14 +33,11 @@ class Visitors:
     def tick(self, *, serves: bool) -> str | None:
         """Look at most once a second; return a sentence once nobody has asked for too long."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._look_at or not self._doors.is_open:
             return None
         self._look_at = now + _LOOK_S
         with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
-            if self._doors.is_open:
-                self._look_at_door(now)
-            elif (counted := Visits.read(self._paths.visits)) not in (None, self._visits):
-                self._visits, self._asked_at = counted or self._visits, now
+            self._look_at_door(now)
         if not serves:
             self._asked_at = now
         return None if self._idle_s is None else self._idle(self._idle_s, self._asked_at + self._idle_s - now)
