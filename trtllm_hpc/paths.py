@@ -92,6 +92,9 @@ class RunPaths:
     plan = _Named("plan.json")
     """The plan: stages, rank layout and every command line."""
 
+    lock = _Named("lock.json")
+    """What the run is made of, without secrets: ``submit`` can repeat it."""
+
     # What is run
     scripts = _Named("scripts")
     """Folder of the rendered scripts."""

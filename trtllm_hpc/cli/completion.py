@@ -105,7 +105,7 @@ def _names_and_files(names: Iterable[str], incomplete: str) -> list[CompletionIt
         entries = []  # no such folder, or not ours to read
     for entry in entries:
         if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
-            if entry.suffix in (".yaml", ".yml"):
+            if entry.suffix in (".yaml", ".yml") or entry.name == "lock.json":
                 words.append(f"{folder}{slash}{entry.name}")
             elif entry.is_dir():
                 words.append(f"{folder}{slash}{entry.name}/")

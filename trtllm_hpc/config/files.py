@@ -19,7 +19,7 @@ from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.config.validate import validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.paths import site_config_folder, user_config_folder
+from trtllm_hpc.paths import RunPaths, site_config_folder, user_config_folder
 
 Model = TypeVar("Model", bound=Section)
 
@@ -96,8 +96,11 @@ def find_profile(cluster: str) -> Path | Diagnostic:
 
 
 def find_job(job_file: Path) -> Path:
-    """Return the job file itself, or the shipped one if its bare name is given."""
+    """Return the job file itself, the shipped one if its bare name is given, or the lock in a run folder."""
     name = str(job_file)
+    lock = RunPaths(job_file).lock
+    if os.path.isfile(lock):  # noqa: PTH113 - no error for odd names
+        return lock
     if "/" not in name and not os.path.lexists(name):
         return jobs().get(name, job_file)
     return job_file
