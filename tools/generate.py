@@ -13,6 +13,8 @@ from typing import Any
 from tools import builds_page, causes_page, cli_page, job_file_page, json_page, llms_page, profile_page
 from tools.file_schemas import cluster_schema, job_schema
 from tools.outputs import OUTPUTS, output_schema
+from tools.type_schemas import schema_of
+from trtllm_hpc.runtime.lock import Lock
 
 ROOT = Path(__file__).parents[1]
 SCHEMAS = ROOT / "templates" / "schemas"
@@ -21,6 +23,7 @@ SCHEMAS = ROOT / "templates" / "schemas"
 def documents() -> dict[Path, str]:
     """Return the text of each file, by its path; without the page of builds, which takes a minute."""
     schemas = {"job": job_schema(), "cluster": cluster_schema()}
+    schemas["lock"] = schema_of(Lock, "validation", "lock.json of a run")
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
     makers = (json_page, job_file_page, profile_page, cli_page, causes_page)

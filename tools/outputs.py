@@ -27,6 +27,7 @@ from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
+from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
@@ -54,6 +55,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep resume": {"": SweepStatus},
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
+    "runs diff": {"": RunsDiff},
     "runs prune": {"": PrunedRuns},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},

@@ -92,6 +92,9 @@ class RunPaths:
     plan = _Named("plan.json")
     """The plan: stages, rank layout and every command line."""
 
+    lock = _Named("lock.json")
+    """What the run is made of, without secrets: ``submit`` can repeat it."""
+
     # What is run
     scripts = _Named("scripts")
     """Folder of the rendered scripts."""
@@ -388,6 +391,9 @@ def preflight_step(component: int) -> str:
     """Return the name of the preflight's step on the nodes of a component."""
     return f"preflight.{component}" if component else "preflight"
 
+
+SWEEPS = "sweeps"
+"""Folder of the sweeps, within the folder of the runs."""
 
 RUNS_VARIABLE = "TRTLLM_HPC_RUNS"
 """Environment variable that names the folder of runs."""

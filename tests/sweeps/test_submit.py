@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.scheduler.fake_slurm import FakeSlurm
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.api.sweep import Sweep, plan_sweep, sweep
 from trtllm_hpc.errors import ConfigError, ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.paths import RunPaths
@@ -205,3 +206,8 @@ def test_sweeps_are_found_by_name(make: Make, tmp_path: Path) -> None:
     assert Sweep.find("tiny-llama-1rank", runs).id in (first.id, second.id)
     with pytest.raises(RunNotFound, match="No sweep is called 'chat'"):
         Sweep.find("chat", runs)
+
+
+def test_a_variant_is_a_run_by_the_name_of_its_sweep(make: Make, tmp_path: Path) -> None:
+    made = make(THREE)
+    assert Run.find(f"{made.id}/bs8", tmp_path / "runs").folder == made.paths.run("bs8").folder

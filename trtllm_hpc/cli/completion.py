@@ -76,13 +76,6 @@ def job_names(ctx: click.Context) -> list[str]:
     return list(jobs())
 
 
-def fetchable_models(ctx: click.Context) -> list[str]:
-    """Return the names of the models that `models fetch` knows."""
-    from trtllm_hpc.runs.fetched_models import MODELS
-
-    return list(MODELS)
-
-
 def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the names of the shipped job files, and YAML files."""
     return _names_and_files(job_names(ctx), incomplete)
@@ -105,7 +98,7 @@ def _names_and_files(names: Iterable[str], incomplete: str) -> list[CompletionIt
         entries = []  # no such folder, or not ours to read
     for entry in entries:
         if entry.name.startswith(begun) and (begun or not entry.name.startswith(".")):
-            if entry.suffix in (".yaml", ".yml"):
+            if entry.suffix in (".yaml", ".yml") or entry.name == "lock.json":
                 words.append(f"{folder}{slash}{entry.name}")
             elif entry.is_dir():
                 words.append(f"{folder}{slash}{entry.name}/")

@@ -1,9 +1,8 @@
-"""``trtllm-hpc runs``: list all runs, and remove old ones."""
+"""``trtllm-hpc runs``: list all runs, compare two, and remove old ones."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +11,8 @@ from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     cluster_option,
+    complete_run,
+    found_run,
     json_option,
     print_json,
     print_pruned,
@@ -20,11 +21,10 @@ from trtllm_hpc.cli.options import (
     runs_option,
     time_span,
 )
-from trtllm_hpc.paths import read_plan
+from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
-from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
@@ -72,16 +72,23 @@ def command(
       trtllm-hpc runs --state serving --state pending
       trtllm-hpc runs --name tiny-llama --since 7d --json
       trtllm-hpc runs prune --older-than 30d
+      trtllm-hpc runs diff yesterday latest
     """
     if context.invoked_subcommand is not None:
         if as_json or states or all_users or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    if all_users:
-        rows = _of_all_users(cluster, states, name, since or _DAY_S)
-    else:
+    if not all_users:
         rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    else:
+        from trtllm_hpc.runs.all_users import runs_of_all_users
+        from trtllm_hpc.scheduler.slurm import Slurm
+        from trtllm_hpc.validation.load import load_cluster
+
+        slurm = Slurm(load_cluster(cluster).slurm_conf)
+        found = runs_of_all_users(slurm, since or _DAY_S, time.time())
+        rows = [it for it in found if name in (None, it.name) and (not states or it.state in states)]
     if as_json:
         print_json(rows)
         return
@@ -90,17 +97,6 @@ def command(
         return
 
     print_table(runs_table(rows, time.time()))
-
-
-def _of_all_users(
-    cluster: str, states: tuple[str, ...], name: str | None, since_s: float
-) -> Sequence[ListedRun]:
-    from trtllm_hpc.runs.all_users import runs_of_all_users
-    from trtllm_hpc.scheduler.slurm import Slurm
-    from trtllm_hpc.validation.load import load_cluster
-
-    found = runs_of_all_users(Slurm(load_cluster(cluster).slurm_conf), since_s, time.time())
-    return [it for it in found if name in (None, it.name) and (not states or it.state in states)]
 
 
 @command.command()
@@ -133,3 +129,41 @@ def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | No
         print_json(PrunedRuns(yes, tuple(chosen)))
         return
     print_pruned([(run.run_id, run.why, run.kept) for run in chosen], yes)
+
+
+@command.command()
+@click.argument("a", metavar="A", callback=found_run, shell_complete=complete_run)
+@click.argument("b", metavar="B", callback=found_run, shell_complete=complete_run)
+@runs_option
+@json_option
+def diff(a: RunPaths, b: RunPaths, runs: Path | None, as_json: bool) -> None:
+    """Show how run B differs from run A: settings, environment, figures.
+
+    The environment is what the run was made of and where it ran: versions,
+    image, checkpoint, packages, GPUs with their clocks and power limits. The
+    figures are those of the companions' measurements; 'trtllm-hpc bench
+    compare' judges them, with a tolerance and an exit code.
+
+    \b
+    Examples:
+      trtllm-hpc runs diff tiny-llama-20260101-120000-1a2b latest
+      trtllm-hpc runs diff tiny-llama latest --json
+    """
+    from trtllm_hpc.report.comparison_table import print_comparison
+    from trtllm_hpc.report.tables import Table
+    from trtllm_hpc.runs.difference import diff_runs
+    from trtllm_hpc.runtime.lock import shown
+
+    found = diff_runs(a, b)
+    if as_json:
+        print_json(found)
+        return
+    for title, differences in (("setting", found.settings), ("environment", found.environment)):
+        table = Table(title, "A", "B")
+        for it in differences:
+            table.add_row(it.key, shown(it.a), shown(it.b))
+        print_table(table) if differences else click.echo(f"{title}: no difference")
+    if found.figures is None:
+        click.echo("figures: the companions of both runs have none that can be compared")
+    else:
+        print_comparison(found.figures)

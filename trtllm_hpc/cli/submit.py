@@ -12,7 +12,14 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning, run_argument
+from trtllm_hpc.cli.options import (
+    job_options,
+    json_option,
+    print_json,
+    print_warning,
+    refuse_profile_beside_lock,
+    run_argument,
+)
 from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
@@ -71,11 +78,16 @@ def command(
     `doctor` fails, nothing is submitted. The companion stops the server when it
     has measured, unless serve.keep_running is true.
 
+    JOB may be the folder of a run, or its lock.json: then the run is repeated,
+    with a warning for all that is not as it was. Secrets are not in it: export
+    the variables that are asked for.
+
     \b
     Examples:
       trtllm-hpc submit job.yaml --cluster mysite.yaml --wait
       trtllm-hpc submit job.yaml --cluster mysite.yaml --set serve.keep_running=true
       trtllm-hpc submit tiny-llama --cluster sandbox --wait
+      trtllm-hpc submit runs/tiny-llama-20260101-120000-1a2b/lock.json --wait
       trtllm-hpc submit job.yaml --notify https://hooks.example.org/T0/B0
 
     \b
@@ -85,6 +97,7 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
+    refuse_profile_beside_lock(job_file)
     run = submit(
         job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
     )

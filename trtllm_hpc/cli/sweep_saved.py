@@ -100,7 +100,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
 def status_command(sweep: Sweep, runs: Path | None, as_json: bool) -> None:
     """Show the state of each variant of SWEEP, and why it was refused or has failed.
 
-    'trtllm-hpc status FOLDER' shows one variant in full.
+    'trtllm-hpc status SWEEP/VARIANT' shows one variant in full.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -46,6 +47,10 @@ def gpus() -> Mapping[str, Mapping[str, Any]]:
         }
         for name, kind in kinds
     }
+
+
+SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS)", re.IGNORECASE)
+"""Usual names of secrets."""
 
 
 class Container(Section):

@@ -17,6 +17,7 @@ from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.paths import RunPaths, write_aside, write_json, write_text
 from trtllm_hpc.plan.model import Plan
+from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.scripts import (
     Build,
     render_build,
@@ -95,6 +96,7 @@ def _fill(paths: RunPaths, plan: Plan, scripts: dict[str, str], repository: dict
         write_text(paths.folder / name, text)
     write_text(paths.spec, job_yaml(plan.job))
     write_text(paths.cluster, cluster_yaml(plan.cluster))
+    lock_of(plan).write(paths.lock)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp(protobuf_files() if plan.fills_repository_in_job else None))
         aside.chmod(0o700)

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import default_profile as usual_profile
+from trtllm_hpc.config.files import default_profile, find_job
 from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_engine
+from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import Build, render_build
 from trtllm_hpc.render.templates_cache import find_templates
+from trtllm_hpc.runtime.lock import Lock, changes, in_words
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import load, load_cluster
+from trtllm_hpc.validation.lock import read_lock
 
 Warn = Callable[[str], object]
 """Receives each warning about a job, one line or more, before anything is written."""
@@ -48,11 +51,6 @@ class JobSource(NamedTuple):
     ) -> JobSource:
         """Return the source for arguments of the public functions."""
         return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
-
-
-def default_profile(cluster: Path | str | None) -> str:
-    """Return the profile's file or name; ``None``: ``$TRTLLM_HPC_CLUSTER``, else the usual one."""
-    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or usual_profile())
 
 
 class PlannedRun(NamedTuple):
@@ -127,10 +125,21 @@ def create_run(
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
     and the plan's notes. Other arguments, and the errors raised, are those of :func:`plan_run`.
     """
+    lock = read_lock(find_job(source.job_file))
     with plan_run(source, command=command) as planned:
-        for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
+        changed = () if lock is None else tuple(_changes(lock, planned.plan))
+        for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
-        return write_planned(planned)
+        created = write_planned(planned)
+        if lock is not None:
+            replace(lock_of(planned.plan), repeats=lock.made_of).write(created.paths.lock)
+        return created
+
+
+def _changes(lock: Lock, plan: Plan) -> Iterator[str]:
+    """Yield what differs today from what a lock says; on the nodes the job looks."""
+    for key, before, now in changes(lock.made_of, lock_of(plan).made_of):
+        yield f"warning: {in_words(key, before, now, 'the lock')}"
 
 
 def write_planned(planned: PlannedRun) -> CreatedRun:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.snapshot import plan_of
-from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.paths import SWEEPS, RunPaths, call_name
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -51,17 +51,18 @@ def created_at_of(paths: RunPaths) -> float | None:
 def find_run(name: str, runs_folder: Path) -> RunPaths:
     """Return the run of ``runs_folder`` that ``name`` stands for.
 
-    That is a run folder, the id of a run, a job name (the run of that job that was submitted last, else the
-    newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is no such run, or it may not
-    be read or is damaged; for ``latest``, if none was submitted.
+    That is a run folder, ``SWEEP/VARIANT``, the id of a run, a job name (the run of that job that was
+    submitted last, else the newest), the beginning of one id, or ``latest``. Raises RunNotFound if there is
+    no such run, or it may not be read or is damaged; for ``latest``, if none was submitted.
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
         return _latest(runs) or _damaged_or_refused(runs)
-    if name != "latest" and is_run(Path(name)):
-        return _readable(RunPaths(Path(name)))
+    for folder in (Path(name), runs_folder / SWEEPS / name) if name not in ("", "latest") else ():
+        if is_run(folder):
+            return _readable(RunPaths(folder))
     for run in runs:
         if run.run_id == name:
             return _readable(run)

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ TIMEOUT_S = 120
 _AFTER_FIRST_TASK_S = 3
 """How long task 1 waits for task 0 to report a failure; each later task waits a second longer."""
 _LONGEST_WAIT_S = 15
+_PACKAGES = ("tensorrt_llm", "torch", "transformers", "nvidia-modelopt", "mpi4py", "vllm", "sglang")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,11 @@ class Found:
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
     gpu_models: list[str] = field(default_factory=list)
-    """Name, driver and memory of each GPU; only the first rank of a node fills it in."""
+    """Name, driver and memory of each GPU; only the first rank of a node fills it in, as the next two."""
+    gpu_limits: list[str] = field(default_factory=list)
+    """Highest clocks of each GPU and of its memory, and its power limit."""
+    packages: dict[str, str] = field(default_factory=dict)
+    """Versions of what serves, in the image."""
 
 
 def run_preflight(paths: RunPaths, expected: Expected, *, with_mpi: bool) -> int:
@@ -143,12 +148,12 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     full = full_file_system(socket.gethostname(), paths.folder)
     if full is not None:
         return _refuse(paths, expected, task, _sentence(full))
-    gpu_models = _gpu_models()  # before MPI: a process that has initialised it starts no other
+    of_node = _look_at_node()  # before MPI: a process that has initialised it starts no other
     try:
         ranks, library = _join_ranks() if with_mpi else (_OneProcess(task), "no MPI (local profile)")
     except StartFailed as error:
         return _refuse(paths, expected, task, str(error))
-    found = _look(ranks, task, expected, library, gpu_models)
+    found = replace(_look(ranks, task, expected, library), **of_node)
     _record(paths, found, preflight_step(expected.component), started_at)
     print(_describe(found), flush=True)
     gathered: list[Found] | None = ranks.gather(found, root=0)
@@ -203,7 +208,7 @@ def _join_ranks() -> tuple[Any, str]:
 # What one rank sees -----------------------------------------------------------------------
 
 
-def _look(ranks: Any, task: int, expected: Expected, library: str, gpu_models: list[str]) -> Found:
+def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
     return Found(
         rank=ranks.Get_rank(),
         world_size=ranks.Get_size(),
@@ -216,7 +221,6 @@ def _look(ranks: Any, task: int, expected: Expected, library: str, gpu_models: l
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         step_tasks=step_tasks(),
-        gpu_models=gpu_models,
     )
 
 
@@ -225,10 +229,16 @@ def _visible_gpus() -> list[str]:
     return [gpu for gpu in gpus.split(",") if gpu]
 
 
-def _gpu_models() -> list[str]:
-    """Query the GPUs on the first task of each node: eight queries at a time would take seconds."""
-    first = (os.environ.get("SLURM_LOCALID") or "0") == "0"
-    return query_gpus("name", "driver_version", "memory.total") if first and _visible_gpus() else []
+def _look_at_node() -> dict[str, Any]:
+    """Look at what is the same for all ranks of a node: eight queries at a time would take seconds."""
+    if (os.environ.get("SLURM_LOCALID") or "0") != "0":
+        return {}
+    packages = installed_versions(_PACKAGES)
+    if not _visible_gpus():
+        return {"packages": packages}
+    models = query_gpus("name", "driver_version", "memory.total")
+    limits = query_gpus("clocks.max.sm", "clocks.max.memory", "enforced.power.limit")
+    return {"packages": packages, "gpu_models": models, "gpu_limits": limits}
 
 
 def _describe(found: Found) -> str:

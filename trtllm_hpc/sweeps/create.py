@@ -12,11 +12,12 @@ from pathlib import Path
 from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
+from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import new_run_folder
 from trtllm_hpc.runs.create import JobSource, PlannedRun, plan_facts, runs_folder, write_planned
 from trtllm_hpc.runs.submit import require_scheduler
-from trtllm_hpc.sweeps.record import FOLDER, SweepPaths, SweepRecord, Variant, write_record
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
 from trtllm_hpc.validation.checks import check_submission
 from trtllm_hpc.validation.context import SlurmAnswers
 from trtllm_hpc.validation.load import LoadedVariant, load_sweep
@@ -76,7 +77,7 @@ def plan_sweep(
     first = next((it.facts for it in loaded.variants if it.facts is not None), None)
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""
-    paths = SweepPaths(new_run_folder(runs / FOLDER, name).folder)
+    paths = SweepPaths(new_run_folder(runs / SWEEPS, name).folder)
     planner = _Planner(paths, runs, ignored_checks, loaded.sweep.allocation == "one")
     for variant in loaded.variants:
         planner.plan(variant)

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.paths import SWEEPS, RunPaths, read_json, write_json
 from trtllm_hpc.runtime.records import known_fields
-
-FOLDER = "sweeps"
-"""Folder of the sweeps, within the folder of the runs."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +113,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
         return matching[0]
     newest = ", ".join(it.sweep_id for it in (matching or sweeps)[:5])
     where = (
-        f"The newest in {runs_folder / FOLDER}: {newest}." if newest else f"{runs_folder / FOLDER} has none."
+        f"The newest in {runs_folder / SWEEPS}: {newest}." if newest else f"{runs_folder / SWEEPS} has none."
     )
     raise RunNotFound(
         f"No sweep is called {name!r}. {where}",
@@ -127,7 +124,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
 def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
     """Yield the sweeps of a folder of runs, the newest first."""
     try:
-        found = [SweepPaths(folder) for folder in (runs_folder / FOLDER).iterdir()]
+        found = [SweepPaths(folder) for folder in (runs_folder / SWEEPS).iterdir()]
     except OSError:
         return
     times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}

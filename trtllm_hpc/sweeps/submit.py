@@ -66,10 +66,11 @@ def submit_variants(
         for number, name in enumerate(left, 1):
             try:
                 queue.submit(paths.run(name))
-            except SubmissionError as error:
+            except (SubmissionError, OSError) as cause:
+                error = cause if isinstance(cause, SubmissionError) else SubmissionError(str(cause))
                 error.hint = f"once that is mended, trtllm-hpc sweep resume {paths.sweep_id} submits the rest"
                 error.message += f"\n{number - 1} of {len(left)} variants were submitted before, and stay so."
-                raise
+                raise error from None
             on_progress(name, number, len(left))
     return len(left)
 

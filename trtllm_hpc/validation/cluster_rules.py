@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtllm_hpc.config.cluster import ClusterProfile, Container, gpus
+from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, Container, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.plan.mounts import misread
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
@@ -89,9 +89,6 @@ VARIABLES = re.compile(
     r"(SLURM|SBATCH|SRUN|TRTLLM_HPC)_.*|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|PMIX_MCA_gds"
 )
 """Environment variables that Slurm or the toolkit sets for each rank."""
-
-SECRETS = re.compile(r"(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS)", re.IGNORECASE)
-"""Usual names of secrets."""
 
 _SLURM_ONLY = (
     "slurm_conf",

@@ -25,9 +25,11 @@ from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
 from trtllm_hpc.config.tree import Node
 from trtllm_hpc.config.validate import UnknownValueError, validate
 from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, with_image, with_job_image
 from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
+from trtllm_hpc.validation.lock import locked_trees, read_lock, secret_settings
 
 
 def load(
@@ -41,7 +43,8 @@ def load(
     """Read a job file and a profile, with ``--set`` settings on top.
 
     Args:
-        job_file: path of the job file, or the bare name of a shipped one.
+        job_file: path of the job file, or the bare name of a shipped one; or a run's ``lock.json``, which has
+            the profile too.
         cluster: path of a profile, or the name of a shipped one or of one in
             ``~/.config/trtllm-hpc/clusters`` or ``/etc/trtllm-hpc/clusters``.
         overrides: ``a.b=c`` settings; those of the profile begin with ``cluster.``.
@@ -60,10 +63,12 @@ def load(
         )
     facts = trees.facts()
     if facts is None or trees.diagnostics:
-        typed = ["trtllm-hpc", command, str(job_file), "--cluster", cluster]
+        typed = ["trtllm-hpc", command, str(job_file)]
+        is_lock = read_lock(trees.job_file) is not None
+        typed += [] if is_lock else ["--cluster", cluster]
         settings = [_to_be_typed(setting, trees.diagnostics) for setting in overrides]
         typed += [word for setting in settings for word in ("--set", setting)]
-        shipped = str(job_file) if trees.job_file != job_file else None
+        shipped = str(job_file) if trees.job_file != job_file and not is_lock else None
         raise trees.error(shlex.join([*typed, *options]), shipped)
     return facts
 
@@ -159,6 +164,19 @@ def load_sweep(
     return LoadedSweep(sweep, tuple(keys), [trees.variant(it) for it in found])
 
 
+def _read_files(
+    job_file: Path, cluster: str, lock: Lock | None
+) -> tuple[Node | None, Node | None, list[Diagnostic]]:
+    if lock is not None:
+        return *locked_trees(lock, job_file), []
+    job_tree, wrong = read_job_tree(job_file)
+    profile = find_profile(cluster)
+    if isinstance(profile, Diagnostic):
+        return job_tree, None, [*wrong, profile]
+    cluster_tree, found = read_tree(profile, "cluster profile")
+    return job_tree, cluster_tree, [*wrong, *found]
+
+
 @dataclass
 class _Trees:
     """Both files with their layers, and what is wrong so far."""
@@ -172,16 +190,12 @@ class _Trees:
 
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
-        job_settings, cluster_settings, wrong = read_settings(settings)
-        job_tree, found = read_job_tree(job_file)
+        lock = read_lock(job_file)
+        secrets, wrong = secret_settings(lock, job_file, settings) if lock is not None else ([], [])
+        job_settings, cluster_settings, found = read_settings((*secrets, *settings))
         wrong += found
-        profile = find_profile(cluster)
-        cluster_tree = None
-        if isinstance(profile, Diagnostic):
-            wrong.append(profile)
-        else:
-            cluster_tree, found = read_tree(profile, "cluster profile")
-            wrong += found
+        job_tree, cluster_tree, found = _read_files(job_file, cluster, lock)
+        wrong += found
         found = swapped(job_tree, cluster_tree)
         if found:
             return cls(job_file, None, None, [*wrong, *found])

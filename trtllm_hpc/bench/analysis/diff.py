@@ -98,10 +98,11 @@ def _short(value: str | None) -> str:
 
 def _flat(plain: Any) -> dict[str, str]:
     """Return the leaves by their dotted names, as JSON."""
-    return {name: json.dumps(value, ensure_ascii=False) for name, value in _leaves(plain, "")}
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves(plain, "")}
 
 
-def _leaves(plain: Any, name: str) -> Iterator[tuple[str, Any]]:
+def leaves(plain: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name of each value in mappings and in lists of mappings, and the value."""
     if isinstance(plain, dict):
         items = [(str(key), value) for key, value in plain.items()]
     elif isinstance(plain, list) and any(isinstance(value, dict | list) for value in plain):
@@ -110,4 +111,4 @@ def _leaves(plain: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield name, plain
         return
     for key, value in items:
-        yield from _leaves(value, f"{name}.{key}" if name else key)
+        yield from leaves(value, f"{name}.{key}" if name else key)

@@ -133,7 +133,7 @@ def revision_of(folder: Path) -> Revision:
     ModelUnreadable if it is missing, empty or closed.
     """
     try:
-        files = dict(_files(folder)) if folder.is_dir() else {folder.name: folder}
+        files = dict(files_of(folder)) if folder.is_dir() else {folder.name: folder}
         with ThreadPoolExecutor(max_workers=8) as pool:  # hides the latency of a network file system
             digests = list(pool.map(_sampled_digest, files.values()))
     except FileNotFoundError as error:
@@ -145,7 +145,7 @@ def revision_of(folder: Path) -> Revision:
     return dict(zip(files, digests, strict=True))
 
 
-def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of every file that counts, in the order of names."""
 
     def fail(error: OSError) -> None:
@@ -159,11 +159,16 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield str(path.relative_to(folder)), path
 
 
+def is_large(path: Path, size: int) -> bool:
+    """Whether a file holds weights, or is too large to be read whole each time."""
+    return path.suffix.lower() in _WEIGHTS or size > _WHOLE_UP_TO
+
+
 def _sampled_digest(path: Path) -> list[Any]:
     """Return a file's size and the hash of what is read of it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        is_sampled = path.suffix.lower() in _WEIGHTS or size > _WHOLE_UP_TO
+        is_sampled = is_large(path, size)
         ranges = _ranges(file.fileno(), path, size) if is_sampled else [(0, size)]
         digest = hashlib.sha256()
         for offset, count in ranges:

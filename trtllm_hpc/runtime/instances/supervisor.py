@@ -26,6 +26,7 @@ from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.publishing import Publisher
 from trtllm_hpc.runtime.instances.starting import Doors, start_instance
 from trtllm_hpc.runtime.instances.visitors import Visitors
+from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
@@ -71,6 +72,7 @@ class RunSupervisor:
         on_signals(self._note_signal)
         signal.signal(signal.SIGUSR1, self._note_warning)
         adopt_orphans()
+        add_findings(self._paths)
         try:
             self._instances = self._doors.open()
             for instance in self._instances:

@@ -1,0 +1,145 @@
+"""``lock.json``: what a run is made of, so that it can be repeated, and compared with another run.
+
+It is written with the run folder; the supervisor adds what the preflight has found on the nodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.paths import RunPaths, preflight_steps
+from trtllm_hpc.runtime.engine_cache.files import sha256_of
+from trtllm_hpc.runtime.engine_cache.keys import files_of, is_large
+from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
+
+_HEADER_BYTES = 65_536
+"""Of an image: squashfs and SIF have the time of their making and an id in it."""
+
+_OF_NODES = ("gpus", "gpu_limits", "packages", "mpi_library")
+
+
+@dataclass(frozen=True)
+class Lock(JsonRecord):
+    """What a run is made of. It holds no secret."""
+
+    version: str
+    """Of trtllm-hpc."""
+    job: dict[str, Any]
+    """The job file with every default written out."""
+    cluster: dict[str, Any]
+    """The cluster profile with every default written out."""
+    left_out: list[str] = field(default_factory=list)
+    """Keys whose values look secret and are not in the lock, as `--set` takes them."""
+    release: str | None = None
+    """TensorRT-LLM that the scripts are for."""
+    image: dict[str, Any] | None = None
+    """The container image: its `name`; of a file also `bytes` and the hash of its `header`."""
+    checkpoint: dict[str, Any] | None = None
+    """Each file of `model.path`: its size in bytes and, unless it holds weights, its hash."""
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    """What the preflight has found: GPUs with driver and memory, their highest clocks and power limit, and
+    the packages of the image."""
+    repeats: dict[str, Any] | None = None
+    """What the run was to be made of, if it repeats another one."""
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What a repetition should have in common with the run, but for settings; only what is known."""
+        nodes = {key: _different(node.get(key) for node in self.nodes) for key in _OF_NODES}
+        found = {
+            "trtllm-hpc": {"version": self.version} if self.version else None,
+            "TensorRT-LLM": {"release": self.release},
+            "image": self.image,
+            "checkpoint": self.checkpoint,
+            "nodes": {"count": len(self.nodes), **nodes} if self.nodes else None,
+        }
+        return {key: value for key, value in found.items() if value}
+
+
+def _different(values: Iterator[Any]) -> list[Any]:
+    return [json.loads(text) for text in sorted({json.dumps(value, sort_keys=True) for value in values})]
+
+
+def image_facts(image: str) -> dict[str, Any]:
+    """Return the name of an image; of a file that can be read also its size and a hash of its header."""
+    facts: dict[str, Any] = {"name": image}
+    with suppress(OSError, ValueError):
+        path = Path(image)
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+        facts |= {"bytes": path.stat().st_size, "header": hashlib.sha256(header).hexdigest()}
+    return facts
+
+
+def fingerprint(folder: str | None) -> dict[str, Any] | None:
+    """Return size and hash of each file of a checkpoint, but no hash of weights; ``None``: not readable."""
+    if folder is None:
+        return None
+    try:
+        return {name: _facts(path) for name, path in files_of(Path(folder))} or None
+    except OSError:
+        return None
+
+
+def _facts(path: Path) -> list[Any]:
+    it = path.stat()
+    return [it.st_size, None if is_large(path, it.st_size) else _hash(str(path), it.st_size, it.st_mtime_ns)]
+
+
+@lru_cache(maxsize=1024)
+def _hash(path: str, size: int, changed_at_ns: int) -> str:
+    """Return the hash of a file; read once for all variants of a sweep, as long as it does not change."""
+    return sha256_of(Path(path))
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield key, value before and value now of what differs, in the parts that are known of both."""
+    for part in before:
+        if part not in now:
+            continue
+        for key in dict.fromkeys((*before[part], *now[part])):
+            if before[part].get(key) != now[part].get(key):
+                yield f"{part}: {key}", before[part].get(key), now[part].get(key)
+
+
+def in_words(key: str, before: Any, now: Any, where: str) -> str:
+    """Return the sentence about a change."""
+    return f"{key} is {shown(now)}, but {shown(before)} in {where}"
+
+
+def shown(value: Any) -> str:
+    """Return a value for a message; hashes are cut."""
+    return re.sub(r"([0-9a-f]{8})[0-9a-f]{56}", r"\1...", json.dumps(value, ensure_ascii=False))
+
+
+def add_findings(paths: RunPaths) -> None:
+    """Add what the preflight has found to the lock; report what differs from the run that is repeated."""
+    lock = Lock.read(paths.lock)
+    if lock is None:
+        return
+    nodes: dict[str, dict[str, Any]] = {}
+    for step in preflight_steps(paths):
+        for record in rank_records(paths, step):
+            seen = record.details
+            if record.host not in nodes or seen.get("packages"):
+                found = {"gpus": seen.get("gpu_models"), **{key: seen.get(key) for key in _OF_NODES[1:]}}
+                nodes[record.host] = {"host": record.host, **found}
+    checkpoint = lock.checkpoint or fingerprint(lock.job.get("model", {}).get("path"))
+    complete = replace(lock, nodes=[*nodes.values()], checkpoint=checkpoint)
+    with suppress(OSError):  # a full disk must not end what serves
+        complete.write(paths.lock)
+    reported = lock.made_of
+    new = {part: value for part, value in complete.made_of.items() if part not in reported}
+    for key, before, now in changes(lock.repeats or {}, new):
+        sentence = in_words(key, before, now, "the run that is repeated")
+        try_event(paths, "serve", "preflight_warning", warning=sentence)
+        print(f"warning: {sentence}.", file=sys.stderr, flush=True)

@@ -1,0 +1,52 @@
+"""``lock.json`` in the place of a job file: its job and its profile, with the secrets of today."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.layers import CLUSTER_PREFIX
+from trtllm_hpc.config.tree import Node, Source, parse
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.runtime.lock import Lock
+
+
+def read_lock(path: Path) -> Lock | None:
+    """Return the lock in a file; ``None`` if it is a job file or cannot be read."""
+    return Lock.read(path) if path.suffix == ".json" else None
+
+
+def locked_trees(lock: Lock, path: Path) -> tuple[Node, Node]:
+    """Return the trees of job and profile, without lines."""
+    return _tree(lock.job, Source(str(path))), _tree(lock.cluster, Source(str(path), f"{CLUSTER_PREFIX}."))
+
+
+def _tree(plain: dict[str, Any], source: Source) -> Node:
+    tree, wrong = parse(json.dumps(plain), source)
+    assert tree is not None and not wrong, wrong
+    return tree.mapped(lambda node: replace(node, line=None))
+
+
+def secret_settings(lock: Lock, path: Path, settings: Sequence[str]) -> tuple[list[str], list[Diagnostic]]:
+    """Return, as for ``--set``, what the lock leaves out: from environment variables of the same names.
+
+    What neither a variable nor one of ``settings`` gives is reported.
+    """
+    given = {setting.partition("=")[0] for setting in settings}
+    found, missing = [], []
+    for key in lock.left_out:
+        name = key.rpartition(".")[2]
+        if any(key == it or key.startswith(f"{it}.") for it in given):
+            continue
+        if name in os.environ:
+            found.append(f"{key}={json.dumps(os.environ[name])}")
+            continue
+        message = "looks secret, so the lock does not have its value"
+        variable = f"export {name}=... before this command, or add " if name.isupper() else "add "
+        hint = f"{variable}--set {key}=VALUE"
+        missing.append(Diagnostic("left-out", message, str(path), key, hint=hint))
+    return found, missing
