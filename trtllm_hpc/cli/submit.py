@@ -12,14 +12,7 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import (
-    job_options,
-    json_option,
-    print_json,
-    print_warning,
-    refuse_profile_beside_lock,
-    run_argument,
-)
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning, run_argument
 from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
@@ -97,7 +90,6 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    refuse_profile_beside_lock(job_file)
     run = submit(
         job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
     )
