@@ -55,7 +55,7 @@ def test_without_slurm_and_index_random_weights_are_served_and_everything_is_rem
 def test_what_the_demo_needs_is_named_with_the_command_that_installs_it(
     types: Types, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(demo, "_MODULES", ("click", "no_torch"))
+    monkeypatch.setattr(demo, "_MODULES", "click no_torch")
     refused = types("demo", "--local")
     assert refused.code == ExitCode.INTERNAL
     assert "modules are missing: no_torch." in refused.errors

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.runs.create import (
-    JobSource,
-    Warn,
-    check_context,
-    cluster_context,
-    create_run,
-    default_profile,
-    plan_run,
-)
+from trtllm_hpc.config.files import default_profile, profile_origins
+from trtllm_hpc.runs.create import JobSource, Warn, check_context, cluster_context, create_run, plan_run
 from trtllm_hpc.validation.checks import DoctorReport, check_rendering
 from trtllm_hpc.validation.load import load
 
@@ -123,7 +116,6 @@ def doctor(
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan`.
     """
-    from trtllm_hpc.config.files import profile_origins
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks

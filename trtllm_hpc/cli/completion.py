@@ -76,13 +76,6 @@ def job_names(ctx: click.Context) -> list[str]:
     return list(jobs())
 
 
-def fetchable_models(ctx: click.Context) -> list[str]:
-    """Return the names of the models that `models fetch` knows."""
-    from trtllm_hpc.runs.fetched_models import MODELS
-
-    return list(MODELS)
-
-
 def job_files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the names of the shipped job files, and YAML files."""
     return _names_and_files(job_names(ctx), incomplete)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,20 +32,11 @@ if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
     from trtllm_hpc.client.request import Message
 
-_MODULES = (
-    "mpi4py",
-    "torch",
-    "transformers",
-    "accelerate",
-    "gguf",
-    "greenlet",
-    "pytriton",
-    "altair",
-    "vl_convert",
-)
+_MODULES = "mpi4py torch transformers accelerate gguf greenlet pytriton altair vl_convert"
 """Modules of the extras that the demo needs."""
 _MODEL, _RANDOM = "smollm2", "tiny-llama"
 """The job files: a real model, and one with random weights."""
+_TEXT = "The capital of France is"
 _QUESTIONS = ("What is the capital of France?", "And of Italy?")
 _REQUESTS, _AT_ONCE, _PASSES = 12, 4, 3
 _SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -58,28 +50,26 @@ class _Traces:
     def __init__(self) -> None:
         self.folder = user_data() / "demo"
         self.engines = self.folder / "engines"
-        self._made: dict[str, list[str]] = read_json(self.folder / "made.json") or {}
-
-    def of(self, kind: str) -> list[str]:
-        """Return what is recorded: ``runs`` (folders of runs), ``sandboxes``, ``models`` or ``packages``."""
-        return self._made.get(kind, [])
+        made: dict[str, list[str]] = read_json(self.folder / "made.json") or {}
+        self.made = defaultdict(list, made)
+        """``runs`` (folders of runs), ``sandboxes``, ``models`` and ``packages``."""
 
     def add(self, kind: str, *values: str) -> None:
         """Record what is about to be made."""
-        self._made[kind] = list(dict.fromkeys([*self.of(kind), *values]))
+        self.made[kind] = list(dict.fromkeys([*self.made[kind], *values]))
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / "made.json", self._made)
+        write_json(self.folder / "made.json", self.made)
 
     def end_runs(self) -> list[Run]:
         """End and return the demo's own runs: the profile in their folder names the demo's engines."""
-        runs = [run for folder in self.of("runs") for run in Run.list(folder)]
-        files = [run.paths.cluster for run in runs]
-        texts = [file.read_text(encoding="utf-8") if file.exists() else "" for file in files]
-        runs = [run for run, text in zip(runs, texts, strict=True) if str(self.engines) in text]
-        for run in runs:
-            with suppress(SubmissionError):  # its cluster is gone
-                run.cancel()
-        return runs
+        found = []
+        for run in (run for folder in self.made["runs"] for run in Run.list(folder)):
+            profile = run.paths.cluster
+            if profile.exists() and str(self.engines) in profile.read_text(encoding="utf-8"):
+                found.append(run)
+                with suppress(SubmissionError):  # its cluster is gone
+                    run.cancel()
+        return found
 
 
 @click.command("demo")
@@ -107,7 +97,7 @@ def command(tour: bool, is_local: bool, remove: bool, name: str) -> None:
         if remove:
             _remove(traces)
             return
-        if missing := [name for name in _MODULES if find_spec(name) is None]:
+        if missing := [name for name in _MODULES.split() if find_spec(name) is None]:
             raise TrtllmHpcError(
                 f"The demo serves with PyTorch; these Python modules are missing: {', '.join(missing)}.",
                 hint="pip install 'trtllm-hpc[mpi,reference,report]'",
@@ -218,19 +208,18 @@ def _ask(run: Run) -> None:
     def show(text: str) -> None:
         click.echo(for_output(text), nl=False)
 
+    messages: list[Message] = []
     with run.client(protocol="openai" if _chats(run) else None) as client:
-        if not _chats(run):
-            show("The capital of France is")
-            for text in client.stream("The capital of France is", max_tokens=8):
-                show(text)
-            show("\n")
-            return
-        messages: list[Message] = []
-        for question in _QUESTIONS:
+        for question in _QUESTIONS if _chats(run) else ():
             show(f"> {question}\n")
             messages.append({"role": "user", "content": question})
             answer = client.chat(messages, on_text=show, temperature=0.0, max_tokens=32)
             messages.append({"role": "assistant", "content": answer.text})
+            show("\n")
+        if not messages:
+            show(_TEXT)
+            for text in client.stream(_TEXT, max_tokens=8):
+                show(text)
             show("\n")
 
 
@@ -302,19 +291,19 @@ def _remove(traces: _Traces) -> None:
     if not traces.folder.exists():
         click.echo("The demo has made nothing: nothing to do")
     runs = [run.folder for run in traces.end_runs()]
-    models = [Path(name) for name in traces.of("models")]
+    models = [Path(name) for name in traces.made["models"]]
     halves = [half for folder in models for half in folder.parent.glob(f".{folder.name}-*")]  # it was killed
     for folder in (*runs, *models, *halves, traces.engines):
         if folder.exists():
             click.echo(f"removed: {folder}")
             shutil.rmtree(folder)
-    for name in traces.of("sandboxes"):
+    for name in traces.made["sandboxes"]:
         click.get_current_context().invoke(down, name=name)  # asks if there are jobs of others
     shutil.rmtree(traces.folder, ignore_errors=True)
-    for name in traces.of("runs"):
+    for name in traces.made["runs"]:
         with suppress(OSError):  # other runs are in it
             Path(name).rmdir()
-    if packages := traces.of("packages"):
+    if packages := traces.made["packages"]:
         click.echo(f"Debian packages stay. To remove them: apt-get remove {' '.join(packages)}")
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.completion import complete_with, fetchable_models
+from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import json_option, print_json
+from trtllm_hpc.runs import fetched_models
+from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,6 @@ def command() -> None:
 def list_(as_json: bool) -> None:
     """List the models, and which of them are on this machine."""
     from trtllm_hpc.report.tables import Table, print_table
-    from trtllm_hpc.runs.fetched_models import MODELS
 
     rows = [_row(name) for name in MODELS]
     if as_json:
@@ -53,7 +54,7 @@ def list_(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name", shell_complete=complete_with(fetchable_models))
+@click.argument("name", shell_complete=complete_with(lambda ctx: MODELS))
 @click.option(
     "--to",
     "folder",
@@ -65,14 +66,11 @@ def list_(as_json: bool) -> None:
 @json_option
 def fetch(name: str, folder: Path | None, again: bool, as_json: bool) -> None:
     """Fetch the model NAME once; its folder can be the model.path of a job file."""
-    from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
-    from trtllm_hpc.runs.fetched_models import fetch as fetch_model
-
     if name not in MODELS:
         raise click.BadParameter(f"{name!r} is not among them: {', '.join(MODELS)}.", param_hint="NAME")
     target = folder.absolute() if folder else default_folder(name)
     if again or not is_fetched(target):
-        fetch_model(MODELS[name], target, lambda line: click.echo(f"{line} ...", err=True))
+        fetched_models.fetch(MODELS[name], target, lambda line: click.echo(f"{line} ...", err=True))
     if as_json:
         print_json(_row(name, target))
         return
@@ -80,7 +78,5 @@ def fetch(name: str, folder: Path | None, again: bool, as_json: bool) -> None:
 
 
 def _row(name: str, folder: Path | None = None) -> ModelRow:
-    from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
-
     folder = folder or default_folder(name)
     return ModelRow(name, MODELS[name].summary, MODELS[name].licence, str(folder), is_fetched(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -26,7 +25,6 @@ from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
-from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
@@ -81,10 +79,16 @@ def command(
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    if all_users:
-        rows = _of_all_users(cluster, states, name, since or _DAY_S)
-    else:
+    if not all_users:
         rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
+    else:
+        from trtllm_hpc.runs.all_users import runs_of_all_users
+        from trtllm_hpc.scheduler.slurm import Slurm
+        from trtllm_hpc.validation.load import load_cluster
+
+        slurm = Slurm(load_cluster(cluster).slurm_conf)
+        found = runs_of_all_users(slurm, since or _DAY_S, time.time())
+        rows = [it for it in found if name in (None, it.name) and (not states or it.state in states)]
     if as_json:
         print_json(rows)
         return
@@ -93,17 +97,6 @@ def command(
         return
 
     print_table(runs_table(rows, time.time()))
-
-
-def _of_all_users(
-    cluster: str, states: tuple[str, ...], name: str | None, since_s: float
-) -> Sequence[ListedRun]:
-    from trtllm_hpc.runs.all_users import runs_of_all_users
-    from trtllm_hpc.scheduler.slurm import Slurm
-    from trtllm_hpc.validation.load import load_cluster
-
-    found = runs_of_all_users(Slurm(load_cluster(cluster).slurm_conf), since_s, time.time())
-    return [it for it in found if name in (None, it.name) and (not states or it.state in states)]
 
 
 @command.command()

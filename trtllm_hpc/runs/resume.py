@@ -7,7 +7,6 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping
-from pathlib import Path
 
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.config.job import JobFile
@@ -113,12 +112,9 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
     except FileExistsError:
         message = f"Run {paths.run_id} is being resumed by another process."
         raise SubmissionError(message, hint=f"trtllm-hpc status {call_name(paths)}") from None
-    files = [
-        file
-        for folder in (paths.events, paths.logs, paths.ranks)
-        for file in folder.iterdir()
-        if _stage_of_file(file) in stages
-    ]
+    files = [file for folder in (paths.events, paths.logs, paths.ranks) for file in folder.iterdir()]
+    # The stage that wrote a file begins its name, e.g. serve.1_0.out.
+    files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]
     files += [paths.endpoint, paths.heartbeat, paths.instances, paths.stop_request, paths.benchmark_progress]
     files.append(paths.renewal)
     for file in files:
@@ -128,8 +124,3 @@ def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
             file.rename(place)
     if paths.jobs.exists():  # it is replaced, and never missing
         shutil.copy2(paths.jobs, aside)
-
-
-def _stage_of_file(file: Path) -> str:
-    """Return the stage that wrote a log, an event file or a rank record, e.g. ``serve.1_0.out``."""
-    return stage_of(re.split(r"[._]", file.name)[0])

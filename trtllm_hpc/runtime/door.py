@@ -103,6 +103,9 @@ class Door:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
         prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
         self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
+        self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
+        """Socket of the gateway with OpenAI's protocol, in front of Triton."""
+        self._guest_map = self.folder / "guests.map"
         self._owned = _own(self.folder)
         self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
@@ -136,15 +139,6 @@ class Door:
     def restart(self) -> None:
         """Start HAProxy again after it has ended."""
         self.process = self._start()
-
-    @property
-    def gateway(self) -> Path:
-        """Socket of the gateway with OpenAI's protocol, in front of Triton."""
-        return self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
-
-    @property
-    def _guest_map(self) -> Path:
-        return self.folder / "guests.map"
 
     def _ask(self, command: str) -> str:
         """Return HAProxy's answer; raises OSError."""

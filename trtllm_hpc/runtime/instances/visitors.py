@@ -67,8 +67,6 @@ class Visitors:
             ends_at = time.time() + left_s if is_late else None
             try_event(self._paths, "serve", IDLE, ends_at=ends_at)
             if is_late:
-                sentence = (
-                    f"nobody asks: the server ends in {math.ceil(left_s / 60)} min, after {minutes} idle"
-                )
-                notify(self._paths, IDLE, sentence, ends_at=ends_at)
+                ends_in = f"the server ends in {math.ceil(left_s / 60)} min, after {minutes} idle"
+                notify(self._paths, IDLE, f"nobody asks: {ends_in}", ends_at=ends_at)
         return f"nobody has asked for {minutes} (serve.idle_minutes)" if left_s <= 0 else None
