@@ -206,6 +206,8 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_json(status)
         return
     print_results(run.paths)
+    for line in status.unlike:
+        print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(f"{status.state.value}: {status.sentence}", file=stream)
