@@ -34,6 +34,7 @@ from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
+from trtllm_hpc.sweeps.results import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import LearnedRelease
@@ -52,6 +53,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep watch": {"": SweepStatus},
     "sweep cancel": {"": SweepStatus},
     "sweep resume": {"": SweepStatus},
+    "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
     "runs diff": {"": RunsDiff},
     "runs prune": {"": PrunedRuns},

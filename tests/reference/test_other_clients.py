@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import shutil
 import subprocess
-import sys
-import venv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,9 +18,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from tests.client.test_wrong_answers import serving
+from tests.environments import environment
 from tests.gateway.test_bodies import GUIDES, Listening
 from tests.gateway.test_failures import INPUTS, ids
-from trtllm_hpc.paths import RunPaths, user_cache
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference.text import TextTokenizer
 
 from .other_clients.asking import COMPLETION, MESSAGES, MODEL, TOKENS
@@ -163,22 +161,6 @@ def test_the_page_has_each_client_and_its_version() -> None:
     assert rows == [(client.name, client.version) for client in CLIENTS]
 
 
-def environment(client: OtherClient) -> Path:
-    """The Python of a virtual environment with the client, which later runs of the tests use again."""
-    folder = user_cache() / "other-clients" / client.package
-    wanted = "\n".join([sys.version, *client.requirements])
-    python, made = folder / "bin" / "python", folder / "made-for.txt"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with Path(f"{folder}.lock").open("w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other runs of the tests use the same folder
-        if not made.exists() or made.read_text(encoding="utf-8") != wanted:
-            shutil.rmtree(folder, ignore_errors=True)
-            venv.create(folder, with_pip=True)
-            subprocess.run([python, "-m", "pip", "install", "-q", *client.requirements], check=True)
-            made.write_text(wanted, encoding="utf-8")
-    return python
-
-
 class Guided(Listening):
     """Has guided decoding, and always answers the same object."""
 
@@ -229,7 +211,7 @@ def test_a_client_is_answered(
     tokenizer_folder: Path,
     tmp_path: Path,
 ) -> None:
-    python = environment(client)
+    python = environment(client.package, client.requirements)
     asked = {
         "ASKED_URL": f"{gateway.url}/v1",
         "ASKED_GUIDED_URL": f"{guided.url}/v1",

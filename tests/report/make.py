@@ -62,15 +62,17 @@ def make(
     name: str = "benchmark",
     error: str = "deadline exceeded after 60 s",
     slo: str | None = None,
+    speed: float = 1.0,
+    seed: int = 7,
 ) -> Made:
     """Measure the modelled server: each level, ``repeats`` times."""
-    draw = random.Random(7)
+    draw = random.Random(seed)
     records: list[RequestRecord] = []
     results, clock = [], 0.0
     for number, level in enumerate(levels):
         passes = []
         for repeat in range(repeats):
-            made = _one_pass(draw, number, level, repeat, clock + _BETWEEN_S, requests, warmup)
+            made = _one_pass(draw, number, level, repeat, clock + _BETWEEN_S, requests, warmup, speed)
             made = [_failed(record, error) if draw.random() < failed_share else record for record in made]
             records += made if streaming else [_whole(record) for record in made]
             passes.append(_summary_of(records[-len(made) :], repeat, level, slo))
@@ -185,7 +187,14 @@ def _write_events(paths: RunPaths, measured_at: float) -> None:
 
 
 def _one_pass(
-    draw: random.Random, number: int, level: Level, repeat: int, start_s: float, requests: int, warmup: int
+    draw: random.Random,
+    number: int,
+    level: Level,
+    repeat: int,
+    start_s: float,
+    requests: int,
+    warmup: int,
+    speed: float,
 ) -> list[RequestRecord]:
     total = requests + warmup
     tokens = [draw.randint(12, 48) for _ in range(total)]
@@ -199,10 +208,10 @@ def _one_pass(
         sent = due + abs(draw.gauss(0.0002, 0.0002))
         begun = max(sent, heapq.heappop(busy))
         load = sum(free > begun for free in busy) / SLOTS
-        first = begun + 0.030 + 0.02 * load + abs(draw.gauss(0, 0.004))
+        first = begun + (0.030 + 0.02 * load + abs(draw.gauss(0, 0.004))) / speed
         chunks = [first]
         for _ in range(tokens[index] - 1):
-            chunks.append(chunks[-1] + (0.011 + 0.007 * load) * draw.lognormvariate(0, 0.25))
+            chunks.append(chunks[-1] + (0.011 + 0.007 * load) / speed * draw.lognormvariate(0, 0.25))
         ended = chunks[-1] + 0.001
         heapq.heappush(busy, ended)
         if callers or isinstance(level, ClosedLoop):
@@ -274,7 +283,7 @@ PROVENANCE: dict[str, Any] = {
     "server": {
         "host": "n1",
         "nodes": ["n1", "n2"],
-        "ranks": 2,
+        "ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}],
         "gpus": [],
         "image": None,
         "models": ["ensemble"],

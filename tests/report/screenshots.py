@@ -2,7 +2,7 @@
 
 RUN is the folder of a measured run: its report is taken in two widths. FAILED is the folder of a run that has
 failed: the terminal shows RUN's figures, and FAILED's logs with the cause. Without RUN, the pictures are of
-the tests' own sweep, and the terminal is left out.
+the tests' own sweep, and the terminal is left out. The report of variants is always of the tests' own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from pathlib import Path
 from tests.report.browser import chromium, opened
 from tests.report.cases import sweep
 from tests.report.make import write_run
+from tests.sweeps.make import grid
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.html.page import write_report
+from trtllm_hpc.sweeps.page import write_report as write_sweep_report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTHS = {1280: 3300, 390: 3600}
@@ -27,6 +29,8 @@ WIDTHS = {1280: 3300, 390: 3600}
 _COLOURS = 128
 """Of an image; enough for flat areas and lines, and a fraction of the size."""
 
+_TOP_OF_SWEEP = 1230
+"""Height of the best variant, the frontier and the map."""
 _TOP = 1020
 """Height of the verdict, the headline figures and the first charts."""
 _COLUMNS = 124
@@ -56,6 +60,19 @@ def _top(whole: Path, file: Path) -> Path:
 
     with Image.open(whole) as image:
         image.crop((0, 0, image.width, _TOP)).save(file, optimize=True)
+    return file
+
+
+def take_variants(folder: Path) -> Path:
+    """One image of the top of a sweep's report."""
+    file = folder / "sweep-report.png"
+    with tempfile.TemporaryDirectory() as written, chromium() as browser:
+        sweep = grid(Path(written) / "chat-grid")
+        write_sweep_report(sweep.results(gpu_price=2.5), sweep.paths.report)
+        with opened(browser, sweep.paths.report) as page:
+            clip = {"x": 0, "y": 0, "width": 1280, "height": _TOP_OF_SWEEP}
+            page.page.screenshot(path=file, full_page=True, clip=clip)  # type: ignore[arg-type]
+    _shrink(file)
     return file
 
 
@@ -94,7 +111,7 @@ def main(arguments: list[str]) -> None:
         paths = RunPaths(arguments[0]) if arguments else write_run(made, sweep())
         report = Path(folder) / "report.html"
         write_report(paths, COMPANION_MEASUREMENT, report)
-        taken = take(report, FOLDER)
+        taken = [*take(report, FOLDER), take_variants(FOLDER)]
         if len(arguments) > 1:
             taken.append(take_terminal([["bench", "show", arguments[0]], ["logs", arguments[1]]], FOLDER))
         for file in taken:

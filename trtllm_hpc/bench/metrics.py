@@ -395,10 +395,10 @@ METRICS: tuple[Metric, ...] = (
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in METRICS}
 
 
-def figures(sample: Sample) -> dict[str, Figure]:
+def figures(sample: Sample, metrics: Sequence[Metric] = METRICS) -> dict[str, Figure]:
     """Return the figure of every metric that has a value, by key; a missing figure is never zero."""
     found: dict[str, Figure] = {}
-    for metric in METRICS:
+    for metric in metrics:
         try:
             found[metric.key] = metric.of(sample)
         except NoValue:

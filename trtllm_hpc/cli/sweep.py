@@ -13,9 +13,10 @@ _COMMANDS: dict[str, str] = {
     "watch": "Follow a sweep to its end.",
     "cancel": "Cancel a sweep, or some of its variants.",
     "resume": "Submit what has not completed.",
+    "report": "Write the frontier and the best variant as one HTML file.",
 }
 """The commands with their lines in ``--help``, which imports only the first."""
-_SHARED = dict.fromkeys(("list", "status", "watch", "cancel", "resume"), "saved")
+_SHARED = dict.fromkeys(("list", "status", "watch", "cancel", "resume"), "saved") | {"report": "report"}
 
 
 @click.group("sweep", cls=DefaultGroup, module="trtllm_hpc.cli.sweep_", lines=_COMMANDS, shared=_SHARED)

@@ -38,7 +38,7 @@ def requests_frame(measurement: MeasurementSummary, records: Sequence[RequestRec
         }
         for record in records
     ]
-    return _pandas().DataFrame(rows)
+    return imported_pandas().DataFrame(rows)
 
 
 def levels_frame(measurement: MeasurementSummary) -> DataFrame:
@@ -54,7 +54,7 @@ def levels_frame(measurement: MeasurementSummary) -> DataFrame:
         }
         for label, result in zip(labels, measurement.levels, strict=True)
     ]
-    return _pandas().DataFrame(rows)
+    return imported_pandas().DataFrame(rows)
 
 
 def level_figures(result: LevelResult) -> dict[str, float]:
@@ -68,7 +68,7 @@ def level_figures(result: LevelResult) -> dict[str, float]:
     return figures
 
 
-def _pandas() -> Any:
+def imported_pandas() -> Any:
     """Import and return pandas. Raises TrtllmHpcError if it is not installed."""
     try:
         import pandas

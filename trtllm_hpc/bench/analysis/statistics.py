@@ -66,6 +66,18 @@ def welch_test(first: Sequence[float], second: Sequence[float]) -> Difference | 
     return Difference(difference - margin, difference + margin, p_value)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number (Holm 1979): with at most 5 % probability, any is false.
+
+    The k-th smallest of n is multiplied by n - k + 1, and is not smaller than the one before it.
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
+
+
 def _standard_error(values: Sequence[float]) -> float:
     return stdev(values) / math.sqrt(len(values))
 

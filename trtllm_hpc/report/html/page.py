@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -42,9 +42,14 @@ def write_charts(paths: RunPaths, name: str, folder: Path) -> list[Path]:
 
     The folder is made if it is missing. Raises as :func:`write_report`.
     """
+    return draw_charts(sections_of(read_report_data(paths, name)), folder)
+
+
+def draw_charts(sections: Iterable[Section], folder: Path) -> list[Path]:
+    """Draw the charts of sections as PNGs in ``folder``, and return the files in order."""
     folder.mkdir(exist_ok=True)
     written = []
-    for section in sections_of(read_report_data(paths, name)):
+    for section in sections:
         for chart in section.charts:
             if isinstance(chart, Chart):
                 with write_aside(folder / f"{chart.key}.png") as aside:
@@ -66,18 +71,9 @@ def sections_of(data: ReportData) -> Iterator[Section]:
 
 def report_page(data: ReportData) -> str:
     """Return the whole page as text."""
-    sections = list(sections_of(data))
-    environment = _environment()
-    charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
-    draw = _source("charts.js.j2")
-    library = drawing_library()
-    return environment.get_template(f"{_FOLDER}/page.html.j2").render(
-        sections=sections,
-        style=Markup(_source("style.css.j2")),
-        library=Markup(library),
-        draw=Markup(draw),
-        chart_data=Markup(json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})),
-        script_hashes=[_hash(library), _hash(draw)],
+    return rendered(
+        "page",
+        list(sections_of(data)),
         title=f"{data.run}: {data.measurement.name}",
         run=data.run,
         measurement=data.measurement,
@@ -86,8 +82,25 @@ def report_page(data: ReportData) -> str:
         headline=headline_words(data),
         cards=cards(data),
         **tables_of(data),
-        version=__version__,
     )
+
+
+def rendered(template: str, sections: Sequence[Section], *scripts: str, **values: Any) -> str:
+    """Return the page of a template with the charts of its sections.
+
+    The browser may run only the library, what draws the charts, and ``scripts``: names of templates.
+    """
+    charts = [for_page(chart) for section in sections for chart in section.charts if isinstance(chart, Chart)]
+    texts = [drawing_library(), *(_source(f"{name}.js.j2") for name in ("charts", *scripts))]
+    values |= {
+        "sections": sections,
+        "style": Markup(_source("style.css.j2")),
+        "scripts": [Markup(text) for text in texts],
+        "script_hashes": [_hash(text) for text in texts],
+        "chart_data": Markup(json_in_html({"charts": charts, "themes": {"light": LIGHT, "dark": DARK}})),
+        "version": __version__,
+    }
+    return _environment().get_template(f"{_FOLDER}/{template}.html.j2").render(values)
 
 
 def _facts(data: ReportData) -> list[str]:
@@ -139,7 +152,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         autoescape=True,
     )
-    made.filters["breakable"] = _breakable
+    made.filters |= {"breakable": _breakable, "quantity": quantity}
     return made
 
 

@@ -1,0 +1,156 @@
+"""The report of a sweep: the frontier, latency and goodput over load, cost, a map of two keys, a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from trtllm_hpc.config.dump import flow
+from trtllm_hpc.paths import write_text
+from trtllm_hpc.report.formatting import quantity
+from trtllm_hpc.report.html.chart import (  # fmt: skip
+    ASIDE,
+    CATEGORIES,
+    QUIET,
+    Chart,
+    NoChart,
+    Row,
+    Section,
+    altair,
+    axis,
+    described,
+    scale,
+)
+from trtllm_hpc.report.html.page import rendered
+from trtllm_hpc.sweeps.points import Point
+from trtllm_hpc.sweeps.results import SweepResults
+
+_HEIGHT, _CELL = 300, 44
+_X = "M-.7,-.7L.7,.7M.7,-.7L-.7,.7"
+"""The shape of a level that is not valid, as an SVG path."""
+_GPU = "output tokens/s/GPU"
+
+
+def write_report(results: SweepResults, to: Path) -> None:
+    """Write the page; raises TrtllmHpcError without Altair."""
+    measured = {point.variant for point in results.points}
+    values = {
+        "rows": [(point, point.row()) for point in results.points],
+        "without": [variant for variant in results.status.variants if variant.name not in measured],
+        "flow": flow,
+    }
+    write_text(to, rendered("sweep", list(sections_of(results)), "sort", results=results, **values))
+
+
+def sections_of(results: SweepResults) -> Iterator[Section]:
+    """Yield the sections of the page in order."""
+    stream = "No level has both figures: times between tokens are known only of answers that were streamed."
+    no_slo = "No level has goodput. It needs an SLO: --slo LIMITS."
+    no_price = "No level has a cost. It needs GPUs, and the price of a GPU for an hour: --gpu-price NUMBER."
+    kinds = {"closed-loop": "requests at once", "open-loop": "requests asked for/s"}
+    load = ("load", " or ".join(sorted({kinds[point.load_kind] for point in results.points})))
+    user = ("tokens_per_s_per_user", "output tokens/s/user (1000 / median TPOT in ms)")
+    ttft, itl = ("ttft_ms.p99", "ms"), ("itl_ms.p99", "ms")
+    good = ("goodput_per_s", "requests/s within the SLO")
+    cost = ("cost_per_million_output_tokens", "in the currency of the price")
+    chart = partial(_chart, results)
+    front = chart(
+        "frontier", "Throughput and interactivity", user, ("output_tokens_per_s_per_gpu", _GPU), stream
+    )
+    yield Section("frontier", "The frontier", "", [front], wide=True)
+    if len(results.status.keys) == 2:
+        yield Section("map", "Two keys", "", [_heat_map(results)], wide=True)
+    charts = (
+        chart("ttft", "TTFT p99 over load", load, ttft, stream),
+        chart("itl", "Inter-token latency p99 over load", load, itl, stream),
+        chart("goodput", "Goodput over load", load, good, no_slo),
+        chart("cost", "Cost of a million output tokens", user, cost, no_price),
+    )
+    yield Section("load", "Latency, goodput and cost", "", charts)
+
+
+_Axis = tuple[str, str]
+"""A field of the points, or a figure by its key, and the title of its axis."""
+
+
+def _chart(
+    results: SweepResults, key: str, title: str, along: _Axis, up: _Axis, missing: str
+) -> Chart | NoChart:
+    """Return a chart of the points that have both figures."""
+    names = {point.variant for point in results.points}
+    # Few variants have a colour and a shape each; of many, the first key has colours and the second shapes.
+    keys = results.status.keys[:2] if len(names) > len(CATEGORIES) else ()
+    known = [(it, row.get(along[0]), row.get(up[0])) for it in results.points for row in [it.row()]]
+    rows = [_row(it, x, y, keys) for it, x, y in known if x is not None and y is not None]
+    if not rows:
+        return NoChart(title, missing)
+    alt = altair()
+    base = alt.Chart(alt.NamedData("points"))
+    xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
+    x = alt.X("x:Q", title=along[1], scale=scale(alt, xs), axis=axis(alt, xs))
+    y = alt.Y("y:Q", title=up[1], scale=scale(alt, ys), axis=axis(alt, ys))
+    tooltip = [alt.Tooltip(f"{name}:N") for name in ("variant", "level", "figures", "valid")]
+    colors, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("color", "shape"))
+    kind = "N" if len(colors) <= len(CATEGORIES) else "O"
+    # So many names stand beside one another on a telephone.
+    legend = alt.Legend(columns=max(1, min(3, 36 // max(map(len, [*colors, *shapes])))))
+    looks = {"color": alt.Color(f"color:{kind}", scale=alt.Scale(domain=colors), legend=legend)}
+    on, valid, other = (base.transform_filter(f"datum.{it}") for it in ("frontier", "ok", "ok === false"))
+    layers = [valid.mark_line(strokeWidth=1).encode(x=x, y=y, detail="variant:N", order="load:Q", **looks)]
+    if len(shapes) <= len(CATEGORIES):
+        looks["shape"] = alt.Shape("shape:N", scale=alt.Scale(domain=shapes), legend=legend)
+    point = valid.mark_point(size=60, filled=True, opacity=1)
+    layers.append(point.encode(x=x, y=y, tooltip=tooltip, **looks))
+    cross = other.mark_point(size=110, shape=_X, color=ASIDE, filled=False).encode(x=x, y=y, tooltip=tooltip)
+    oks = {row["ok"] for row in rows}
+    layers = [*(layers if True in oks else ()), *([cross] if False in oks else ())]  # without data Vega warns
+    words = f"{title}: {len(rows)} levels of {len(names)} variants."
+    best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
+    if key == "frontier" and best:
+        step = on.mark_line(interpolate="step-before", style=QUIET)
+        layers.insert(0, step.encode(x=x, y=y, order="x:Q"))
+        words += f" On the frontier: {', '.join(best)}."
+    spec = described(alt.layer(*layers), _HEIGHT)
+    return Chart(key, title, words, spec, {"points": rows})
+
+
+def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
+    looks = [f"{key.rpartition('.')[2]} {flow(point.values.get(key))}" for key in keys] or [point.variant]
+    gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
+    ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
+    return {
+        **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
+        **{"figures": f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms", "ok": point.valid},
+        **{"valid": "yes" if point.valid else f"no: {' '.join(point.findings)}", "frontier": point.frontier},
+        **{"color": looks[0], "shape": looks[-1]},
+    }
+
+
+def _heat_map(results: SweepResults) -> Chart | NoChart:
+    """Return a chart with a cell for each variant: its figure, or why it has none."""
+    rows: list[Row] = []
+    for variant in results.status.variants:
+        levels = [it for it in results.points if it.variant == variant.name and it.valid]
+        usable = [it.output_tokens_per_s_per_gpu or 0 for it in levels if it.holds_slo is not False]
+        state = "SLO not held" if levels else (variant.state or "unknown").replace("completed", "not valid")
+        x, y = (flow(variant.values.get(key)) for key in results.status.keys)
+        shown = quantity(max(usable)) if usable else state
+        rows.append(
+            {"x": x, "y": y, "value": max(usable, default=None), "shown": shown, "name": variant.name}
+        )
+    title = f"{_GPU} by {' and '.join(results.status.keys)}"
+    if all(row["value"] is None for row in rows):
+        return NoChart(title, "No variant has a valid level that holds the SLO.")
+    alt = altair()
+    of_x, of_y = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "y"))
+    x = alt.X("x:O", title=results.status.keys[0], sort=of_x, axis=alt.Axis(labelAngle=0))
+    y = alt.Y("y:O", title=results.status.keys[1], sort=of_y, axis=alt.Axis(grid=False))
+    base = alt.Chart(alt.NamedData("cells")).encode(x=x, y=y, tooltip=["name:N", "shown:N"])
+    color = alt.Color("value:Q", scale=alt.Scale(range=["#e5f1fb", "#56b4e9"]), legend=None)
+    filled = base.transform_filter("datum.value !== null").mark_rect().encode(color=color)
+    ink = alt.condition("datum.value !== null", alt.value("#111"), alt.value("#76828f"))
+    words = base.mark_text(fontSize=12).encode(text="shown:N", color=ink)
+    spec = described(alt.layer(filled, words), _CELL * (1 + len(of_y)))
+    cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
+    return Chart("map", title, f"{title}: {cells}.", spec, {"cells": rows})
