@@ -12,8 +12,9 @@ import click
 
 from trtllm_hpc.api.sweep import Sweep
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_folder, runs_option
 from trtllm_hpc.config.dump import flow
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.tables import Table, print_table
 from trtllm_hpc.sweeps.record import find_sweep, list_sweeps, read_record
 from trtllm_hpc.sweeps.status import SweepStatus
@@ -75,7 +76,11 @@ def list_command(runs: Path | None, as_json: bool) -> None:
     """
     rows = []
     for sweep in Sweep.list(runs):
-        record = sweep.record
+        try:
+            record = sweep.record
+        except RunNotFound as error:
+            print_warning(error.message)
+            continue
         folder = str(sweep.paths.folder)
         rows.append(
             SweepRow(sweep.id, folder, record.name, record.keys, len(record.variants), record.created_at)

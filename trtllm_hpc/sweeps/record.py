@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -106,7 +107,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     if name != "latest" and SweepPaths(Path(name)).record.is_file():
         return SweepPaths(Path(name))
     for found in sweeps:
-        if found.sweep_id == name or read_record(found).name == name:
+        if name in (found.sweep_id, _job_of(found)):
             return found
     matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
     if len(matching) == 1:
@@ -119,6 +120,12 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
         f"No sweep is called {name!r}. {where}",
         hint="trtllm-hpc sweep list, or name the folder of runs with --runs",
     )
+
+
+def _job_of(paths: SweepPaths) -> str | None:
+    with suppress(RunNotFound):
+        return read_record(paths).name
+    return None
 
 
 def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:

@@ -1,0 +1,126 @@
+"""``trtllm-hpc sweep`` as a person types it; Slurm is a fake with its manners."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.typed import Types
+from tests.cli.typed import home as home
+from tests.cli.typed import types as types
+from tests.scheduler.conftest import fake_slurm as fake_slurm
+from tests.scheduler.fake_slurm import FakeSlurm
+from tests.schemas.check import documented
+from trtllm_hpc.errors import ExitCode
+
+CLUSTER = "name: here\npartition: batch\ngpus_per_node: 8\nnode_local_folders: []\n"
+JOB = "extends: tiny-llama-1rank\nname: demo\nsweep: {grid: {engine.max_batch_size: [4, 8]}}\n"
+
+
+@pytest.fixture(autouse=True)
+def files(home: Path, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "cluster.yaml").write_text(CLUSTER)
+    (home / "job.yaml").write_text(JOB)
+    monkeypatch.setenv("TRTLLM_HPC_CLUSTER", "./cluster.yaml")
+
+
+def folder(home: Path) -> Path:
+    """Return the folder of the only sweep."""
+    [found] = (home / "runs" / "sweeps").iterdir()
+    return found
+
+
+def test_a_sweep_is_submitted_listed_shown_and_cancelled(types: Types, home: Path) -> None:
+    begun = types("sweep", "job.yaml", "--max-running", "1")
+    assert begun.code == 0, begun.errors
+    name = folder(home).name
+    assert begun.output.splitlines() == [
+        f"sweep {name}: 2 variants",
+        f"  folder {folder(home)}",
+        "  submitted 1 of 2: bs4",
+        "  submitted 2 of 2: bs8",
+        f"next: trtllm-hpc sweep status {name}, or trtllm-hpc sweep watch {name}",
+    ]
+    assert documented("sweep list", types("sweep", "list", "--json").output)[0]["sweep_id"] == name
+    assert name in types("sweep", "list").output
+    shown = types("sweep", "status")
+    assert shown.code == 0 and "2 pending" in shown.output and "max_batch_size" in shown.output
+    assert documented("sweep status", types("sweep", "status", name, "--json").output)["settled"] is False
+    assert types("status", f"{name}/bs8").code == 0
+    one = documented("sweep cancel", types("sweep", "cancel", "latest", "bs8", "--json").output)
+    assert [it["state"] for it in one["variants"]] == ["pending", "cancelled"]
+    again = documented("sweep resume", types("sweep", "resume", "--json").output)
+    assert [it["state"] for it in again["variants"]] == ["pending", "pending"]
+    assert (
+        types("sweep", "resume").output
+        == "nothing to submit: every variant has completed, or is in the queue\n"
+    )
+    cancelled = types("sweep", "cancel")
+    assert "2 cancelled" in cancelled.output and f"trtllm-hpc sweep resume {name}" in cancelled.output
+    assert types("sweep", "watch").code == ExitCode.CANCELLED
+
+
+def test_check_submits_nothing(types: Types, home: Path, fake_slurm: FakeSlurm) -> None:
+    checked = types("sweep", "job.yaml", "--check", "--sweep", "serve.instances=1,2")
+    assert checked.output.splitlines() == [
+        *("bs4-x1", "bs4-x2", "bs8-x1", "bs8-x2"),
+        "4 variants, 12 jobs; nothing was submitted",
+    ]
+    record = documented("sweep run", types("sweep", "job.yaml", "--check", "--json").output)
+    assert [it["name"] for it in record["variants"]] == ["bs4", "bs8"] and record["jobs"] == 6
+    assert not fake_slurm.jobs and not (home / "runs").exists()
+
+
+def test_json_has_the_state_of_every_variant(types: Types) -> None:
+    begun = types("sweep", "run", "job.yaml", "--json")
+    assert [it["state"] for it in documented("sweep run", begun.output)["variants"]] == ["pending"] * 2
+
+
+def test_many_variants_and_more_jobs_than_slurm_takes_need_yes(types: Types, fake_slurm: FakeSlurm) -> None:
+    many = ",".join(map(str, range(1, 66)))
+    refused = types("sweep", "job.yaml", "--sweep", f"engine.max_batch_size={many}")
+    assert refused.code == ExitCode.SUBMISSION and "65 variants, with 195 jobs" in refused.errors
+    fake_slurm.configure(limits={f"assoc user={getpass.getuser()}": {"MaxSubmitJobs": "5"}})
+    refused = types("sweep", "job.yaml")
+    assert refused.code == ExitCode.SUBMISSION, refused.output
+    assert "has 6 jobs, and Slurm lets you have 5" in refused.errors and "--allocation one" in refused.errors
+    assert not fake_slurm.jobs
+    assert types("sweep", "job.yaml", "--yes").code == 0
+    assert types("sweep", "job.yaml", "--allocation", "one").code == 0
+    assert len(fake_slurm.jobs) == 7
+
+
+def test_what_was_left_out_is_said(types: Types) -> None:
+    begun = types("sweep", "job.yaml", "--sweep", "engine.max_batch_size=4,0", "--skip-refused")
+    assert begun.code == 0
+    assert "left out: --sweep: engine.max_batch_size: must be at least 1, not 0 (in bs0)" in begun.errors
+    assert "refused" in types("sweep", "status").output
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("sweep", "stats"), ExitCode.CONFIG, "Did you mean the command 'status'?"),
+        (("sweep", "status", "nothing"), ExitCode.RUN, "No sweep is called 'nothing'"),
+        (("sweep", "status"), ExitCode.RUN, "has none"),
+        (("sweep", "tiny-llama"), ExitCode.CONFIG, "nothing varies"),
+        (("submit", "job.yaml"), ExitCode.CONFIG, "trtllm-hpc sweep run job.yaml"),
+        (("sweep", "job.yaml", "--max-running", "0"), ExitCode.USAGE, "0 is not in the range"),
+    ],
+)
+def test_a_mistake_gets_a_sentence(types: Types, words: tuple[str, ...], code: int, said: str) -> None:
+    answer = types(*words)
+    assert answer.code == code and said in " ".join(answer.errors.split()), answer.errors
+
+
+def test_a_damaged_record_is_no_traceback(types: Types, home: Path) -> None:
+    types("sweep", "job.yaml")
+    (folder(home) / "sweep.json").write_text("{")
+    answer = types("sweep", "status", folder(home).name)
+    assert answer.code == ExitCode.RUN and "damaged" in answer.errors
+    assert json.loads(types("sweep", "list", "--json").output) == []
+    assert types("sweep", "job.yaml").code == 0
+    assert types("sweep", "status", "demo").code == 0
