@@ -16,13 +16,18 @@ PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_tex
 ROWS = "\n".join(line.split(" | ")[0] for line in PAGE.splitlines() if line.startswith("| `"))
 CODE = re.findall(r"`([^`]+)`", ROWS)
 CALLS = [it for it in CODE if it.endswith(")")]
-OBJECTS = {"run": trtllm_hpc.Run, "client": trtllm_hpc.Client, "measurement": trtllm_hpc.Measurement}
+OBJECTS = {
+    "run": trtllm_hpc.Run,
+    "client": trtllm_hpc.Client,
+    "measurement": trtllm_hpc.Measurement,
+    "sweep": trtllm_hpc.Sweep,
+}
 
 
 def called(name: str) -> Any:
     """What the page calls ``submit``, ``Run.find`` or ``run.wait``."""
     first, _, rest = name.partition(".")
-    found = OBJECTS.get(first) or getattr(trtllm_hpc, first)
+    found = (OBJECTS.get(first) if rest else None) or getattr(trtllm_hpc, first)
     return getattr(found, rest) if rest else found
 
 
