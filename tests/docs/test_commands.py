@@ -80,6 +80,24 @@ def test_every_command_parses(place: str, line: str) -> None:
         pytest.fail(f"{place}: {line}: {error.format_message()}")
 
 
+STARTS_A_JOB = re.compile(r"trtllm-hpc .*(\bsubmit\b|\bresume\b|--on-nodes)")
+RUN_BY_A_TEST = re.compile(r"--cluster (sandbox|local)\b")
+
+
+def unmarked(block: Block) -> list[str]:
+    """Return the commands that start a job which no test can start, in a block that does not say so."""
+    jobs = [line for line in block.commands() if STARTS_A_JOB.search(line) and not RUN_BY_A_TEST.search(line)]
+    return [] if "needs GPUs" in block.text else jobs
+
+
+def test_a_job_that_no_test_starts_is_marked_as_needing_gpus() -> None:
+    # The tutorial's commands are typed by tests/slurm/test_tutorial.py; cli.md is the commands' own help.
+    others = ("docs/tutorial/demo-cluster.md", "docs/reference/cli.md")
+    found = {f"{it.page}:{it.line}": unmarked(it) for it in all_blocks("console") if it.page not in others}
+    assert {place: lines for place, lines in found.items() if lines} == {}
+    assert unmarked(Block("page", 1, "console", "$ trtllm-hpc submit job.yaml --cluster mysite\n"))
+
+
 def section_of(block: Block) -> Any:
     return YAML(typ="safe").load(block.text)
 

@@ -19,7 +19,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.scripts import render_scripts
-from trtllm_hpc.runtime.lock import Lock, add_findings
+from trtllm_hpc.runtime.lock import UNLIKE, Lock, add_findings
 from trtllm_hpc.runtime.records import RankRecord, read_events
 from trtllm_hpc.validation.load import load
 
@@ -130,7 +130,7 @@ def test_the_job_adds_what_it_finds_and_names_other_nodes(tmp_path: Path) -> Non
         found(again, rank, host, **{**seen, "gpu_models": ["H200, 550"]})
     add_findings(again)
     [event] = read_events(again)
-    assert event.name == "preflight_warning"
+    assert event.name == UNLIKE
     assert event.data["warning"] == (
         'nodes: gpus is [["H200, 550"]], but [["H100, 550"]] in the run that is repeated'
     )

@@ -97,6 +97,19 @@ def test_with_keeps_serving_a_run_is_followed_until_only_its_server_is_left(
     assert last.status.state is RunState.SERVING and 60 <= clock.now - 1000 < 64
 
 
+@pytest.mark.parametrize("state", ["ready", "failed"])
+def test_a_server_whose_rank_has_just_died_is_followed_to_its_end(
+    fake_slurm: FakeSlurm, run: RunPaths, clock: Clock, state: str
+) -> None:
+    fake_slurm.set("103", "COMPLETED")
+    publish(run)
+    write_json(run.instances, [{"instance": 0, "state": state, "restarts": 0, "reason": None}])
+    add_rank(run, 1, ended_at=2.0, exit_code=-9)
+    clock.at(20, lambda: fake_slurm.set("102", "FAILED", exit="7:0"))
+    last = list(follow(run, keeps_serving=True))[-1]
+    assert last.status.state is RunState.FAILED
+
+
 def test_a_companion_in_the_servers_job_is_followed_by_its_events(
     fake_slurm: FakeSlurm, tmp_path: Path, clock: Clock
 ) -> None:

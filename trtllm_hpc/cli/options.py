@@ -257,24 +257,24 @@ def print_pruned(chosen: Sequence[tuple[str, str, str | None]], removed: bool, m
         click.echo("  next: the same command with --yes")
 
 
-def refuse_profile_beside_lock(job_file: Path) -> None:
-    """Refuse a ``--cluster`` that is typed with a lock, which has its profile."""
-    from trtllm_hpc.config.files import find_job
-    from trtllm_hpc.validation.lock import read_lock
-
-    source = click.get_current_context().get_parameter_source("cluster")
-    if source is click.core.ParameterSource.COMMANDLINE and read_lock(find_job(job_file)):
-        raise click.UsageError(
-            f"{job_file} has a profile: leave --cluster out; --set cluster.KEY=VALUE works."
-        )
-
-
 def job_options(command: Command, *, required: bool = True) -> Command:
-    """``JOB``, ``--cluster``, ``--set`` and ``--runs``."""
+    """``JOB``, ``--cluster``, ``--set`` and ``--runs``; a lock has its profile, so no ``--cluster``."""
+
+    @wraps(command)
+    def checked(*arguments: Any, job_file: Path | None, **options: Any) -> Any:
+        from trtllm_hpc.validation.lock import read_lock
+
+        source = click.get_current_context().get_parameter_source("cluster")
+        if source is click.core.ParameterSource.COMMANDLINE and job_file and read_lock(job_file):
+            raise click.UsageError(
+                f"{job_file} has a profile: leave --cluster out, or --set cluster.KEY=VALUE."
+            )
+        return command(*arguments, job_file=job_file, **options)
+
     return click.argument(
         "job_file",
         type=click.Path(path_type=Path),
         metavar="JOB" if required else "[JOB]",
         required=required,
         shell_complete=job_files,
-    )(cluster_option(set_option(runs_option(command))))
+    )(cluster_option(set_option(runs_option(cast(Command, checked)))))

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import click
 
-from trtllm_hpc.cli.options import (
-    job_options,
-    json_option,
-    print_json,
-    print_warning,
-    refuse_profile_beside_lock,
-)
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
 
@@ -52,7 +46,6 @@ def command(
     """
     from trtllm_hpc.api.jobs import render
 
-    refuse_profile_beside_lock(job_file)
     run = render(job_file, cluster, settings, runs, on_warning=print_warning)
     if as_json:
         files = tuple(str(file) for file in run.scripts)

@@ -77,6 +77,7 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
     yield f"{status.state.value}: {status.sentence}"
+    yield from (f"warning: {line}" for line in status.unlike)
     yield from cause_lines(status.causes)
     if used := use_sentence(status):
         yield f"used: {used}"

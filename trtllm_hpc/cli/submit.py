@@ -12,14 +12,7 @@ import click
 
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import (
-    job_options,
-    json_option,
-    print_json,
-    print_warning,
-    refuse_profile_beside_lock,
-    run_argument,
-)
+from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning, run_argument
 from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
@@ -97,7 +90,6 @@ def command(
     """
     from trtllm_hpc.api.jobs import submit
 
-    refuse_profile_beside_lock(job_file)
     run = submit(
         job_file, cluster, settings, runs, ignored_checks=ignore, notify=notify, on_warning=print_warning
     )
@@ -214,6 +206,8 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_json(status)
         return
     print_results(run.paths)
+    for line in status.unlike:
+        print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
     click.echo(f"{status.state.value}: {status.sentence}", file=stream)

@@ -122,7 +122,7 @@ class _Reading:
             circle = " -> ".join([*files[[*chain].index(real) :], str(path)])
             return None, [_wrong(name, "circle", f"the job files extend each other: {circle}")]
         if self._files >= _MOST_FILES:
-            message = f"one job file may be made of at most {_MOST_FILES}"
+            message = f"a job may be made of at most {_MOST_FILES} files"
             return None, [_wrong(name, "too-large", message, "let it extend fewer files")]
         tree, wrong = self.whole(path, chain)
         if any(it.code == "not-found" and it.file == str(path) for it in wrong):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.files import default_profile, find_job
+from trtllm_hpc.config.files import default_profile
 from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
@@ -125,7 +125,7 @@ def create_run(
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
     and the plan's notes. Other arguments, and the errors raised, are those of :func:`plan_run`.
     """
-    lock = read_lock(find_job(source.job_file))
+    lock = read_lock(source.job_file)
     with plan_run(source, command=command) as planned:
         changed = () if lock is None else tuple(_changes(lock, planned.plan))
         for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):

@@ -109,8 +109,9 @@ def _download(model: FetchableModel, scratch: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path, end_token: str) -> None:
     """Write a GGUF file as a Hugging Face folder, its quantized weights as float16."""
-    # The file is local; transformers would ask the hub about it, and draw three progress bars.
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+    # The file is local, but transformers asks the hub about it, and draws three progress bars. On busy cores
+    # threads that spin while they wait double the time.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     try:
         for name in ("accelerate", "gguf"):  # transformers reads the file with them
             importlib.import_module(name)

@@ -22,6 +22,7 @@ from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S
+from trtllm_hpc.runtime.lock import UNLIKE
 from trtllm_hpc.runtime.records import Endpoint, known_fields
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -108,6 +109,8 @@ class RunStatus:
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
     visitors: tuple[Visitor, ...] = ()
     """Who has asked the server how often, and its guests."""
+    unlike: tuple[str, ...] = ()
+    """What the job has found to be other than in the run that this one repeats."""
 
     @property
     def settled(self) -> bool:
@@ -191,6 +194,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         run.bad_nodes,
         _gateway_failure(run) if endpoint is not None else None,
         visitors_of(run.paths),
+        tuple({str(it.data.get("warning")): None for it in run.events("serve") if it.name == UNLIKE}),
     )
 
 

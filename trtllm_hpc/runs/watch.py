@@ -144,9 +144,13 @@ def follow_until_ready(paths: RunPaths, timeout_s: float, show: Show | None = No
 
 
 def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
-    """Return whether the server is ready and the companion, if there is one, has ended."""
+    """Return whether the server is ready and lives, and the companion, if there is one, has ended."""
     serves = any(stage.stage == "serve" and stage.state == "RUNNING" for stage in status.stages)
-    if not serves or not run.paths.endpoint.exists():
+    # The supervisor of an instance need not know yet that a rank has died; other instances serve on.
+    states = {it.state for it in status.instances}
+    died = any(rank.ended_at is not None for step in run.serve_steps for rank in run.ranks(step))
+    ending = run.stop_request is not None or (died and ("ready" not in states or states == {"ready"}))
+    if not serves or ending or not run.paths.endpoint.exists():
         return False
     # A companion in the server's allocation has no job of its own: its events decide.
     companion = {event.name for event in run.events("companion")}

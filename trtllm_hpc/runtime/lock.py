@@ -24,6 +24,8 @@ from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 _HEADER_BYTES = 65_536
 """Of an image: squashfs and SIF have the time of their making and an id in it."""
 
+UNLIKE = "unlike_repeated"
+"""Event: something is not as it was in the run that this one repeats."""
 _OF_NODES = ("gpus", "gpu_limits", "packages", "mpi_library")
 
 
@@ -141,5 +143,5 @@ def add_findings(paths: RunPaths) -> None:
     new = {part: value for part, value in complete.made_of.items() if part not in reported}
     for key, before, now in changes(lock.repeats or {}, new):
         sentence = in_words(key, before, now, "the run that is repeated")
-        try_event(paths, "serve", "preflight_warning", warning=sentence)
+        try_event(paths, "serve", UNLIKE, warning=sentence)
         print(f"warning: {sentence}.", file=sys.stderr, flush=True)

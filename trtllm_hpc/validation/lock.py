@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trtllm_hpc.config.files import find_job
 from trtllm_hpc.config.layers import CLUSTER_PREFIX
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Diagnostic
@@ -16,7 +17,8 @@ from trtllm_hpc.runtime.lock import Lock
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Return the lock in a file; ``None`` if it is a job file or cannot be read."""
+    """Return the lock in a file or a run folder; ``None`` if it is a job file or cannot be read."""
+    path = find_job(path)
     return Lock.read(path) if path.suffix == ".json" else None
 
 
