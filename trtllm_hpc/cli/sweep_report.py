@@ -17,7 +17,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.command("report")
 @sweep_argument
 @click.option("--slo", metavar="LIMITS", help="Rank under these limits.  [default: those of the job file]")
-@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Of one GPU for an hour.")
+@click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
 @click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
 @click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
 @click.option("--parquet", type=OutputFile(), metavar="FILE", help="The same; needs the extra 'notebook'.")

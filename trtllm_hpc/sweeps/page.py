@@ -9,19 +9,8 @@ from pathlib import Path
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.report.formatting import quantity
-from trtllm_hpc.report.html.chart import (  # fmt: skip
-    ASIDE,
-    CATEGORIES,
-    QUIET,
-    Chart,
-    NoChart,
-    Row,
-    Section,
-    altair,
-    axis,
-    described,
-    scale,
-)
+from trtllm_hpc.report.html import chart as vega
+from trtllm_hpc.report.html.chart import CATEGORIES, Chart, NoChart, Row, Section
 from trtllm_hpc.report.html.page import rendered
 from trtllm_hpc.sweeps.points import Point
 from trtllm_hpc.sweeps.results import SweepResults
@@ -54,10 +43,9 @@ def sections_of(results: SweepResults) -> Iterator[Section]:
     ttft, itl = ("ttft_ms.p99", "ms"), ("itl_ms.p99", "ms")
     good = ("goodput_per_s", "requests/s within the SLO")
     cost = ("cost_per_million_output_tokens", "in the currency of the price")
+    gpu = ("output_tokens_per_s_per_gpu", _GPU)
     chart = partial(_chart, results)
-    front = chart(
-        "frontier", "Throughput and interactivity", user, ("output_tokens_per_s_per_gpu", _GPU), stream
-    )
+    front = chart("frontier", "Throughput and interactivity", user, gpu, stream)
     yield Section("frontier", "The frontier", "", [front], wide=True)
     if len(results.status.keys) == 2:
         yield Section("map", "Two keys", "", [_heat_map(results)], wide=True)
@@ -70,14 +58,10 @@ def sections_of(results: SweepResults) -> Iterator[Section]:
     yield Section("load", "Latency, goodput and cost", "", charts)
 
 
-_Axis = tuple[str, str]
-"""A field of the points, or a figure by its key, and the title of its axis."""
-
-
 def _chart(
-    results: SweepResults, key: str, title: str, along: _Axis, up: _Axis, missing: str
+    results: SweepResults, key: str, title: str, along: tuple[str, str], up: tuple[str, str], missing: str
 ) -> Chart | NoChart:
-    """Return a chart of the points that have both figures."""
+    """Return a chart of two figures: each by its name in a row, with the title of its axis."""
     names = {point.variant for point in results.points}
     # Few variants have a colour and a shape each; of many, the first key has colours and the second shapes.
     keys = results.status.keys[:2] if len(names) > len(CATEGORIES) else ()
@@ -85,11 +69,11 @@ def _chart(
     rows = [_row(it, x, y, keys) for it, x, y in known if x is not None and y is not None]
     if not rows:
         return NoChart(title, missing)
-    alt = altair()
+    alt = vega.altair()
     base = alt.Chart(alt.NamedData("points"))
     xs, ys = ([row[name] for row in rows] for name in ("x", "y"))
-    x = alt.X("x:Q", title=along[1], scale=scale(alt, xs), axis=axis(alt, xs))
-    y = alt.Y("y:Q", title=up[1], scale=scale(alt, ys), axis=axis(alt, ys))
+    x = alt.X("x:Q", title=along[1], scale=vega.scale(alt, xs), axis=vega.axis(alt, xs))
+    y = alt.Y("y:Q", title=up[1], scale=vega.scale(alt, ys), axis=vega.axis(alt, ys))
     tooltip = [alt.Tooltip(f"{name}:N") for name in ("variant", "level", "figures", "valid")]
     colors, shapes = (list(dict.fromkeys(row[name] for row in rows)) for name in ("color", "shape"))
     kind = "N" if len(colors) <= len(CATEGORIES) else "O"
@@ -102,16 +86,17 @@ def _chart(
         looks["shape"] = alt.Shape("shape:N", scale=alt.Scale(domain=shapes), legend=legend)
     point = valid.mark_point(size=60, filled=True, opacity=1)
     layers.append(point.encode(x=x, y=y, tooltip=tooltip, **looks))
-    cross = other.mark_point(size=110, shape=_X, color=ASIDE, filled=False).encode(x=x, y=y, tooltip=tooltip)
+    cross = other.mark_point(size=110, shape=_X, color=vega.ASIDE, filled=False)
     oks = {row["ok"] for row in rows}
-    layers = [*(layers if True in oks else ()), *([cross] if False in oks else ())]  # without data Vega warns
+    layers = layers if True in oks else []  # of layers without data Vega warns
+    layers += [cross.encode(x=x, y=y, tooltip=tooltip)] if False in oks else []
     words = f"{title}: {len(rows)} levels of {len(names)} variants."
     best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     if key == "frontier" and best:
-        step = on.mark_line(interpolate="step-before", style=QUIET)
+        step = on.mark_line(interpolate="step-before", style=vega.QUIET)
         layers.insert(0, step.encode(x=x, y=y, order="x:Q"))
         words += f" On the frontier: {', '.join(best)}."
-    spec = described(alt.layer(*layers), _HEIGHT)
+    spec = vega.described(alt.layer(*layers), _HEIGHT)
     return Chart(key, title, words, spec, {"points": rows})
 
 
@@ -142,7 +127,7 @@ def _heat_map(results: SweepResults) -> Chart | NoChart:
     title = f"{_GPU} by {' and '.join(results.status.keys)}"
     if all(row["value"] is None for row in rows):
         return NoChart(title, "No variant has a valid level that holds the SLO.")
-    alt = altair()
+    alt = vega.altair()
     of_x, of_y = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "y"))
     x = alt.X("x:O", title=results.status.keys[0], sort=of_x, axis=alt.Axis(labelAngle=0))
     y = alt.Y("y:O", title=results.status.keys[1], sort=of_y, axis=alt.Axis(grid=False))
@@ -151,6 +136,6 @@ def _heat_map(results: SweepResults) -> Chart | NoChart:
     filled = base.transform_filter("datum.value !== null").mark_rect().encode(color=color)
     ink = alt.condition("datum.value !== null", alt.value("#111"), alt.value("#76828f"))
     words = base.mark_text(fontSize=12).encode(text="shown:N", color=ink)
-    spec = described(alt.layer(filled, words), _CELL * (1 + len(of_y)))
+    spec = vega.described(alt.layer(filled, words), _CELL * (1 + len(of_y)))
     cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
     return Chart("map", title, f"{title}: {cells}.", spec, {"cells": rows})

@@ -110,9 +110,7 @@ def best_variant(points: Sequence[Point], slo: str | None) -> Best:
     alone, a difference would be called significant in 16 % of sweeps of 64 equal variants (5 passes).
     """
     if slo is None:
-        return Best(
-            "Without an SLO no variant is best. Name one, e.g. --slo 'ttft.p99<500ms,tpot.p99<50ms'.", []
-        )
+        return Best("Without an SLO no variant is best. Name one, for example --slo 'ttft.p99<500ms'.", [])
     tops: dict[str, tuple[float, Point]] = {}
     for point in points:
         value = point.output_tokens_per_s_per_gpu or 0.0
@@ -144,9 +142,7 @@ def _sentence(slo: str, ranking: Sequence[Ranked], comparisons: int) -> str:
     ahead = share(best.output_tokens_per_s_per_gpu / second.output_tokens_per_s_per_gpu - 1)
     words = f"Best under {slo}: {words}, {ahead} more than the runner-up, {second.variant} ({second.level})."
     if second.p_value is None:
-        return (
-            f"{words} The spread of a single pass is unknown, so this may be chance: measure with repeats: 5."
-        )
+        return f"{words} This may be chance: a single pass has no spread. Measure with repeats: 5."
     chance = "is significant" if second.significant else "may be chance"
     chance += " (p < 0.001" if second.p_value < 0.001 else f" (p = {second.p_value:.2g}"
     chance += f", adjusted for {comparisons} comparisons)" if comparisons > 1 else ")"

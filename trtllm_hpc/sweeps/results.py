@@ -16,7 +16,7 @@ from trtllm_hpc.bench.records import Sample, read_records
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, read_measurement
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, MeasurementPaths, RunPaths
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.frames import imported_pandas, level_figures
 from trtllm_hpc.report.headline import is_valid, level_labels, load_of
 from trtllm_hpc.runs.accounting import planned_gpus
@@ -66,17 +66,20 @@ def read_results(
         BadSlo: the limits cannot be parsed.
     """
     status = status or sweep_status(sweep, read_record(sweep))
+    runs = {it.name: RunPaths(it.folder) for it in status.variants}
     measured: dict[str, MeasurementSummary] = {}
-    for variant in status.variants:
+    for name, run in runs.items():
         with suppress(RunNotFound):
-            measured[variant.name] = read_measurement(_files(variant).summary)
+            measured[name] = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
     own = {str(it.settings.get("slo") or "") for it in measured.values()}
     text = slo or (own.pop() if len(own) == 1 else "")
     limits = parse_slo(text) if text else None
     points: list[Point] = []
     for variant in (it for it in status.variants if it.name in measured):
-        judged = _with_goodput(measured[variant.name], limits, _files(variant).requests)
-        points += _points(variant, judged, limits, gpu_price)
+        found, run = measured[variant.name], runs[variant.name]
+        if limits is not None and slo not in (None, found.settings.get("slo")):
+            found = _with_goodput(found, limits, run.measurement(COMPANION_MEASUREMENT).requests)
+        points += _points(variant, found, limits, gpu_price, planned_gpus(RunSnapshot(run)).get("serve"))
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
@@ -88,15 +91,8 @@ def read_results(
     )
 
 
-def _files(variant: VariantStatus) -> MeasurementPaths:
-    return RunPaths(variant.folder).measurement(COMPANION_MEASUREMENT)
-
-
-def _with_goodput(measurement: MeasurementSummary, slo: Slo | None, file: Path) -> MeasurementSummary:
+def _with_goodput(measurement: MeasurementSummary, slo: Slo, file: Path) -> MeasurementSummary:
     """Return the measurement with its goodput under the SLO; without the file of its records it has none."""
-    own = measurement.settings.get("slo")
-    if slo is None or (own and parse_slo(own) == slo):
-        return measurement
     records = read_records(file) if file.is_file() else []
 
     def judged(place: int, result: LevelResult, one: Pass) -> Pass:
@@ -114,21 +110,20 @@ def _with_goodput(measurement: MeasurementSummary, slo: Slo | None, file: Path) 
 
 
 def _points(
-    variant: VariantStatus, measurement: MeasurementSummary, slo: Slo | None, price: float | None
+    of: VariantStatus, measured: MeasurementSummary, slo: Slo | None, price: float | None, gpus: int | None
 ) -> Iterator[Point]:
-    gpus = planned_gpus(RunSnapshot(RunPaths(variant.folder))).get("serve")
-    share = 1 / max(gpus, 1) if gpus is not None else None
+    share, hourly = 1 / max(gpus, 1) if gpus is not None else None, (price or 0.0) * (gpus or 0)
     # What else was found is about the whole measurement.
-    of_levels = overall_verdict(measurement.levels, measurement.search).findings
-    whole = [it for it in measurement.verdict.findings if it not in of_levels]
-    for label, result in zip(level_labels(measurement), measurement.levels, strict=True):
+    of_levels = overall_verdict(measured.levels, measured.search).findings
+    whole = [it for it in measured.verdict.findings if it not in of_levels]
+    for label, result in zip(level_labels(measured), measured.levels, strict=True):
         found, metrics = level_figures(result), [one.metrics for one in result.passes]
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
         each = [rate for it in metrics if isinstance(rate := it.get("output_tokens_per_s"), float)]
         own = [finding for one in result.passes for finding in one.verdict.findings]
         yield Point(
-            variant=variant.name,
-            values=variant.values,
+            variant=of.name,
+            values=of.values,
             level=label,
             load=load_of(result),
             load_kind=result.level.kind,
@@ -140,9 +135,7 @@ def _points(
             output_tokens_per_s_per_gpu=output * share if output is not None and share else None,
             total_tokens_per_s_per_gpu=total * share if total is not None and share else None,
             tokens_per_s_per_user=1000 / tpot if tpot else None,
-            cost_per_million_output_tokens=price * gpus / output / 0.0036
-            if price and gpus and output
-            else None,
+            cost_per_million_output_tokens=hourly / output / 0.0036 if hourly and output else None,
             figures=found,
             each_pass=[rate * share for rate in each] if share else [],
         )
