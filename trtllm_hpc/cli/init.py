@@ -74,8 +74,7 @@ _BACKENDS = {
     "proposals",
     type=EXISTING_FOLDER,
     metavar="FOLDER",
-    help="Take the proposals of NVIDIA's aiconfigurator for TensorRT-LLM, which are in FOLDER; several "
-    "become a sweep. --model names the model's folder.",
+    help="Take the proposals of NVIDIA's aiconfigurator in FOLDER; several become a sweep. Needs --model.",
 )
 @click.option(
     "--top",

@@ -44,9 +44,8 @@ class Proposal(NamedTuple):
     job: dict[str, Any]
     """Sections of a job file."""
     question: str
-    """What aiconfigurator was asked, in lines of text."""
     prediction: str
-    """In one line."""
+    """What aiconfigurator was asked, in lines of text, and in one line what it has predicted."""
 
 
 def proposals_yaml(folder: Path, name: str, model: str | None, top: int | None = None) -> tuple[str, int]:
@@ -117,8 +116,7 @@ class _Servers:
     """Servers with one configuration."""
 
     def __init__(self, configuration: Path, count: int) -> None:
-        llm_api = _plain(configuration)
-        llm_api.pop("backend", None)  # PyTorch, the only one
+        llm_api = {key: it for key, it in _plain(configuration).items() if key != "backend"}  # PyTorch
         keys = {own: llm_api.pop(key) for key, own in _KEYS.items() if key in llm_api}
         self.count, self.llm_api, self.engine = count, llm_api, {**keys, "llm_api": llm_api}
         self.gpus = count * int(keys["tensor_parallel"]) * int(keys["pipeline_parallel"])
