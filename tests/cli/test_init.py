@@ -236,7 +236,10 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
     ("arguments", "said"),
     [
         (("--from", "qwen3-9b"), "qwen3-8b"),
-        (("--from", "qwen3-8b", "--backend", "pytorch"), "--from or --backend"),
+        (
+            ("--from", "qwen3-8b", "--backend", "pytorch"),
+            "Choose one of --backend, --from and --from-aiconfigurator",
+        ),
         (("--model", "/m"), "needs --from"),
     ],
 )

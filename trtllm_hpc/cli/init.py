@@ -12,6 +12,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, job_files, job_names
 from trtllm_hpc.cli.options import (
+    EXISTING_FOLDER,
     cluster_option,
     force_option,
     json_option,
@@ -68,13 +69,31 @@ _BACKENDS = {
     shell_complete=complete_with(job_names),
     help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
 )
-@click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
 @click.option(
-    "--model", metavar="FOLDER", help="With --from: the model's folder, as the compute nodes see it."
+    "--from-aiconfigurator",
+    "proposals",
+    type=EXISTING_FOLDER,
+    metavar="FOLDER",
+    help="Take the proposals of NVIDIA's aiconfigurator in FOLDER; several become a sweep. Needs --model.",
 )
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="With --from-aiconfigurator: only the N best proposals of each mode.  [default: all]",
+)
+@click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
+@click.option("--model", metavar="FOLDER", help="The model's folder, as the compute nodes see it.")
 @force_option
 def job(
-    file: Path, backend: str | None, recipe: str | None, name: str | None, model: str | None, force: bool
+    file: Path,
+    backend: str | None,
+    recipe: str | None,
+    proposals: Path | None,
+    top: int | None,
+    name: str | None,
+    model: str | None,
+    force: bool,
 ) -> None:
     """Write a commented job file.
 
@@ -87,17 +106,27 @@ def job(
       trtllm-hpc init job
       trtllm-hpc init job llama.yaml --backend pytorch
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
+      trtllm-hpc init job tune.yaml --from-aiconfigurator out/qwen3-32b --model /scratch/models/Qwen3-32B
     """
+    from trtllm_hpc.config.aiconfigurator import proposals_yaml
     from trtllm_hpc.config.files import as_argument
 
-    title = name or _name_from(file, "my-job")
+    if sum(it is not None for it in (recipe, backend, proposals)) > 1:
+        raise click.UsageError("Choose one of --backend, --from and --from-aiconfigurator.")
+    if top is not None and proposals is None:
+        raise click.UsageError("--top needs --from-aiconfigurator.")
+    if model is not None and recipe is None and proposals is None:
+        raise click.UsageError("--model needs --from or --from-aiconfigurator; else edit the file.")
+    title, verb, ending = name or _name_from(file, "my-job"), "render", ""
     if recipe is not None:
-        if backend is not None:
-            raise click.UsageError("Choose --from or --backend: a shipped job file has its backend.")
         cluster = _copy(recipe, file, title, model, force)
+    elif proposals is not None:
+        text, count = proposals_yaml(proposals, title, model, top)
+        refuse_existing(file, force)
+        _save_job(file, text)
+        cluster = "pyxis"
+        verb, ending = ("sweep", " --check") if count > 1 else (verb, ending)
     else:
-        if model is not None:
-            raise click.UsageError("--model needs --from. Without it, set model.path in the file.")
         refuse_existing(file, force)
         kind, cluster = _BACKENDS[backend or "reference"]
         _write(file, "job", title=title, backend=kind)
@@ -105,21 +134,28 @@ def job(
     if cluster == "local" and shutil.which("sinfo"):
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     name = click.format_filename(file)
-    click.echo(f"Wrote {name}.\n  next: {first}trtllm-hpc render {as_argument(name)} --cluster {cluster}")
+    click.echo(
+        f"Wrote {name}.\n  next: {first}trtllm-hpc {verb} {as_argument(name)} --cluster {cluster}{ending}"
+    )
 
 
 def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:
     """Write a copy of a shipped job file; returns a profile to try it with."""
-    from trtllm_hpc.render.environment import render_template
     from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 
     shipped_or_refused(recipe, "--from")
     text = copy_of(recipe, title, model)
     refuse_existing(file, force)
-    head = render_template("init/_schema.j2", schema=schemas()["job"].as_uri(), kind="job")
-    save(file, f"{head.rstrip()}\n\n{text}")
+    _save_job(file, text)
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
     return "local" if not shipped.gpus else "pyxis"
+
+
+def _save_job(file: Path, text: str) -> None:
+    from trtllm_hpc.render.environment import render_template
+
+    head = render_template("init/_schema.j2", schema=schemas()["job"].as_uri(), kind="job")
+    save(file, f"{head.rstrip()}\n\n{text}")
 
 
 @command.command()

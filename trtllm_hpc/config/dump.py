@@ -38,6 +38,16 @@ def plain_yaml(record: Mapping[str, Any]) -> str:
     return "".join(f"{line}\n" for line in _mapping(record, ""))
 
 
+def compact_yaml(record: Mapping[str, Any], indent: str = "") -> str:
+    """Keys and their values as people write them: a section is on one line where it is short."""
+    text = ""
+    for key, value in record.items():
+        line = f"{indent}{scalar(key)}: {flow(value)}\n"
+        is_long = isinstance(value, Mapping) and len(line) > 100
+        text += f"{indent}{scalar(key)}:\n{compact_yaml(value, indent + '  ')}" if is_long else line
+    return text
+
+
 def _document(what: str, record: Mapping[str, Any]) -> str:
     return f"# {what} as trtllm-hpc resolved it: every default is written out.\n" + plain_yaml(record)
 
