@@ -81,7 +81,8 @@ def test_every_command_parses(place: str, line: str) -> None:
 
 
 STARTS_A_JOB = re.compile(r"trtllm-hpc .*(\bsubmit\b|\bresume\b|--on-nodes)")
-RUN_BY_A_TEST = re.compile(r"--cluster (sandbox|local)\b")
+# tests/slurm/test_lock.py repeats runs, test_sweep.py resumes sweeps.
+RUN_BY_A_TEST = re.compile(r"--cluster (sandbox|local)\b|submit (runs/|lock\.json)|sweep resume")
 
 
 def unmarked(block: Block) -> list[str]:
