@@ -96,7 +96,7 @@ def test_a_blamed_rank_ends_the_run_at_once_if_too_few_instances_are_left() -> N
     end = RunEnd("rank 0 on n1: no answer")
     assert early_end(instance(), [BLAMED], OPTIONS, 0, is_stopping=False) == end
     assert early_end(instance(), [BLAMED], OPTIONS, 1, is_stopping=False) is None
-    late = replace(BLAMED, exit_code=ExitCode.READINESS)
+    late = replace(BLAMED, exit_code=-15, task_exit_code=ExitCode.READINESS)
     ended = early_end(instance(), [late], OPTIONS, 0, is_stopping=False)
     assert ended is not None and ended.code == ExitCode.READINESS, "the step itself ends a moment later"
     served = instance(has_served=True)

@@ -232,6 +232,7 @@ class RankSupervisor:
             self._record,
             ended_at=time.time(),
             exit_code=returncode,
+            task_exit_code=end.exit_code,
             stopped_by=end.stopped_by,
             reason=end.reason,
             blames=end.blames,

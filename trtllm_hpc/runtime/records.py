@@ -209,6 +209,8 @@ class RankRecord(JsonRecord):
     ended_at: float | None = None
     exit_code: int | None = None
     """Exit code of the server process; negative for a signal, as in ``subprocess``."""
+    task_exit_code: int | None = None
+    """Exit code of the rank's task, which says what failed; the server may have been ended by a signal."""
     stopped_by: str | None = None
     """What stopped this rank (``companion``, ``SIGTERM``...); ``None`` if it was not stopped."""
     reason: str | None = None

@@ -90,7 +90,7 @@ def early_end(
     judge = verdict(records)
     if judge is None or not (is_stopping or is_needed):
         return None
-    code = judge.exit_code if 0 < (judge.exit_code or 0) < 128 else None
+    code = judge.task_exit_code if 0 < (judge.task_exit_code or 0) < 128 else None
     return RunEnd(how_it_ended(records, ExitCode.START), code or ExitCode.START)
 
 
