@@ -181,9 +181,11 @@ def test_a_single_job_runs_all_and_each_variant_has_its_own_state(make: Make, fa
     assert [it.state for it in made.status.variants] == ["completed", "running", "pending", "pending"]
     made.cancel(["x2-bs4"])
     assert fake_slurm.state(job) == "RUNNING"
+    add_event(second, "build", "stage_end", job_id=job, exit_code=143)
     fake_slurm.set(job, "TIMEOUT", nodes="n1")
     status = made.status
     assert [it.state for it in status.variants] == ["completed", "failed", "cancelled", "cancelled"]
+    assert "time limit" in (status.variants[1].sentence or "")
     assert "before its turn" in (status.variants[3].sentence or "")
     assert made.resume() == 3
     assert len(fake_slurm.jobs) == 2

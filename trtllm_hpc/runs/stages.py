@@ -46,6 +46,8 @@ _ALIVE_S = 45.0
 """A heartbeat that is older says nothing about whether the job runs."""
 SWEEP_JOB_NAME = "trtllm-hpc-sweep"
 """Of a job that runs the variants of a sweep."""
+_OF_SIGNALS = (137, 143)
+"""Exit codes of a script that the end of its job has ended."""
 _NEXT = "next"
 """Beside the names of the stages: the job that waits to serve (``serve.renew``)."""
 
@@ -233,9 +235,10 @@ def _slurm_stage(
         if cancelled:  # its script may have recorded its end after that
             why = cancelled[-1].data.get("reason")
             return _in_state(name, STATES["CANCELLED"], job_id, f": {why}" if why else "")
-        if last.name == "stage_end":
+        was_killed = info is not None and info.state.final and not info.state.ok
+        if last.name == "stage_end" and not (was_killed and last.data.get("exit_code") in _OF_SIGNALS):
             return _ended(name, job_id, last)
-        if last.name != "stage_begin" and info is not None:
+        if not last.name.startswith("stage_") and info is not None:
             return _waits_in_sweep(name, info)
     if info is None or info.state.name == LOST.name:
         # Slurm does not know it: its own last event and its heartbeats decide.
