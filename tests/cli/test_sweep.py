@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_completion import offered
 from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.cli.typed import types as types
@@ -124,3 +125,12 @@ def test_a_damaged_record_is_no_traceback(types: Types, home: Path) -> None:
     assert json.loads(types("sweep", "list", "--json").output) == []
     assert types("sweep", "job.yaml").code == 0
     assert types("sweep", "status", "demo").code == 0
+
+
+def test_the_shell_completes_sweeps_and_their_variants(types: Types, home: Path) -> None:
+    types("sweep", "job.yaml")
+    name = folder(home).name
+    assert offered("sweep", "status") == ["latest", name]
+    assert offered("sweep", "cancel", name, incomplete="b") == ["bs4", "bs8"]
+    assert "status" in offered("sweep", incomplete="st") and "job.yaml" in offered("sweep")
+    assert offered("sweep", "job.yaml", "--sweep", incomplete="serve.no") == ["serve.nodes="]

@@ -16,7 +16,7 @@ from trtllm_hpc.cli.options import json_option, print_json, print_warning, runs_
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.report.tables import Table, print_table
-from trtllm_hpc.sweeps.record import find_sweep, list_sweeps, read_record
+from trtllm_hpc.sweeps.record import find_sweep, list_sweeps
 from trtllm_hpc.sweeps.status import SweepStatus
 
 _LINE_PAUSE_S = 30.0
@@ -29,8 +29,10 @@ def _found(ctx: click.Context, param: click.Parameter, value: str) -> Sweep:
 
 
 def _variants(ctx: click.Context) -> list[str]:
-    found = find_sweep(str(ctx.params.get("sweep") or "latest"), runs_folder(ctx))
-    return [it.name for it in read_record(found).variants]
+    sweep = ctx.params.get("sweep")
+    if not isinstance(sweep, Sweep):
+        sweep = Sweep(find_sweep("latest", runs_folder(ctx)))
+    return [it.name for it in sweep.record.variants]
 
 
 sweep_argument = click.argument(
