@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -59,13 +60,13 @@ def whole(models: Path, revision: str | None = None, token_file: Path | None = N
     return folder
 
 
-def a_process(models: Path) -> subprocess.Popen[bytes]:
+def a_process(models: Path) -> subprocess.Popen[str]:
     """Start a process that downloads the model."""
     code = (
         "import sys; from pathlib import Path; from trtllm_hpc.runs.hub import fetch, find;"
         "fetch(find(Path(sys.argv[1]), 'org/tiny', None, None)[0], None)"
     )
-    return subprocess.Popen([sys.executable, "-c", code, str(models)])
+    return subprocess.Popen([sys.executable, "-c", code, str(models)], stderr=subprocess.PIPE, text=True)
 
 
 def of(hub: Hub, name: str) -> list[str]:
@@ -99,26 +100,26 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(hub: Hub, tmp_path: Path)
 def test_a_download_that_was_killed_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
     hub.held[LARGE] = threading.Event()
     find(tmp_path, "org/tiny", None, None)
-    process = a_process(tmp_path)
-    parts = tmp_path / "org--tiny" / COMMIT / "partial"
-    assert eventually(lambda: [it for it in parts.glob(f"{LARGE}*") if it.stat().st_size])
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with a_process(tmp_path) as process:
+        parts = tmp_path / "org--tiny" / COMMIT / "partial"
+        assert eventually(lambda: [it for it in parts.glob(f"{LARGE}*") if it.stat().st_size])
+        process.send_signal(signal.SIGKILL)
     hub.held.pop(LARGE).set()
     assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS
     assert [it == "" for it in of(hub, LARGE)] == [True, False]
 
 
-def test_of_two_at_once_the_second_waits(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
     hub.held[LARGE] = threading.Event()
-    process = a_process(tmp_path)
-    assert hub.reached.wait(20)
-    threading.Timer(0.3, hub.held[LARGE].set).start()
-    assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS
-    assert process.wait() == 0
-    assert "org/tiny: " in (said := capsys.readouterr().err) and "is downloading 0.02 GiB; waiting" in said
+    with a_process(tmp_path) as first:
+        assert hub.reached.wait(20)
+        with a_process(tmp_path) as second:
+            assert second.stderr is not None
+            said = second.stderr.readline()
+            assert re.fullmatch(r"org/tiny: .+ is downloading 0.02 GiB; waiting ...\n", said)
+            hub.held[LARGE].set()
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert (tmp_path / "org--tiny" / COMMIT / "tiny" / LARGE).read_bytes() == WEIGHTS
     assert len(of(hub, LARGE)) == 1
 
 

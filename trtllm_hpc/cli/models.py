@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.engines import PrunedEngine, PrunedEngines
-from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned, time_span
+from trtllm_hpc.cli.options import cluster_option, json_option, print_json, print_pruned, time_span
 from trtllm_hpc.config.hub import known_models, models_folder
 from trtllm_hpc.errors import TrtllmHpcError
-from trtllm_hpc.paths import default_runs_folder
-from trtllm_hpc.report.formatting import format_bytes, format_time
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
 from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
 from trtllm_hpc.runs.hub import ModelRow
+from trtllm_hpc.validation.load import load_cluster
 
 
 @click.group()
@@ -37,36 +37,21 @@ def command() -> None:
     """
 
 
-def _folder(cluster: str | None) -> Path:
-    named, runs = None, default_runs_folder()
-    if cluster is not None:
-        from trtllm_hpc.validation.load import load_cluster
-
-        profile = load_cluster(cluster)
-        named, runs = profile.models_folder, Path(profile.runs_folder or runs)
-    return models_folder(named, runs)
+def _folder(cluster: str) -> Path:
+    profile = load_cluster(cluster)
+    return models_folder(profile.models_folder, hub.runs_folder(profile))
 
 
 def _names(ctx: click.Context) -> list[str]:
-    try:
-        return [*MODELS, *{record.hub for _, record in known_models(_folder(ctx.params.get("cluster")))}]
-    except (OSError, TrtllmHpcError):
-        return [*MODELS]
-
-
-cluster_option: Callable[[Command], Command] = click.option(
-    "--cluster",
-    metavar="PROFILE",
-    envvar="TRTLLM_HPC_CLUSTER",
-    show_envvar=True,
-    help="Cluster profile that names the folder of models: a file, or a name.",
-)
+    with suppress(OSError, TrtllmHpcError):
+        return [*MODELS, *{record.hub for _, record in known_models(_folder(str(ctx.params["cluster"])))}]
+    return [*MODELS]
 
 
 @command.command("list")
 @cluster_option
 @json_option
-def list_(cluster: str | None, as_json: bool) -> None:
+def list_(cluster: str, as_json: bool) -> None:
     """List the models with their size, last use, and the runs that use them."""
     from trtllm_hpc.report.tables import Table, print_table
 
@@ -76,11 +61,10 @@ def list_(cluster: str | None, as_json: bool) -> None:
         return
     table = Table("name", "fetched", "size", "last used", "runs", "licence", "what it is", one_line=("name",))
     for row in rows:
-        size = "" if row.bytes is None else format_bytes(row.bytes)
-        used = "" if row.last_used is None else format_time(row.last_used)
-        runs = ", ".join(Path(run).name for run in row.runs)
         fetched = "yes" if row.fetched else "in part" if row.bytes else "no"
-        table.add_row(row.name, fetched, size, used, runs, row.licence or "", row.summary)
+        size, used = format_bytes(row.bytes) if row.bytes else NONE, format_time(row.last_used)
+        runs = ", ".join(Path(run).name for run in row.runs)
+        table.add_row(row.name, fetched, size, used, runs or NONE, row.licence or NONE, row.summary)
     print_table(table)
 
 
@@ -108,7 +92,7 @@ def fetch(
     token_file: str | None,
     folder: Path | None,
     again: bool,
-    cluster: str | None,
+    cluster: str,
     as_json: bool,
 ) -> None:
     """Fetch the model NAME once: one of a hub (org/name), or a small one of `models list`.
@@ -149,7 +133,7 @@ def _row(name: str, folder: Path | None = None) -> ModelRow:
 @click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
 @cluster_option
 @json_option
-def prune(older_than: float, yes: bool, cluster: str | None, as_json: bool) -> None:
+def prune(older_than: float, yes: bool, cluster: str, as_json: bool) -> None:
     """Remove models of hubs that were not used for a time; without --yes, only list them.
 
     A model that the job file of a run names stays, and one that is being downloaded.
@@ -161,8 +145,9 @@ def prune(older_than: float, yes: bool, cluster: str | None, as_json: bool) -> N
     """
     old = [row for row in hub.hub_rows(_folder(cluster)) if time.time() - (row.last_used or 0) > older_than]
     chosen = tuple(
-        PrunedEngine(row.name, row.bytes or 0, f"was last used on {format_time(row.last_used)}", kept)
-        for row, kept in hub.prune_models(old, remove_them=yes)
+        PrunedEngine(it.name, it.bytes or 0, f"was last used on {format_time(it.last_used)}", kept)
+        for it in old
+        for kept in [hub.prune_model(it, remove_it=yes)]
     )
     if as_json:
         print_json(PrunedEngines(yes, chosen))

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -22,39 +22,22 @@ from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
+from trtllm_hpc.config import hub as site
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.hub import (
-    RECORD,
-    WEIGHTS,
-    HubFailed,
-    HubModel,
-    folder_of,
-    known_models,
-    models_folder,
-    record_of,
-)
+from trtllm_hpc.config.hub import HubFailed, HubModel, known_models, record_of
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.runtime.engine_cache import lock
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, write_shared
-from trtllm_hpc.runtime.engine_cache.lock import (
-    POLL_VARIABLE,
-    Lock,
-    Owner,
-    Watch,
-    find_holder,
-    seconds,
-    try_lock,
-)
 from trtllm_hpc.tensorrt_llm.memory.planner import gib
 from trtllm_hpc.validation.load import Locate
+
+_Files = Mapping[str, tuple[int, str]]
 
 _FILES_AT_ONCE, _ATTEMPTS = 8, 5
 _NEWS_S = 30.0
 """A line about the progress comes so often where lines are not redrawn."""
-
-_WRITTEN_S = 3_600.0
-"""How long a run that uses a model may have no job file: it is noted before its folder is written."""
 
 
 class HubUnreachable(HubFailed):
@@ -74,7 +57,7 @@ def locator(runs: Path | None) -> Locate:
         model = job.model
         if model.hub is None:
             return job
-        models = models_folder(cluster.models_folder, runs or runs_folder(cluster))
+        models = site.models_folder(cluster.models_folder, runs or runs_folder(cluster))
         key = (models, model.hub, model.revision, model.token_file)
         folder, record = found[key] = found.get(key) or find(*key)
         model = model.model_copy(update={"path": str(folder), "revision": record.commit})
@@ -114,32 +97,33 @@ def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Pat
         it.rfilename: (it.size or 0, it.lfs.sha256 if it.lfs else str(it.blob_id))
         for it in info.siblings or ()
     }
-    folder = folder_of(models, hub, str(info.sha))
+    folder = site.folder_of(models, hub, str(info.sha))
     models.mkdir(parents=True, exist_ok=True)
     for path in (folder.parents[1], folder.parent, folder):
         make_shared(path)
-    before = record_of(folder)
+    if (before := record_of(folder)) is not None and name in before.revisions:
+        return folder, before  # nothing to write: the folder may be another user's
     revisions = {**(before.revisions if before else {}), name: time.time()}
     record = HubModel(hub, str(info.sha), revisions, {name: files[name] for name in _needed(files)})
-    write_shared(folder.parent / RECORD, vars(record))
+    write_shared(folder.parent / site.RECORD, vars(record))
     return folder, record
 
 
 def _needed(names: Mapping[str, Any]) -> Iterator[str]:
     """Yield the files that a server reads: the weights in one format only."""
-    weights = [name for name in names if name.endswith(WEIGHTS)]
+    weights = [name for name in names if name.endswith(site.WEIGHTS)]
     for ending in (".bin", ".safetensors"):
         own = [name for name in names if "/" not in name and name.endswith(ending)]
         # Mistral's own format lies beside that of all others.
         weights = [name for name in own if not name.startswith("consolidated")] or own or weights
     for name in names:
         is_hidden = name.startswith((".", "/")) or ".." in PurePosixPath(name).parts
-        if not is_hidden and (name in weights or not name.endswith(WEIGHTS)):
+        if not is_hidden and (name in weights or not name.endswith(site.WEIGHTS)):
             yield name
 
 
 def download(model: Model, run: Path) -> None:
-    """Download the rest of a model that :class:`HubModels` has found, for a run; raises HubFailed."""
+    """Download the rest of a model that :func:`locator` has placed, for a run; raises HubFailed."""
     if model.hub is not None and model.path is not None:
         Entry(Path(model.path).parent).register(run)
         fetch(Path(model.path), model.token_file)
@@ -152,13 +136,13 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
     """
     record = record_of(folder)
     assert record is not None
-    watch, said_at = Watch(), -_NEWS_S
+    watch, said_at = lock.Watch(), -_NEWS_S
     with suppress(OSError):
         Entry(folder.parent).used.touch()
     while missing := record.missing(folder, weights=weights):
         with _sentences(record.hub, record.commit, token_file):
-            held = try_lock(folder.parent, Owner.this_process(""), watch)
-            if isinstance(held, Lock):
+            held = lock.try_lock(folder.parent, lock.Owner.this_process(""), watch)
+            if isinstance(held, lock.Lock):
                 try:  # what another process has just finished is no longer missing
                     _download(folder, record, record.missing(folder, weights=weights), _token(token_file))
                 finally:
@@ -167,7 +151,7 @@ def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None
         if time.monotonic() - said_at >= _NEWS_S:
             said_at, left = time.monotonic(), gib(sum(size for size, _ in missing.values()))
             print(f"{record.hub}: {held} is downloading {left}; waiting ...", file=sys.stderr, flush=True)
-        time.sleep(seconds(POLL_VARIABLE))
+        time.sleep(lock.seconds(lock.POLL_VARIABLE))
 
 
 @dataclass(frozen=True)
@@ -200,53 +184,42 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
     """Return the row of a hub's model."""
     entry, missing = Entry(folder.parent), record.missing(folder)
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
-    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / RECORD) if it.exists())
+    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / site.RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"
     runs = tuple(use.run for use in entry.uses() if _counts(use, folder))
     return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
 
 
 def _counts(use: Use, folder: Path) -> bool:
-    """Whether a run's job file names the model, or may do so: it is being written, or is not readable."""
+    """Whether a run's job file names the model, or may do so, as another user's."""
     try:
         return str(folder) in RunPaths(use.run).spec.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return use.age_s < _WRITTEN_S
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
 
 
-def prune_models(rows: Sequence[ModelRow], *, remove_them: bool) -> Iterator[tuple[ModelRow, str | None]]:
-    """Remove models that no run's job file names; yield each with why it stays, ``None`` if it goes."""
-    for row in rows:
-        entry, kept = (
-            Path(row.folder).parent,
-            f"is named in the job file of {row.runs[0]}" if row.runs else None,
-        )
-        holder = find_holder(entry)
-        if holder is not None and not holder.is_abandoned():
-            kept = f"is being downloaded by {holder}"
-        if remove_them and kept is None:
-            try:  # its name goes first, so that nobody finds a part of it
-                kept = (
-                    None if remove(entry.rename(entry.with_name(f".removed-{entry.name}"))) else "is in use"
-                )
-            except OSError as error:
-                kept = f"cannot be removed: {error.strerror}"
-        yield row, kept
+def prune_model(row: ModelRow, *, remove_it: bool) -> str | None:
+    """Remove a model of :func:`hub_rows`; return why it stays, or would stay: runs name it, for example."""
+    entry = Path(row.folder).parent
+    holder = lock.find_holder(entry)
+    if holder is not None and not holder.is_abandoned():
+        return f"is being downloaded by {holder}"
+    if row.runs or not remove_it:
+        return f"is named in the job file of {row.runs[0]}" if row.runs else None
+    try:  # its name goes first, so that nobody finds a part of it
+        aside = entry.rename(entry.with_name(f".removed-{entry.name}"))
+    except OSError as error:
+        return f"cannot be removed: {error.strerror}"
+    return None if remove(aside) else f"could not be removed completely: {aside}"
 
 
-def _download(
-    folder: Path, record: HubModel, missing: Mapping[str, tuple[int, str]], token: str | None
-) -> None:
+def _download(folder: Path, record: HubModel, missing: _Files, token: str | None) -> None:
     """Download files, several at once, each to its place when it is whole."""
     from tqdm import tqdm
 
     partial = folder.parent / "partial"
     make_shared(partial)
-    parts = {
-        name: partial / f"{name.replace('/', '--')}.{digest[:12]}" for name, (_, digest) in missing.items()
-    }
+    parts = {name: partial / f"{name.replace('/', '--')}.{it[1][:12]}" for name, it in missing.items()}
     total = sum(size for size, _ in missing.values())
     here = sum(part.stat().st_size for part in parts.values() if part.exists())
     free = shutil.disk_usage(folder).free
@@ -259,12 +232,11 @@ def _download(
             raise InterruptedError("another file has failed, or the user has interrupted")
         bar.update(received)
 
-    every = 1.0 if sys.stderr.isatty() else _NEWS_S
-    style: dict[str, Any] = {"unit": "B", "unit_scale": True, "mininterval": every, "delay": 1.0}
-    with (
-        tqdm(total=total, initial=here, desc=record.hub, **style) as bar,
-        ThreadPoolExecutor(_FILES_AT_ONCE) as pool,
-    ):
+    every = 1 if sys.stderr.isatty() else _NEWS_S
+    bar = tqdm(
+        desc=record.hub, total=total, initial=here, unit="B", unit_scale=True, mininterval=every, delay=1
+    )
+    with bar, ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         show = nullcontext(SimpleNamespace(update=count))
         jobs = [pool.submit(_file, folder, record, name, parts[name], token, show) for name in missing]
         try:
@@ -279,17 +251,15 @@ def _download(
 
 
 def _file(folder: Path, record: HubModel, name: str, part: Path, token: str | None, bar: Any) -> None:
-    import httpx
-    from huggingface_hub import get_token, hf_hub_url
+    from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
 
     size, digest = record.files[name]
     url = hf_hub_url(record.hub, name, revision=record.commit, endpoint=os.environ.get("HF_ENDPOINT"))
-    key = token or get_token()
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"authorization": f"Bearer {token}"} if token else {}
     options: dict[str, Any] = {"headers": headers, "displayed_filename": name, "tqdm_class": lambda **_: bar}
     for left in reversed(range(_ATTEMPTS)):
-        with part.open("ab") as file, suppress(httpx.NetworkError) if left else nullcontext():
+        with part.open("ab") as file, suppress(_httpx().NetworkError) if left else nullcontext():
             http_get(url, file, resume_size=file.tell(), expected_size=size, **options)
             break
         time.sleep(1)  # of other errors http_get itself waits, and goes on
@@ -311,31 +281,37 @@ def _hash(path: Path, digest: str) -> str:
 
 
 def _token(token_file: str | None) -> str | None:
+    from huggingface_hub import get_token
+
     if token_file is None:
-        return None
+        return get_token()
     with suppress(OSError, UnicodeDecodeError):
         # Anything else would be in the error of who writes it into a header.
         if found := re.fullmatch(r"\s*([!-~]+)\s*", Path(token_file).read_text(encoding="utf-8")):
             return found[1]
     message = f"The token file {token_file} cannot be read, or does not hold a token."
-    raise HubFailed(
-        message, hint="write the token, and nothing else, into it, and take it from others: chmod 600"
-    )
+    raise HubFailed(message, hint="write the token, and nothing else, into it; then chmod 600")
 
 
 @contextmanager
 def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None]:
     """Turn errors of the hub, the network and the disk into HubFailed."""
     try:
-        from httpx import TransportError
         from huggingface_hub import errors
     except ImportError:
         message, hint = "Models of a hub need the package huggingface_hub.", "pip install 'trtllm-hpc[hub]'"
         raise HubFailed(message, hint=hint) from None
     try:
         yield
-    except (errors.HfHubHTTPError, TransportError, OSError, ValueError) as error:
+    except (errors.HfHubHTTPError, _httpx().TransportError, OSError, ValueError) as error:
         raise _sentence(error, hub, revision, token_file) from None
+
+
+def _httpx() -> Any:
+    """Return what ``huggingface_hub`` speaks HTTP with: httpx, from its version 2 on httpx2."""
+    from huggingface_hub import get_session
+
+    return sys.modules[type(get_session()).__module__]
 
 
 def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> HubFailed:
@@ -345,10 +321,8 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
     why = f"{token} does not give access to it" if token else "no token was given"
     name_it = "" if token_file else "; name a file with your token: --set model.token_file=FILE"
     page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{hub}"
-    status, number = (
-        getattr(getattr(error, "response", None), "status_code", None),
-        getattr(error, "errno", None),
-    )
+    number = getattr(error, "errno", None)
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
     reason = str(error).strip().partition("\n")[0].rstrip(".")
     if isinstance(error, errors.RevisionNotFoundError):
         return HubFailed(f"{hub} has no revision {revision}.", hint=f"{page}/tree/main lists the branches")
@@ -357,19 +331,16 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
     if isinstance(error, errors.RepositoryNotFoundError):
         message = f"The hub has no model {hub}, or it is private and {why}."
         return HubFailed(message, hint=f"compare the name with {page}{name_it}")
-    if status is not None and status < 500 and status != 429:
-        return HubFailed(
-            f"The hub refuses {hub} (status {status}), and {why}.", hint=f"look at {page}{name_it}"
-        )
+    if status < 500 and status != 429:
+        message = f"The hub refuses {hub} (status {status}), and {why}."
+        return HubFailed(message, hint=f"look at {page}{name_it}")
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _no_space(error.filename or "the folder of models", str(error.strerror))
     if isinstance(error, ValueError):  # a file of more than 50 GB
         return HubFailed(f"{reason}.", hint=f"hf download {hub} --local-dir FOLDER, and model.path: FOLDER")
     if number is not None and not isinstance(error, ConnectionError):
         return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
-    hint = (
-        f"the same command goes on where it was; on a machine with a network: trtllm-hpc models fetch {hub}"
-    )
+    hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"
     return HubUnreachable(f"The hub cannot be reached, or was lost: {reason}.", hint=hint)
 
 
