@@ -268,6 +268,10 @@ def test_a_lock_and_a_spec_are_repeated_without_the_hub(hub: Hub, job: Path, tmp
         assert model == run.job.model
     assert (hub.asked, hub.ranges) == (asked, ranges)
     shutil.rmtree(tmp_path / "models")
+    warnings: list[str] = []
+    trtllm_hpc.render(run.paths.lock, "local", runs=tmp_path / "runs", on_warning=warnings.append)
+    assert [it for it in warnings if "checkpoint" in it] == []
+    shutil.rmtree(tmp_path / "models")
     trtllm_hpc.render(run.paths.spec, "local", runs=tmp_path / "runs")
     assert (Path(str(run.job.model.path)) / LARGE).read_bytes() == WEIGHTS
 

@@ -128,11 +128,10 @@ def create_run(
     """
     lock = read_lock(source.job_file)
     with plan_run(source, command=command) as planned:
-        for warning in (*check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
+        changed = () if lock is None else tuple(_changes(lock, planned.plan))
+        for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
         download(planned.plan.job.model, planned.paths.folder)
-        for warning in () if lock is None else _changes(lock, planned.plan):
-            warn(warning)
         created = write_planned(planned)
         if lock is not None:
             replace(lock_of(planned.plan), repeats=lock.made_of).write(created.paths.lock)
