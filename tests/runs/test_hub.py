@@ -126,7 +126,7 @@ def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
 def test_a_file_with_another_hash_is_refused_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
     for name in ("config.json", LARGE):
         hub.wrong = {name}
-        with pytest.raises(HubFailed, match=f"{name} of org/tiny is not what the hub says"):
+        with pytest.raises(HubFailed, match=f"{name} of org/tiny is damaged: its hash differs"):
             whole(tmp_path)
     hub.wrong.clear()
     assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS
@@ -196,7 +196,7 @@ def test_a_full_disk_is_named_before_and_during_the_download(hub: Hub, small: Pa
     folder, _ = find(small, "org/tiny", None, None)
     rest = small / "rest"
     rest.write_bytes(b"x" * 8 * 2**20)
-    with pytest.raises(HubFailed, match=r"0.02 GiB are to come, and 0.01 GiB are free") as raised:
+    with pytest.raises(HubFailed, match=r"0.02 GiB are still to download, and 0.01 GiB are free") as raised:
         fetch(folder, None)
     assert "models prune --older-than 30d" in str(raised.value) and of(hub, LARGE) == []
     rest.unlink()
@@ -236,7 +236,8 @@ def test_doctor_fetches_small_files_and_render_the_model(hub: Hub, job: Path, tm
     report = trtllm_hpc.doctor(job, "local", runs=runs)
     [row] = [it for it in report.checks if it.id == "model-files"]
     assert (
-        row.outcome == "ok" and "0.02 GiB of org/tiny are not here yet, only its small files" in row.sentence
+        row.outcome == "ok"
+        and "0.02 GiB of org/tiny are still to download; its small files are here" in row.sentence
     )
     assert of(hub, LARGE) == [] and of(hub, "config.json") == [""]
     run = trtllm_hpc.render(job, "local", runs=runs)

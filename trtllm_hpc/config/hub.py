@@ -1,6 +1,6 @@
 """Models of a hub: where a site keeps them, and which of their files are there.
 
-<models>/org--name/<commit>/hub.json     what the hub says of the commit
+<models>/org--name/<commit>/hub.json     the files of the commit, as the hub lists them
                             name/        the model's folder, with each file once it is whole
                             partial/     files that are not whole yet
                             building/    the process that downloads, see ``runtime.engine_cache.lock``
@@ -33,7 +33,7 @@ class HubModel(JsonRecord):
     hub: str
     commit: str
     revisions: dict[str, float]
-    """Names that have meant this commit, and when the hub last said so."""
+    """Names that have meant this commit, and when the hub was asked."""
     files: dict[str, tuple[int, str]]
     """The files that a server needs: size in bytes, and SHA-256 or Git's hash."""
 

@@ -1,6 +1,6 @@
 """Models of a hub: found when a job is planned, downloaded before anything is queued.
 
-``huggingface_hub`` speaks with the hub, and is imported only then; why its cache is not used:
+``huggingface_hub`` is imported only for such a model; why its cache is not used:
 ``docs/explanation/decisions/dependencies.md``.
 """
 
@@ -37,7 +37,7 @@ _Files = Mapping[str, tuple[int, str]]
 
 _FILES_AT_ONCE, _ATTEMPTS = 8, 5
 _NEWS_S = 30.0
-"""A line about the progress comes so often where lines are not redrawn."""
+"""Seconds between two lines of progress where lines are not redrawn."""
 
 
 class HubUnreachable(HubFailed):
@@ -50,7 +50,7 @@ def runs_folder(cluster: ClusterProfile) -> Path:
 
 
 def locator(runs: Path | None) -> Locate:
-    """Return what finds the models of jobs in the folder ``runs``; the hub is asked for each model once."""
+    """Return a function that finds a job's model; it asks the hub for each model once."""
     found = dict[tuple[Any, ...], tuple[Path, HubModel]]()
 
     def locate(job: JobFile, cluster: ClusterProfile) -> JobFile:
@@ -67,10 +67,10 @@ def locator(runs: Path | None) -> Locate:
 
 
 def find(models: Path, hub: str, revision: str | None, token_file: str | None) -> tuple[Path, HubModel]:
-    """Return the folder of a model, with its small files, and what the hub says of it; raises HubFailed.
+    """Return the folder of a model, with its small files, and its record; raises HubFailed.
 
-    A known commit is not asked for. If the hub is away, a revision means what it last meant. ``models`` is
-    the folder of all models, ``token_file`` that of the job file.
+    The hub is not asked for a known commit. If it is unreachable, a revision means what it last meant.
+    ``models`` is the folder of all models, ``token_file`` that of the job file.
     """
     name, known = revision or "main", list(known_models(models, hub))
     found = next((it for it in known if it[1].commit == name), None)
@@ -160,9 +160,9 @@ class ModelRow:
 
     name: str
     summary: str
-    """What it is; of a hub's model the commit and the names that it has had."""
+    """What it is; for a hub's model, its commit and the names of that commit."""
     licence: str | None
-    """``None``: the hub's page of the model says it."""
+    """``None``: see the model's page on the hub."""
     folder: str
     fetched: bool
     """Whether it is in the folder."""
@@ -191,7 +191,7 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
 
 
 def _counts(use: Use, folder: Path) -> bool:
-    """Whether a run's job file names the model, or may do so, as another user's."""
+    """Whether a run's job file names the model, or cannot be read, since it is another user's."""
     try:
         return str(folder) in RunPaths(use.run).spec.read_text(encoding="utf-8")
     except OSError as error:
@@ -199,7 +199,7 @@ def _counts(use: Use, folder: Path) -> bool:
 
 
 def prune_model(row: ModelRow, *, remove_it: bool) -> str | None:
-    """Remove a model of :func:`hub_rows`; return why it stays, or would stay: runs name it, for example."""
+    """Remove a model of :func:`hub_rows`; return why it stays instead, for example since runs name it."""
     entry = Path(row.folder).parent
     holder = lock.find_holder(entry)
     if holder is not None and not holder.is_abandoned():
@@ -224,7 +224,7 @@ def _download(folder: Path, record: HubModel, missing: _Files, token: str | None
     here = sum(part.stat().st_size for part in parts.values() if part.exists())
     free = shutil.disk_usage(folder).free
     if total - here > free:
-        raise _no_space(str(folder), f"{gib(total - here)} are to come, and {gib(free)} are free")
+        raise _no_space(str(folder), f"{gib(total - here)} are still to download, and {gib(free)} are free")
     stopped = Event()
 
     def count(received: int) -> None:
@@ -265,7 +265,7 @@ def _file(folder: Path, record: HubModel, name: str, part: Path, token: str | No
         time.sleep(1)  # of other errors http_get itself waits, and goes on
     if _hash(part, digest) != digest:
         part.unlink()
-        message = f"{name} of {record.hub} is not what the hub says it is: its hash is another."
+        message = f"{name} of {record.hub} is damaged: its hash differs from the hub's."
         raise HubFailed(message, hint="the file was removed; the same command downloads it again")
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     part.chmod(folder.stat().st_mode & 0o666)
@@ -286,7 +286,7 @@ def _token(token_file: str | None) -> str | None:
     if token_file is None:
         return get_token()
     with suppress(OSError, UnicodeDecodeError):
-        # Anything else would be in the error of who writes it into a header.
+        # Other text could be quoted in an error about the request's header.
         if found := re.fullmatch(r"\s*([!-~]+)\s*", Path(token_file).read_text(encoding="utf-8")):
             return found[1]
     message = f"The token file {token_file} cannot be read, or does not hold a token."
@@ -308,7 +308,7 @@ def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None
 
 
 def _httpx() -> Any:
-    """Return what ``huggingface_hub`` speaks HTTP with: httpx, from its version 2 on httpx2."""
+    """Return the HTTP library of ``huggingface_hub``: httpx, or httpx2 from its version 2 on."""
     from huggingface_hub import get_session
 
     return sys.modules[type(get_session()).__module__]
@@ -341,7 +341,7 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
     if number is not None and not isinstance(error, ConnectionError):
         return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
     hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"
-    return HubUnreachable(f"The hub cannot be reached, or was lost: {reason}.", hint=hint)
+    return HubUnreachable(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
 
 
 _ELSEWHERE = "models_folder in the profile names another folder"

@@ -220,8 +220,8 @@ def model_files(context: Context) -> Diagnostic | None:
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
         size = sum(size for size, _ in missing.values()) / 2**30
-        what = f"{size:.2f} GiB of {record.hub} are not here yet, only its small files"
-        return ok(f"{what}: render and submit download them first")
+        what = f"{size:.2f} GiB of {record.hub} are still to download; its small files are here"
+        return ok(f"{what}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
         return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
