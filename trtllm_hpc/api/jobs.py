@@ -111,7 +111,9 @@ def doctor(
     settings: Sequence[str] = (),
     runs: Path | str | None = None,
 ) -> DoctorReport:
-    """Check a job, this machine and the cluster; without a job, machine and cluster. Nothing is written.
+    """Check a job, this machine and the cluster; without a job, machine and cluster.
+
+    Nothing is written but the small files of a ``model.hub``.
 
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
     Arguments and errors are those of :func:`plan`.

@@ -64,9 +64,9 @@ def backend_is_there(facts: JobFacts) -> Diagnostics:
 def model_is_named(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
     job = facts.job
-    if job.model.path is None:
+    if job.model.path is None and job.model.hub is None:
         message = f"the backend {job.engine.backend} needs a model's folder"
-        hint = "set model.path; synthetic models are for engine.backend: reference"
+        hint = "set model.path or model.hub; synthetic models are for engine.backend: reference"
         yield in_job("missing", "model.path", message, hint, job.model.path)
 
 

@@ -22,7 +22,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 COMMANDS: dict[str, str] = {
     "init": "Write a commented job file or cluster profile to start from.",
     "jobs": "List and show the shipped job files.",
-    "models": "Fetch a small real model to try things out with.",
+    "models": "Fetch models from a hub, list and prune them.",
     "migrate": "Rewrite a job with an engine for the LLM API on PyTorch.",
     "render": "Write a run folder with its scripts; submit nothing.",
     "doctor": "Check a job file, this machine and the cluster before submitting.",

@@ -83,7 +83,8 @@ def command(
     Prints one row per check: ok, warn, fail, or unknown if this machine cannot tell
     (then the preflight checks it in the job's first seconds). Below the table is the
     memory that the model needs on each rank. Nothing is written or submitted, unless
-    --on-nodes asks for a job on the nodes, which leaves nothing behind.
+    --on-nodes asks for a job on the nodes, which leaves nothing behind. Of a model.hub
+    only the small files are downloaded, config.json for example.
 
     \b
     Examples:

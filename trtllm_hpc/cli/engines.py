@@ -271,7 +271,7 @@ def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int 
 
 @dataclass(frozen=True)
 class PrunedEngine:
-    """One engine that was chosen."""
+    """One engine, or one model, that was chosen."""
 
     name: str
     bytes: int
@@ -283,10 +283,10 @@ class PrunedEngine:
 
 @dataclass(frozen=True)
 class PrunedEngines:
-    """The engines that were chosen, and which of them go."""
+    """The engines or models that were chosen, and which of them go."""
 
     removed: bool
-    """Whether engines were removed (``--yes``), or only listed."""
+    """Whether they were removed (``--yes``), or only listed."""
     entries: tuple[PrunedEngine, ...]
 
 

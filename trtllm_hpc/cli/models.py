@@ -1,82 +1,156 @@
-"""``trtllm-hpc models fetch|list``: small real models to try things out with."""
+"""``trtllm-hpc models``: models of a hub on this site, and small real models to try things out with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json
-from trtllm_hpc.runs import fetched_models
+from trtllm_hpc.cli.engines import PrunedEngine, PrunedEngines
+from trtllm_hpc.cli.options import cluster_option, json_option, print_json, print_pruned, time_span
+from trtllm_hpc.config.hub import known_models, models_folder
+from trtllm_hpc.errors import TrtllmHpcError
+from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
+from trtllm_hpc.runs import fetched_models, hub
 from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
-
-
-@dataclass(frozen=True)
-class ModelRow:
-    """A model that can be fetched."""
-
-    name: str
-    summary: str
-    licence: str
-    folder: str
-    fetched: bool
-    """Whether it is in the folder."""
+from trtllm_hpc.runs.hub import ModelRow
+from trtllm_hpc.validation.load import load_cluster
 
 
 @click.group()
 def command() -> None:
-    """Fetch a small real model, for trying things out without a model hub.
+    """Fetch models, from a hub or small ones to try things out with; list and prune them.
+
+    Models of a hub are in the profile's models_folder, else $TRTLLM_HPC_MODELS,
+    else `models` beside the folder of runs.
 
     \b
     Examples:
       trtllm-hpc models list
+      trtllm-hpc models fetch Qwen/Qwen3-8B --cluster mysite
+      trtllm-hpc models prune --older-than 30d
       trtllm-hpc models fetch smollm2
       trtllm-hpc submit smollm2 --cluster sandbox --wait
     """
 
 
+def _folder(cluster: str) -> Path:
+    profile = load_cluster(cluster)
+    return models_folder(profile.models_folder, hub.runs_folder(profile))
+
+
+def _names(ctx: click.Context) -> list[str]:
+    with suppress(OSError, TrtllmHpcError):
+        return [*MODELS, *{record.hub for _, record in known_models(_folder(str(ctx.params["cluster"])))}]
+    return [*MODELS]
+
+
 @command.command("list")
+@cluster_option
 @json_option
-def list_(as_json: bool) -> None:
-    """List the models, and which of them are on this machine."""
+def list_(cluster: str, as_json: bool) -> None:
+    """List the models with their size, last use, and the runs that use them."""
     from trtllm_hpc.report.tables import Table, print_table
 
-    rows = [_row(name) for name in MODELS]
+    rows = [*map(_row, MODELS), *hub.hub_rows(_folder(cluster))]
     if as_json:
         print_json(rows)
         return
-    table = Table("name", "fetched", "licence", "what it is", one_line=("name",))
+    table = Table("name", "fetched", "size", "last used", "runs", "licence", "what it is", one_line=("name",))
     for row in rows:
-        table.add_row(row.name, "yes" if row.fetched else "no", row.licence, row.summary)
+        fetched = "yes" if row.fetched else "in part" if row.bytes else "no"
+        size, used = format_bytes(row.bytes) if row.bytes else NONE, format_time(row.last_used)
+        runs = ", ".join(Path(run).name for run in row.runs)
+        table.add_row(row.name, fetched, size, used, runs or NONE, row.licence or NONE, row.summary)
     print_table(table)
 
 
 @command.command()
-@click.argument("name", shell_complete=complete_with(lambda ctx: MODELS))
+@click.argument("name", shell_complete=complete_with(_names))
+@click.option("--revision", help="Branch, tag or commit of a hub's model.  [default: main]")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File with a token, for a gated or private model of a hub.",
+)
 @click.option(
     "--to",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Write it there, instead of to ~/.cache/trtllm-hpc/models/NAME.",
+    help="Write a small model there, instead of to ~/.cache/trtllm-hpc/models/NAME.",
 )
-@click.option("--again", is_flag=True, help="Fetch it even if it is there.")
+@click.option("--again", is_flag=True, help="Fetch a small model even if it is there.")
+@cluster_option
 @json_option
-def fetch(name: str, folder: Path | None, again: bool, as_json: bool) -> None:
-    """Fetch the model NAME once; its folder can be the model.path of a job file."""
+def fetch(
+    name: str,
+    revision: str | None,
+    token_file: str | None,
+    folder: Path | None,
+    again: bool,
+    cluster: str,
+    as_json: bool,
+) -> None:
+    """Fetch the model NAME once: one of a hub (org/name), or a small one of `models list`.
+
+    Its folder is printed, and can be the model.path of a job file. A job file
+    with model.hub finds a hub's model by itself. After an interruption the same
+    command goes on where it was.
+    """
+    if "/" in name:
+        if folder or again:
+            raise click.UsageError("--to and --again are for small models; --cluster names a hub's folder.")
+        found, record = hub.find(_folder(cluster), name, revision, token_file)
+        hub.fetch(found, token_file)
+        print_json(hub.row_of(found, record)) if as_json else click.echo(found)
+        return
     if name not in MODELS:
-        raise click.BadParameter(f"{name!r} is not among them: {', '.join(MODELS)}.", param_hint="NAME")
+        message = f"{name!r} is not org/name, and not among them: {', '.join(MODELS)}."
+        raise click.BadParameter(message, param_hint="NAME")
     target = folder.absolute() if folder else default_folder(name)
     if again or not is_fetched(target):
         fetched_models.fetch(MODELS[name], target, lambda line: click.echo(f"{line} ...", err=True))
-    if as_json:
-        print_json(_row(name, target))
-        return
-    click.echo(target)
+    print_json(_row(name, target)) if as_json else click.echo(target)
 
 
 def _row(name: str, folder: Path | None = None) -> ModelRow:
     folder = folder or default_folder(name)
     return ModelRow(name, MODELS[name].summary, MODELS[name].licence, str(folder), is_fetched(folder))
+
+
+@command.command()
+@click.option(
+    "--older-than",
+    required=True,
+    callback=time_span,
+    metavar="SPAN",
+    help="Unused for so long: 12h, 30d, 8w.",
+)
+@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@cluster_option
+@json_option
+def prune(older_than: float, yes: bool, cluster: str, as_json: bool) -> None:
+    """Remove models of hubs that were not used for a time; without --yes, only list them.
+
+    A model that the job file of a run names stays, and one that is being downloaded.
+
+    \b
+    Examples:
+      trtllm-hpc models prune --older-than 30d
+      trtllm-hpc models prune --older-than 30d --yes --json
+    """
+    old = [row for row in hub.hub_rows(_folder(cluster)) if time.time() - (row.last_used or 0) > older_than]
+    chosen = tuple(
+        PrunedEngine(it.name, it.bytes or 0, f"was last used on {format_time(it.last_used)}", kept)
+        for it in old
+        for kept in [hub.prune_model(it, remove_it=yes)]
+    )
+    if as_json:
+        print_json(PrunedEngines(yes, chosen))
+        return
+    size = format_bytes(sum(it.bytes for it in chosen if it.kept is None))
+    print_pruned([(it.name, it.why, it.kept) for it in chosen], yes, f", {size}")

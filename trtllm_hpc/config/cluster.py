@@ -200,6 +200,9 @@ class ClusterProfile(Section):
     engines_folder: AbsolutePath | None = None
     """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
     folder of runs."""
+    models_folder: AbsolutePath | None = None
+    """Where models of a hub are downloaded to, on a file system that the nodes share; ``None``:
+    ``$TRTLLM_HPC_MODELS``, else ``models`` beside the folder of runs."""
     causes_folder: AbsolutePath | None = None
     """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
     know; ``explain --check FILE`` checks one."""

@@ -14,6 +14,7 @@ from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
     Count,
+    HubName,
     JobName,
     Minutes,
     OneLine,
@@ -27,10 +28,19 @@ KV_CACHE_FRACTION = 0.9
 
 
 class Model(Section):
-    """The model: a local Hugging Face folder, or one made on the spot."""
+    """The model: a local Hugging Face folder, a model of a hub, or one made on the spot."""
 
     path: AbsolutePath | None = None
-    """Folder with the weights and the tokenizer, as the compute nodes see it."""
+    """Folder with the weights and the tokenizer, as the compute nodes see it. With ``hub``: where the model
+    was found; the key is written into ``spec.yaml``, and another folder is not used."""
+    hub: HubName | None = None
+    """Model of a hub, as ``org/name``: ``render``, ``submit`` and ``sweep`` download it before they queue
+    anything. Needs the extra ``hub``."""
+    revision: OneLine | None = None
+    """Branch, tag or commit of ``hub``; ``None``: ``main``. ``spec.yaml`` has the commit."""
+    token_file: AbsolutePath | None = None
+    """File with a token of ``hub``, for gated and private models; ``None``: ``$HF_TOKEN``, else the token
+    of ``hf auth login``."""
     synthetic: Literal["tiny-llama", "llama-170m", "llama-1b", "stand-in"] | None = None
     """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded. The
     larger ones are for benchmarks; ``stand-in`` computes nothing and needs no PyTorch: for trying how a
@@ -46,7 +56,7 @@ class Model(Section):
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
         """Take the smallest synthetic model where neither kind is named."""
-        return plain if {"path", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
+        return plain if {"path", "hub", "synthetic"} & plain.keys() else {**plain, "synthetic": "tiny-llama"}
 
 
 class Build(Section):

@@ -18,14 +18,15 @@ CLUSTER_PREFIX = "cluster"
 
 RELATIVE_PATHS = (
     ("model", "path"),
+    ("model", "token_file"),
     ("engine", "directory"),
     ("companion", "benchmark", "workload", "path"),
     ("companion", "benchmark", "workload", "tokenizer"),
 )
 """Keys of the job file whose relative paths start at the file's own folder."""
 
-_KINDS = {"path", "synthetic"}
-"""The keys of ``model`` of which a job has one."""
+_KINDS = {"path", "hub", "synthetic"}
+"""The keys of ``model`` of which a job has one; once the model is found, ``hub`` has a ``path`` as well."""
 
 
 def merge(lower: Node, upper: Node) -> Node:
@@ -43,14 +44,15 @@ def merge(lower: Node, upper: Node) -> Node:
 
 
 def merge_jobs(lower: Node, upper: Node) -> Node:
-    """Merge as above, but a model of one kind in ``upper`` drops the other kind from ``lower``.
+    """Merge as above, but a model of one kind in ``upper`` drops the other kinds from ``lower``.
 
     Without this, a profile with ``model.synthetic`` could not be used with a job file that has
     ``model.path``, nor the other way round.
     """
     given = {kind for kind in _KINDS if _given(upper, kind)}
-    if len(given) == 1:
-        lower = lower.changed(("model",), lambda section: section.without(*_KINDS - given))
+    if given and given != {"path", "synthetic"}:
+        dropped = _KINDS - given | ({"revision"} if _given(lower, "hub") else set())
+        lower = lower.changed(("model",), lambda section: section.without(*dropped))
     return merge(lower, upper)
 
 

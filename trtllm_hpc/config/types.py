@@ -74,6 +74,9 @@ VariableName = Annotated[str, AfterValidator(_variable_name)]
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
 """Name of run folders and Slurm jobs: a letter or digit, then letters, digits, ``.``, ``_``, ``-``."""
 
+HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\z")]
+"""Name of a model of a hub."""
+
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 Minutes = Annotated[int, Field(ge=1, le=525_600)]
@@ -84,6 +87,10 @@ PATTERNS: dict[str, tuple[str, str | None]] = {
     r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z": (
         "must be a letter or a digit and then letters, digits, '.', '_' or '-', 64 at most",
         None,
+    ),
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\z": (
+        "must be a model's name of the form org/name",
+        "write it as the hub's page does, e.g. Qwen/Qwen3-8B; a folder belongs into model.path",
     ),
     r"^-": ("must begin with '-', as options do", "write one option in each item, e.g. --mail-type=FAIL"),
     r"^[^,]*$": ("must not contain a comma, which separates mounts", "write one mount in each item"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.cluster import SECRETS
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runtime.lock import Lock, fingerprint, image_facts
 
@@ -20,7 +22,9 @@ def lock_of(plan: Plan) -> Lock:
     job, cluster = plan.job.model_dump(), plan.cluster.model_dump()
     del cluster["job_defaults"]  # they are in the job
     left_out = [*_without_secrets(job, ""), *_without_secrets(cluster, "cluster.")]
-    container = plan.cluster.container
+    container, folder = plan.cluster.container, plan.job.model.path
+    hub_model = record_of(folder)
+    is_partial = folder is not None and hub_model is not None and bool(hub_model.missing(Path(folder)))
     return Lock(
         version=__version__,
         job=job,
@@ -28,7 +32,7 @@ def lock_of(plan: Plan) -> Lock:
         left_out=left_out,
         release=plan.release,
         image=None if container.runtime == "none" or not container.image else image_facts(container.image),
-        checkpoint=fingerprint(plan.job.model.path),
+        checkpoint=None if is_partial else fingerprint(folder),
     )
 
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import default_profile
 from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
-from trtllm_hpc.paths import RunPaths, default_runs_folder, engines_folder
+from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.resolve import make_plan, with_engine
 from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import Build, render_build
 from trtllm_hpc.render.templates_cache import find_templates
+from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runtime.lock import Lock, changes, in_words
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.validation.context import Context
@@ -84,7 +84,7 @@ def plan_run(source: JobSource, *, command: str) -> Iterator[PlannedRun]:
     """
     job_file, cluster, settings, runs = source
     options = () if runs is None else ("--runs", str(runs))
-    facts = load(job_file, cluster, tuple(settings), command=command, options=options)
+    facts = load(job_file, cluster, tuple(settings), command=command, options=options, locate=locator(runs))
     folder = runs or runs_folder(facts.cluster)
     named = None if runs is None else {"--runs": str(runs)}
     with plan_facts(facts, new_run_folder(folder, facts.job.name), folder, named) as planned:
@@ -123,13 +123,15 @@ def create_run(
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
 
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
-    and the plan's notes. Other arguments, and the errors raised, are those of :func:`plan_run`.
+    and the plan's notes. Then the model is downloaded, if it is a hub's. Other arguments, and the errors
+    raised, are those of :func:`plan_run`, and HubFailed.
     """
     lock = read_lock(source.job_file)
     with plan_run(source, command=command) as planned:
         changed = () if lock is None else tuple(_changes(lock, planned.plan))
         for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
+        download(planned.plan.job.model, planned.paths.folder)
         created = write_planned(planned)
         if lock is not None:
             replace(lock_of(planned.plan), repeats=lock.made_of).write(created.paths.lock)
@@ -165,11 +167,6 @@ def cluster_context(cluster: str, settings: Sequence[str], runs: Path | None) ->
     profile = load_cluster(cluster, tuple(settings))
     folder = (runs or runs_folder(profile)).absolute()
     return Context(profile, folder, engines_folder(profile.engines_folder, folder))
-
-
-def runs_folder(cluster: ClusterProfile) -> Path:
-    """Return the folder of the runs where the command line does not name one."""
-    return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
 
 
 def _claim_engine(planned: PlannedRun, build: Build | None) -> Hit | Miss | Unknown | None:

@@ -15,7 +15,8 @@ from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
 from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.render.run_folder import new_run_folder
-from trtllm_hpc.runs.create import JobSource, PlannedRun, plan_facts, runs_folder, write_planned
+from trtllm_hpc.runs.create import JobSource, PlannedRun, plan_facts, write_planned
+from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runs.submit import require_scheduler
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
 from trtllm_hpc.validation.checks import check_submission
@@ -44,7 +45,12 @@ class PlannedSweep:
         return 1 if self.record.allocation == "one" else sum(len(it.plan.stages) for it in self.runs.values())
 
     def write(self) -> None:
-        """Write the run folder of each variant, and then the record; all or nothing. Raises RenderError."""
+        """Download the models, write the run folder of each variant, and then the record; all or nothing.
+
+        Raises RenderError, or HubFailed.
+        """
+        for planned in self.runs.values():
+            download(planned.plan.job.model, planned.paths.folder)
         try:
             for planned in self.runs.values():
                 write_planned(planned)
@@ -73,7 +79,7 @@ def plan_sweep(
         ConfigError: the files are wrong, or variants are; with everything that is wrong, and with which.
         SubmissionError: this machine cannot submit to the cluster.
     """
-    loaded = load_sweep(source.job_file, source.cluster, source.settings, options)
+    loaded = load_sweep(source.job_file, source.cluster, source.settings, options, locator(source.runs))
     first = next((it.facts for it in loaded.variants if it.facts is not None), None)
     runs = source.runs or (runs_folder(first.cluster) if first is not None else Path())
     name = first.job.name.partition(f".{loaded.variants[0].override.name}")[0] if first is not None else ""

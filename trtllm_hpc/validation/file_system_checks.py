@@ -91,6 +91,8 @@ def shared_folders(context: Context) -> Diagnostic | None:
         "--runs, or runs_folder in the profile,": context.runs,
         "engines_folder in the profile": context.engines,
     }
+    if context.has_job and context.job.model.hub is not None and context.job.model.path is not None:
+        folders["models_folder in the profile"] = Path(context.job.model.path)
     if context.cluster.python is None:
         folders["python in the profile"] = Path(sys.executable)
     for key, folder in folders.items():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.layout import seats
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
@@ -216,6 +217,11 @@ def model_files(context: Context) -> Diagnostic | None:
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
+    record = record_of(folder)
+    if record is not None and (missing := record.missing(folder)):
+        size = sum(size for size, _ in missing.values()) / 2**30
+        what = f"{size:.2f} GiB of {record.hub} are still to download; its small files are here"
+        return ok(f"{what}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
         return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")

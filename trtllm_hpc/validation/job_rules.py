@@ -22,13 +22,17 @@ def name_is_free(job: JobFile) -> Diagnostics:
 
 
 def one_model(job: JobFile) -> Diagnostics:
-    """A model is a folder or synthetic, not both; a finished engine needs neither."""
+    """A model is a folder, of a hub or synthetic, not two of them; a finished engine needs none."""
     model = job.model
-    if model.path is not None and model.synthetic is not None:
-        message = "names both a path and a synthetic model"
+    if model.hub is None and model.revision is not None:
+        message = "is a revision of a hub's model, but model.hub names none"
+        yield in_job("conflict", "model.revision", message, "set model.hub, or leave the revision out")
+    kinds = [kind for kind in ("path", "hub") if getattr(model, kind) is not None]
+    if kinds and model.synthetic is not None:
+        message = f"names both a {kinds[-1]} and a synthetic model"
         yield in_job("conflict", "model", message, "set one of the two to null")
-    if model.path is None and model.synthetic is None and job.engine.directory is None:
-        hint = "set model.path to a folder, or model.synthetic to tiny-llama"
+    if not kinds and model.synthetic is None and job.engine.directory is None:
+        hint = "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama"
         yield in_job("missing", "model", "names no model", hint)
 
 

@@ -7,7 +7,7 @@ diagnostics. It reads valid values only; the first sentence of its docstring is 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +16,9 @@ from typing import NamedTuple
 from trtllm_hpc.backends import backend_of, facts_of
 from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import JOB_FILE
+from trtllm_hpc.config.diagnostics import JOB_FILE, in_job
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
+from trtllm_hpc.config.hub import HubFailed
 from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
@@ -31,6 +32,9 @@ from trtllm_hpc.tensorrt_llm.releases.release import UnknownRelease
 from trtllm_hpc.validation import cluster_rules, job_rules, serve_rules
 from trtllm_hpc.validation.lock import locked_trees, read_lock, secret_settings
 
+Locate = Callable[[JobFile, ClusterProfile], JobFile]
+"""Returns a job whose ``model.path`` is where its ``model.hub`` is, or will be. Raises HubFailed."""
+
 
 def load(
     job_file: Path,
@@ -39,6 +43,7 @@ def load(
     *,
     command: str = "render",
     options: Sequence[str] = (),
+    locate: Locate | None = None,
 ) -> JobFacts:
     """Read a job file and a profile, with ``--set`` settings on top.
 
@@ -50,11 +55,13 @@ def load(
         overrides: ``a.b=c`` settings; those of the profile begin with ``cluster.``.
         command, options: the command that reads the files, and its other options. An error ends with this
             command, to be typed again.
+        locate: finds a model of a hub; without it, such a job has no ``model.path``.
 
     Raises:
         ConfigError: with every diagnostic about each file and about both together.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
+    trees.locate = locate
     if trees.sweep is not None:
         command = shlex.join(["trtllm-hpc", "sweep", "run", str(job_file), "--cluster", cluster])
         message = "describes several variants of the job, not one"
@@ -130,7 +137,11 @@ class LoadedSweep(NamedTuple):
 
 
 def load_sweep(
-    job_file: Path, cluster: str, overrides: Sequence[str] = (), sweep_options: Sequence[str] = ()
+    job_file: Path,
+    cluster: str,
+    overrides: Sequence[str] = (),
+    sweep_options: Sequence[str] = (),
+    locate: Locate | None = None,
 ) -> LoadedSweep:
     """Read a job file and a profile as :func:`load`, and judge every variant by all rules.
 
@@ -142,6 +153,7 @@ def load_sweep(
             variants is in the result.
     """
     trees = _Trees.read(find_job(job_file), cluster, overrides)
+    trees.locate = locate
     options, wrong = read_sweep_options(sweep_options)
     tree = options if trees.sweep is None or options is None else merge(trees.sweep, options)
     tree = tree or trees.sweep
@@ -187,6 +199,7 @@ class _Trees:
     diagnostics: list[Diagnostic]
     sweep: Node | None = None
     """The section ``sweep``, which is not in ``job``."""
+    locate: Locate | None = None
 
     @classmethod
     def read(cls, job_file: Path, cluster: str, settings: Sequence[str]) -> _Trees:
@@ -217,7 +230,7 @@ class _Trees:
         longer = f"{name.value}.{chosen.name}" if name is not None else ""
         if name is not None and len(longer) <= 64:
             job = job.changed(("name",), lambda node: replace(node, value=longer))
-        trees = _Trees(self.job_file, job, self.cluster, [])
+        trees = _Trees(self.job_file, job, self.cluster, [], locate=self.locate)
         return LoadedVariant(chosen, trees.facts(), trees.diagnostics)
 
     def facts(self) -> JobFacts | None:
@@ -230,6 +243,12 @@ class _Trees:
             cluster, found = validate(ClusterProfile, self.cluster)
             self.diagnostics += found
         if job is None or cluster is None:
+            return None
+        try:
+            if self.locate is not None and not self.diagnostics:
+                job = self.locate(job, cluster)
+        except HubFailed as error:
+            self.diagnostics.append(self._placed(in_job("hub", "model.hub", error.message, error.hint)))
             return None
         # Wrong values are found by the rules below.
         with suppress(UnknownRelease, UnknownValueError):

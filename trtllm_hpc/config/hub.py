@@ -1,0 +1,68 @@
+"""Models of a hub: where a site keeps them, and which of their files are there.
+
+<models>/org--name/<commit>/hub.json     the files of the commit, as the hub lists them
+                            name/        the model's folder, with each file once it is whole
+                            partial/     files that are not whole yet
+                            building/    the process that downloads, see ``runtime.engine_cache.lock``
+                            uses/, used  the runs that use the model, see ``runtime.engine_cache.cache``
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtllm_hpc.errors import ExitCode, TrtllmHpcError
+from trtllm_hpc.runtime.engine_cache.cache import size_fault
+from trtllm_hpc.runtime.records import JsonRecord
+
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
+RECORD = "hub.json"
+
+
+class HubFailed(TrtllmHpcError, exit_code=ExitCode.CONFIG):
+    """A model of a hub cannot be found or downloaded."""
+
+
+@dataclass(frozen=True)
+class HubModel(JsonRecord):
+    """One commit of a model, as the hub describes it."""
+
+    hub: str
+    commit: str
+    revisions: dict[str, float]
+    """Names that have meant this commit, and when the hub was asked."""
+    files: dict[str, tuple[int, str]]
+    """The files that a server needs: size in bytes, and SHA-256 or Git's hash."""
+
+    def missing(self, folder: Path, *, weights: bool = True) -> dict[str, tuple[int, str]]:
+        """Return the files that are not in the model's folder, of all or of all but the ``weights``."""
+        names = [name for name in self.files if weights or not name.endswith(WEIGHTS)]
+        return {
+            name: self.files[name] for name in names if size_fault(folder / name, name, self.files[name][0])
+        }
+
+
+def models_folder(named: str | None, runs_folder: Path) -> Path:
+    """Return the folder of models: ``named``, ``$TRTLLM_HPC_MODELS``, or ``models`` beside the runs."""
+    beside = runs_folder.absolute().parent / "models"
+    return Path(named or os.environ.get("TRTLLM_HPC_MODELS") or beside).absolute()
+
+
+def folder_of(models: Path, hub: str, commit: str) -> Path:
+    """Return a model's folder, which has the model's name."""
+    return models / hub.replace("/", "--") / commit / hub.rpartition("/")[2]
+
+
+def record_of(folder: str | Path | None) -> HubModel | None:
+    """Return what is known of a model's folder; ``None`` if it is not from a hub."""
+    return HubModel.read(Path(folder).parent / RECORD) if folder is not None else None
+
+
+def known_models(models: Path, hub: str = "*") -> Iterator[tuple[Path, HubModel]]:
+    """Yield folder and record of each model in the folder of models, or of each commit of one model."""
+    for path in sorted(models.glob(f"{hub.replace('/', '--')}/*/{RECORD}")):
+        if (record := HubModel.read(path)) is not None:
+            yield folder_of(models, record.hub, record.commit), record

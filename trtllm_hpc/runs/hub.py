@@ -1,0 +1,352 @@
+"""Models of a hub: found when a job is planned, downloaded before anything is queued.
+
+``huggingface_hub`` is imported only for such a model; why its cache is not used:
+``docs/explanation/decisions/dependencies.md``.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Event
+from types import SimpleNamespace
+from typing import Any
+
+from trtllm_hpc.config import hub as site
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.hub import HubFailed, HubModel, known_models, record_of
+from trtllm_hpc.config.job import JobFile, Model
+from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.runtime.engine_cache import lock
+from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
+from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, write_shared
+from trtllm_hpc.tensorrt_llm.memory.planner import gib
+from trtllm_hpc.validation.load import Locate
+
+_Files = Mapping[str, tuple[int, str]]
+
+_FILES_AT_ONCE, _ATTEMPTS = 8, 5
+_NEWS_S = 30.0
+"""Seconds between two lines of progress where lines are not redrawn."""
+
+
+class HubUnreachable(HubFailed):
+    """The hub does not answer, or this machine is offline."""
+
+
+def runs_folder(cluster: ClusterProfile) -> Path:
+    """Return the folder of the runs where the command line does not name one."""
+    return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
+
+
+def locator(runs: Path | None) -> Locate:
+    """Return a function that finds a job's model; it asks the hub for each model once."""
+    found = dict[tuple[Any, ...], tuple[Path, HubModel]]()
+
+    def locate(job: JobFile, cluster: ClusterProfile) -> JobFile:
+        model = job.model
+        if model.hub is None:
+            return job
+        models = site.models_folder(cluster.models_folder, runs or runs_folder(cluster))
+        key = (models, model.hub, model.revision, model.token_file)
+        folder, record = found[key] = found.get(key) or find(*key)
+        model = model.model_copy(update={"path": str(folder), "revision": record.commit})
+        return job.model_copy(update={"model": model})
+
+    return locate
+
+
+def find(models: Path, hub: str, revision: str | None, token_file: str | None) -> tuple[Path, HubModel]:
+    """Return the folder of a model, with its small files, and its record; raises HubFailed.
+
+    The hub is not asked for a known commit. If it is unreachable, a revision means what it last meant.
+    ``models`` is the folder of all models, ``token_file`` that of the job file.
+    """
+    name, known = revision or "main", list(known_models(models, hub))
+    found = next((it for it in known if it[1].commit == name), None)
+    if found is None:
+        try:
+            with _sentences(hub, name, token_file):
+                found = _ask(models, hub, name, token_file)
+        except HubUnreachable as error:
+            known = [it for it in known if name in it[1].revisions and not it[1].missing(it[0])]
+            if not known:
+                raise
+            found = max(known, key=lambda it: it[1].revisions[name])
+            print(f"warning: {error.message} Revision {name} is taken from {found[0]}.", file=sys.stderr)
+    fetch(found[0], token_file, weights=False)
+    return found
+
+
+def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Path, HubModel]:
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=_token(token_file))
+    info = api.model_info(hub, revision=name, files_metadata=True, timeout=30)
+    files = {
+        it.rfilename: (it.size or 0, it.lfs.sha256 if it.lfs else str(it.blob_id))
+        for it in info.siblings or ()
+    }
+    folder = site.folder_of(models, hub, str(info.sha))
+    models.mkdir(parents=True, exist_ok=True)
+    for path in (folder.parents[1], folder.parent, folder):
+        make_shared(path)
+    if (before := record_of(folder)) is not None and name in before.revisions:
+        return folder, before  # nothing to write: the folder may be another user's
+    revisions = {**(before.revisions if before else {}), name: time.time()}
+    record = HubModel(hub, str(info.sha), revisions, {name: files[name] for name in _needed(files)})
+    write_shared(folder.parent / site.RECORD, vars(record))
+    return folder, record
+
+
+def _needed(names: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that a server reads: the weights in one format only."""
+    weights = [name for name in names if name.endswith(site.WEIGHTS)]
+    for ending in (".bin", ".safetensors"):
+        own = [name for name in names if "/" not in name and name.endswith(ending)]
+        # Mistral's own format lies beside that of all others.
+        weights = [name for name in own if not name.startswith("consolidated")] or own or weights
+    for name in names:
+        is_hidden = name.startswith((".", "/")) or ".." in PurePosixPath(name).parts
+        if not is_hidden and (name in weights or not name.endswith(site.WEIGHTS)):
+            yield name
+
+
+def download(model: Model, run: Path) -> None:
+    """Download the rest of a model that :func:`locator` has placed, for a run; raises HubFailed."""
+    if model.hub is not None and model.path is not None:
+        Entry(Path(model.path).parent).register(run)
+        fetch(Path(model.path), model.token_file)
+
+
+def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None:
+    """Download what is missing in a folder of :func:`find`, or wait while another process does.
+
+    Raises HubFailed. After an interruption the next call goes on where this one was.
+    """
+    record = record_of(folder)
+    assert record is not None
+    watch, said_at = lock.Watch(), -_NEWS_S
+    with suppress(OSError):
+        Entry(folder.parent).used.touch()
+    while missing := record.missing(folder, weights=weights):
+        with _sentences(record.hub, record.commit, token_file):
+            held = lock.try_lock(folder.parent, lock.Owner.this_process(""), watch)
+            if isinstance(held, lock.Lock):
+                try:  # what another process has just finished is no longer missing
+                    _download(folder, record, record.missing(folder, weights=weights), _token(token_file))
+                finally:
+                    held.release()
+                return
+        if time.monotonic() - said_at >= _NEWS_S:
+            said_at, left = time.monotonic(), gib(sum(size for size, _ in missing.values()))
+            print(f"{record.hub}: {held} is downloading {left}; waiting ...", file=sys.stderr, flush=True)
+        time.sleep(lock.seconds(lock.POLL_VARIABLE))
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model that was fetched, or can be fetched by its name alone."""
+
+    name: str
+    summary: str
+    """What it is; for a hub's model, its commit and the names of that commit."""
+    licence: str | None
+    """``None``: see the model's page on the hub."""
+    folder: str
+    fetched: bool
+    """Whether it is in the folder."""
+    bytes: int | None = None
+    """Size of what is in the folder; ``None`` without a hub, as the next two."""
+    last_used: float | None = None
+    """When it was last asked for or used by a run, in seconds since the epoch."""
+    runs: tuple[str, ...] = ()
+    """Folders of the runs whose job files name it."""
+
+
+def hub_rows(models: Path) -> list[ModelRow]:
+    """Return the models of hubs in the folder of models, the last used first."""
+    rows = [row_of(folder, record) for folder, record in known_models(models)]
+    return sorted(rows, key=lambda row: -(row.last_used or 0.0))
+
+
+def row_of(folder: Path, record: HubModel) -> ModelRow:
+    """Return the row of a hub's model."""
+    entry, missing = Entry(folder.parent), record.missing(folder)
+    size = sum(size for name, (size, _) in record.files.items() if name not in missing)
+    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / site.RECORD) if it.exists())
+    summary = f"{record.commit} ({', '.join(record.revisions)})"
+    runs = tuple(use.run for use in entry.uses() if _counts(use, folder))
+    return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
+
+
+def _counts(use: Use, folder: Path) -> bool:
+    """Whether a run's job file names the model, or cannot be read, since it is another user's."""
+    try:
+        return str(folder) in RunPaths(use.run).spec.read_text(encoding="utf-8")
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+
+
+def prune_model(row: ModelRow, *, remove_it: bool) -> str | None:
+    """Remove a model of :func:`hub_rows`; return why it stays instead, for example since runs name it."""
+    entry = Path(row.folder).parent
+    holder = lock.find_holder(entry)
+    if holder is not None and not holder.is_abandoned():
+        return f"is being downloaded by {holder}"
+    if row.runs or not remove_it:
+        return f"is named in the job file of {row.runs[0]}" if row.runs else None
+    try:  # its name goes first, so that nobody finds a part of it
+        aside = entry.rename(entry.with_name(f".removed-{entry.name}"))
+    except OSError as error:
+        return f"cannot be removed: {error.strerror}"
+    return None if remove(aside) else f"could not be removed completely: {aside}"
+
+
+def _download(folder: Path, record: HubModel, missing: _Files, token: str | None) -> None:
+    """Download files, several at once, each to its place when it is whole."""
+    from tqdm import tqdm
+
+    partial = folder.parent / "partial"
+    make_shared(partial)
+    parts = {name: partial / f"{name.replace('/', '--')}.{it[1][:12]}" for name, it in missing.items()}
+    total = sum(size for size, _ in missing.values())
+    here = sum(part.stat().st_size for part in parts.values() if part.exists())
+    free = shutil.disk_usage(folder).free
+    if total - here > free:
+        raise _no_space(str(folder), f"{gib(total - here)} are still to download, and {gib(free)} are free")
+    stopped = Event()
+
+    def count(received: int) -> None:
+        if stopped.is_set():
+            raise InterruptedError("another file has failed, or the user has interrupted")
+        bar.update(received)
+
+    every = 1 if sys.stderr.isatty() else _NEWS_S
+    bar = tqdm(
+        desc=record.hub, total=total, initial=here, unit="B", unit_scale=True, mininterval=every, delay=1
+    )
+    with bar, ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        show = nullcontext(SimpleNamespace(update=count))
+        jobs = [pool.submit(_file, folder, record, name, parts[name], token, show) for name in missing]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:  # Ctrl-C above all: the other files end with their next block
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    with suppress(OSError):  # parts of other files may be left
+        partial.rmdir()
+
+
+def _file(folder: Path, record: HubModel, name: str, part: Path, token: str | None, bar: Any) -> None:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.file_download import http_get
+
+    size, digest = record.files[name]
+    url = hf_hub_url(record.hub, name, revision=record.commit, endpoint=os.environ.get("HF_ENDPOINT"))
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    options: dict[str, Any] = {"headers": headers, "displayed_filename": name, "tqdm_class": lambda **_: bar}
+    for left in reversed(range(_ATTEMPTS)):
+        with part.open("ab") as file, suppress(_httpx().NetworkError) if left else nullcontext():
+            http_get(url, file, resume_size=file.tell(), expected_size=size, **options)
+            break
+        time.sleep(1)  # of other errors http_get itself waits, and goes on
+    if _hash(part, digest) != digest:
+        part.unlink()
+        message = f"{name} of {record.hub} is damaged: its hash differs from the hub's."
+        raise HubFailed(message, hint="the file was removed; the same command downloads it again")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    part.chmod(folder.stat().st_mode & 0o666)
+    part.replace(folder / name)
+
+
+def _hash(path: Path, digest: str) -> str:
+    """Return a file's hash of the kind of ``digest``: SHA-256, or that of a blob of Git."""
+    if len(digest) == 64:
+        return sha256_of(path)
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _token(token_file: str | None) -> str | None:
+    from huggingface_hub import get_token
+
+    if token_file is None:
+        return get_token()
+    with suppress(OSError, UnicodeDecodeError):
+        # Other text could be quoted in an error about the request's header.
+        if found := re.fullmatch(r"\s*([!-~]+)\s*", Path(token_file).read_text(encoding="utf-8")):
+            return found[1]
+    message = f"The token file {token_file} cannot be read, or does not hold a token."
+    raise HubFailed(message, hint="write the token, and nothing else, into it; then chmod 600")
+
+
+@contextmanager
+def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None]:
+    """Turn errors of the hub, the network and the disk into HubFailed."""
+    try:
+        from huggingface_hub import errors
+    except ImportError:
+        message, hint = "Models of a hub need the package huggingface_hub.", "pip install 'trtllm-hpc[hub]'"
+        raise HubFailed(message, hint=hint) from None
+    try:
+        yield
+    except (errors.HfHubHTTPError, _httpx().TransportError, OSError, ValueError) as error:
+        raise _sentence(error, hub, revision, token_file) from None
+
+
+def _httpx() -> Any:
+    """Return the HTTP library of ``huggingface_hub``: httpx, or httpx2 from its version 2 on."""
+    from huggingface_hub import get_session
+
+    return sys.modules[type(get_session()).__module__]
+
+
+def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> HubFailed:
+    from huggingface_hub import errors, get_token
+
+    token = f"the token in {token_file}" if token_file else "your token" if get_token() else None
+    why = f"{token} does not give access to it" if token else "no token was given"
+    name_it = "" if token_file else "; name a file with your token: --set model.token_file=FILE"
+    page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{hub}"
+    number = getattr(error, "errno", None)
+    status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubFailed(f"{hub} has no revision {revision}.", hint=f"{page}/tree/main lists the branches")
+    if isinstance(error, errors.GatedRepoError):
+        return HubFailed(f"{hub} is gated, and {why}.", hint=f"ask for access at {page}{name_it}")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        message = f"The hub has no model {hub}, or it is private and {why}."
+        return HubFailed(message, hint=f"compare the name with {page}{name_it}")
+    if status < 500 and status != 429:
+        message = f"The hub refuses {hub} (status {status}), and {why}."
+        return HubFailed(message, hint=f"look at {page}{name_it}")
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return _no_space(error.filename or "the folder of models", str(error.strerror))
+    if isinstance(error, ValueError):  # a file of more than 50 GB
+        return HubFailed(f"{reason}.", hint=f"hf download {hub} --local-dir FOLDER, and model.path: FOLDER")
+    if number is not None and not isinstance(error, ConnectionError):
+        return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
+    hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"
+    return HubUnreachable(f"The hub cannot be reached, or the connection was lost: {reason}.", hint=hint)
+
+
+_ELSEWHERE = "models_folder in the profile names another folder"
+
+
+def _no_space(folder: str, reason: str) -> HubFailed:
+    hint = f"trtllm-hpc models prune --older-than 30d, or {_ELSEWHERE}"
+    return HubFailed(f"There is not enough space in {folder}: {reason}.", hint=hint)
