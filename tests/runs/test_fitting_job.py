@@ -123,7 +123,7 @@ def test_speculation_and_an_fp8_cache_are_not_inherited_by_checkpoints_that_lack
 def test_without_an_index_the_planner_adds_up_the_matrices(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "Llama-3.3-70B-Instruct", stored=False)
     engine, _ = written(tmp_path, folder, "h100-80gb", "latency")
-    assert engine.tensor_parallel == 2
+    assert engine.tensor_parallel == 4
     quantized = tmp_path / "unheard-of"
     quantized.mkdir()
     config = {"architectures": ["NewForCausalLM"], "quantization_config": {"quant_method": "awq"}}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
@@ -28,10 +28,8 @@ from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 from trtllm_hpc.tensorrt_llm.recipes import Goal, Recipe, recipes
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 
-_BATCH, _USEFUL = {"latency": 8, "throughput": 256}, {"latency": 32, "throughput": 64}
-"""Most requests at once; and requests of 2,048 tokens that a layout must have room for."""
-_LONGEST = 16384
-"""Tokens of the longest request, unless the model takes fewer."""
+_BATCH, _USEFUL, _LONGEST = {"latency": 8, "throughput": 256}, 64, 16384
+"""Most requests at once; requests of 2,048 tokens that a layout must hold; tokens of the longest request."""
 _NEEDS = {"fp8": 8.9, "mxfp4": 9.0, "nvfp4": 10.0}
 """Compute capability from which GPUs compute with such weights."""
 _WRAPPER = TextWrapper(95, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
@@ -49,11 +47,9 @@ def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tup
     Raises ConfigError if the checkpoint cannot be read, or such GPUs cannot compute or hold it.
     """
     draft = _Draft(Checkpoint(folder), gpu, goal)
-    head, engine = {"name": name}, {key: it for key, it in draft.engine.items() if it != {}}
-    if draft.base is not None:
-        head["extends"] = draft.base
-    else:
-        engine = {"backend": "pytorch", "tensorrt_llm_version": draft.release.version, **engine}
+    head = {"name": name} | ({"extends": draft.base} if draft.base else {})
+    engine = {} if draft.base else {"backend": "pytorch", "tensorrt_llm_version": draft.release.version}
+    engine |= {key: it for key, it in draft.engine.items() if it != {}}
     text = "".join(f"{_WRAPPER.fill(note)}\n" for note in draft.notes) + compact_yaml(head)
     text += f"\n{compact_yaml({'model': {'path': path}})}" + ("\nengine:\n" if engine else "")
     for key, value in engine.items():
@@ -71,12 +67,11 @@ class _Draft:
         weights = "not quantized" if checkpoint.quantization == "none" else checkpoint.quantization.upper()
         if float(has) < needs:
             raise self._error(f"{weights} needs compute capability {needs}, and {gpu} has {has}")
-        size = "" if checkpoint.stored is None else f", {gib(checkpoint.stored)}"
-        self.notes = [f"{checkpoint.name} on {gpu} for {goal}: {checkpoint.architecture}, {weights}{size}."]
+        size = gib(checkpoint.stored) if checkpoint.stored else "unknown size"
+        self.notes = [f"{checkpoint.name} on {gpu} for {goal}: {checkpoint.architecture}, {weights}, {size}."]
         self.engine: dict[str, Any] = {}
         self.ours: set[str] = set()
-        self.base: str | None = None
-        """Shipped job file that is extended."""
+        self.base: str | None = None  # shipped job file that is extended
         self.longest = min(int(checkpoint.config.get("max_position_embeddings") or _LONGEST), _LONGEST)
         self.release = [it for it in releases() if it.tags][-1]
         self.layout = self._layout()
@@ -109,17 +104,14 @@ class _Draft:
             self.notes.append(f"Ours: engine.{key}, {why}.")
 
     def _layout(self) -> Parallel | None:
-        """Return the fewest ranks with room for weights and a useful KV cache; ``None``: unknown size.
-
-        Tensor parallelism is over a node of eight GPUs, or over several where nothing smaller fits.
-        """
+        """Return the fewest ranks with room for weights and a useful KV cache; ``None``: unknown size."""
         checkpoint = self.checkpoint
         if checkpoint.stored is None and checkpoint.quantization != "none":
             return None
-        engine = {"backend": "pytorch", "max_batch_size": _USEFUL[self.goal], "max_seq_len": 2048}
+        engine = {"backend": "pytorch", "max_batch_size": _USEFUL, "max_seq_len": 2048}
         engine |= {"quantization": {"kv_cache": "fp8" if checkpoint.has_fp8_cache else None}}
         job, sentence = JobFile.model_validate({"name": "plan", "engine": engine}), ""
-        for width in (8, 16, 32):
+        for width in (8, 16, 32):  # tensor parallelism over several nodes where nothing smaller fits
             cluster = ClusterProfile(name="plan", partition="any", gpus_per_node=width, gpu=self.gpu)
             try:
                 plan = plan_memory(job, cluster, checkpoint.config, stored=checkpoint.stored)
@@ -133,8 +125,8 @@ class _Draft:
     def _choose(self) -> tuple[Recipe | None, dict[str, list[str]]]:
         """Return the nearest recipe; and the others of this model or architecture, by what they are for."""
         fewest = self.layout.tensor * self.layout.pipeline if self.layout is not None else 1
-        every = {it: it.distance(self.checkpoint) for it in (*_shipped(), *recipes())}
-        related = {it: away for it, away in every.items() if away is not None}
+        of = self.checkpoint
+        related = {it: away for it in (*_shipped(), *recipes()) if (away := it.distance(of)) is not None}
         wrong = {it: self._misfit(it) for it in related}
 
         def rank(it: Recipe) -> tuple[Any, ...]:
@@ -170,26 +162,23 @@ class _Draft:
         """Take settings as far as the release has them, for requests longer than upstream has measured."""
         llm_api = deepcopy(dict(recipe.llm_api))
         self.engine = {own: llm_api.pop(key) for key, own in LLM_API_KEYS.items() if key in llm_api}
-        self.engine["llm_api"] = llm_api
         wrong = {it.path: it.message for it in unknown_keys(self.release, llm_api)}
         wrong |= {path: message for path, message, _ in wrong_values(self.release, llm_api)}
         for path, message in wrong.items():
-            section, _, key = path.rpartition(".")
-            place = llm_api[section] if section else llm_api
-            if place.pop(key, None) is not None and not place:
-                del llm_api[section]
+            *sections, key = path.split(".")
+            reduce(dict.__getitem__, sections, llm_api).pop(key, None)
             self.notes.append(f"Left out: {path}, which {message} ({self.release.version}).")
+        llm_api = self.engine["llm_api"] = {key: it for key, it in llm_api.items() if it != {}}
         graphs = llm_api.get("cuda_graph_config", {}).get("max_batch_size", 64)
         self._put("max_batch_size", self.engine.get("max_batch_size", graphs), "that of the CUDA graphs")
         if recipe.load and self.engine.get("max_seq_len", _LONGEST) < self.longest:
             self._put("max_seq_len", self.longest, "for longer requests than upstream's benchmark")
         steps, longest = (self.engine.get(it, self.longest) for it in ("max_num_tokens", "max_seq_len"))
         if steps < longest and not llm_api.get("enable_chunked_prefill"):
-            if "kv_lora_rank" in self.checkpoint.config:
-                self.notes.append(f"A prompt has at most {steps} tokens (engine.max_num_tokens).")
-                return
-            llm_api.pop("enable_chunked_prefill", None)
-            self._put("enable_chunked_prefill", True, "for long prompts")
+            if "kv_lora_rank" in self.checkpoint.config:  # not with latent attention
+                return self.notes.append(f"A prompt has at most {steps} tokens (engine.max_num_tokens).")
+            llm_api["enable_chunked_prefill"] = True
+            self.notes.append("Ours: engine.llm_api.enable_chunked_prefill, for long prompts.")
             self._put("max_num_tokens", steps // 64 * 64, "whole blocks of the KV cache, for chunked prefill")
 
     def _fit(self, is_other: bool, count: int) -> None:

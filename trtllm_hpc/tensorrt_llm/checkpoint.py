@@ -23,9 +23,8 @@ class Checkpoint:
         self.config: Mapping[str, Any] = {**whole, **(whole.get("text_config") or {})}
         """``config.json``; of a multimodal model, the part about text."""
         if not whole.get("architectures"):
-            hint = "name the checkpoint's folder on this machine; or take --from and a shipped job file"
-            message = "has no config.json that names an architecture"
-            raise ConfigError([Diagnostic("not-a-checkpoint", message, str(folder), hint=hint)])
+            wrong, hint = "has no config.json that names an architecture", "name the checkpoint's folder here"
+            raise ConfigError([Diagnostic("not-a-checkpoint", wrong, str(folder), hint=hint)])
         self.architecture = str(whole["architectures"][0])
         found = _json(folder / "hf_quant_config.json").get("quantization")
         found = found or self.config.get("quantization_config") or {}
@@ -34,9 +33,8 @@ class Checkpoint:
         self.quantization = _PACKED.get(str(found.get("format")), method) if is_packed else method
         """``none``, ``fp8``, ``nvfp4``, ``mxfp4``, ``int4``, or another name that the checkpoint gives."""
         self.has_fp8_cache = str(found.get("kv_cache_quant_algo")).lower() == "fp8"
-        experts = (self.config.get(it) for it in ("num_experts", "num_local_experts", "n_routed_experts"))
-        self.experts = next(filter(None, experts), 0)
-        """Experts of one layer; 0: a dense model."""
+        counts = (self.config.get(it) for it in ("num_experts", "num_local_experts", "n_routed_experts"))
+        self.experts = next(filter(None, counts), 0)  # of one layer; 0: a dense model
         index = _json(folder / "model.safetensors.index.json")
         files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         self.stored: int | None = int((index.get("metadata") or {}).get("total_size") or files) or None

@@ -1,7 +1,6 @@
 """Recipes of TensorRT-LLM's repository, for a model, a kind of GPU and a goal.
 
-``tools/import_recipes.py`` writes ``recipes.toml``, beside the facts of releases, from upstream's files;
-``models.toml`` there has the sizes of each model.
+``tools/import_recipes.py`` writes ``recipes.toml`` from upstream's files; ``models.toml`` has models' sizes.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ class Recipe:
     gpus: tuple[str, ...]
     """Kinds of GPU, such as ``h200``; none: any."""
     count: int
-    """GPUs."""
     goal: Goal
     commit: str | None = None
     llm_api: Mapping[str, Any] = field(default_factory=dict)
