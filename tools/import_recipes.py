@@ -33,7 +33,7 @@ _KERNELS = ("TRTLLM", "CUTEDSL", "DEEPGEMM")
 """Kernels of experts that only Blackwell has: such a file is not for any GPU, as lookup.yaml has it."""
 _NOT_LISTED = {
     # Curated files that the lookup.yaml read does not list: model and GPUs by upstream's deployment guides,
-    # for DeepSeek V4 and MiniMax M3 by the name of the file alone.
+    # for DeepSeek V4 and MiniMax M3 by the name of the file alone. Their models came after 1.2.1.
     "deepseek-v4-pro-latency": ("deepseek-ai/DeepSeek-V4-Pro", "latency", ["b200", "gb200"]),
     "deepseek-v4-pro-throughput": ("deepseek-ai/DeepSeek-V4-Pro", "throughput", ["b200", "gb200"]),
     "minimax-m3-throughput": ("MiniMaxAI/MiniMax-M3", "throughput", []),
@@ -61,12 +61,12 @@ def entries(folder: Path) -> Iterator[dict[str, Any]]:
         gpus = [] if row["gpu_compatibility"] == "Any" else row["gpu_compatibility"].lower().split(", ")
         entry = curated.setdefault((path, str(gpus)), _entry(folder, path, commits[path], gpus, goal))
         entry["models"].append(row["model"])
-        entry |= {"disaggregated": True} if row.get("disagg") else {}
+        entry |= {"goal": "disaggregated serving"} if row.get("disagg") else {}
     yield from curated.values()
     for name, (model, goal, gpus) in _NOT_LISTED.items():
         path = f"{_CONFIGS}/curated/{name}.yaml"
         if path in commits:
-            yield _entry(folder, path, commits[path], gpus, goal) | {"models": [model]}
+            yield _entry(folder, path, commits[path], gpus, goal) | {"models": [model], "after": "1.2.1"}
     rows = [
         it for it in _yaml(folder / _CONFIGS / "database" / "lookup.yaml") if it["config_path"] in commits
     ]

@@ -69,8 +69,7 @@ class _Draft:
             raise self._error(f"{weights} needs compute capability {needs}, and {gpu} has {has}")
         size = gib(checkpoint.stored) if checkpoint.stored else "unknown size"
         self.notes = [f"{checkpoint.name} on {gpu} for {goal}: {checkpoint.architecture}, {weights}, {size}."]
-        self.engine: dict[str, Any] = {}
-        self.ours: set[str] = set()
+        self.engine, self.ours = dict[str, Any](), set[str]()
         self.base: str | None = None  # shipped job file that is extended
         self.longest = min(int(checkpoint.config.get("max_position_embeddings") or _LONGEST), _LONGEST)
         self.release = [it for it in releases() if it.tags][-1]
@@ -86,6 +85,9 @@ class _Draft:
             self.notes.append(f"Settings: shipped job file {self.base}{about}; it names NVIDIA's files.")
         else:
             about += f"; measured with {recipe.load}" if recipe.load else ""
+            about += (
+                f"; {recipe.after} lacks the model: set serve.image to a newer image" if recipe.after else ""
+            )
             self.notes.append(f"Settings: NVIDIA/TensorRT-LLM@{recipe.commit[:8]}, {recipe.source}{about}.")
             self._take(recipe)
         self._fit(is_other, recipe.count if recipe else 0)
@@ -144,8 +146,6 @@ class _Draft:
         return best, refused
 
     def _misfit(self, it: Recipe) -> str | None:
-        if it.disaggregated:
-            return "disaggregated serving"
         if it.gpus and self.gpu.partition("-")[0] not in it.gpus:
             return ", ".join(it.gpus).upper()
         return it.goal if it.goal != self.goal else None

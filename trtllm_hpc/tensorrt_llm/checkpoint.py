@@ -39,9 +39,6 @@ class Checkpoint:
         files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         self.stored: int | None = int((index.get("metadata") or {}).get("total_size") or files) or None
         """Bytes of all weights; ``None``: neither their index nor their files are there."""
-        sizes = (self.config.get("hidden_size", 0), self.config.get("num_hidden_layers", 0), self.experts)
-        self.sizes = self.architecture, *sizes
-        """Models of equal sizes take the same settings."""
 
 
 def _json(file: Path) -> Mapping[str, Any]:

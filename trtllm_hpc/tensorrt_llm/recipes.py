@@ -26,13 +26,14 @@ class Recipe:
     gpus: tuple[str, ...]
     """Kinds of GPU, such as ``h200``; none: any."""
     count: int
-    goal: Goal
+    goal: Goal | Literal["disaggregated serving"]
     commit: str | None = None
     llm_api: Mapping[str, Any] = field(default_factory=dict)
     load: str | None = None
     """What upstream has measured the settings with: requests at once and their tokens."""
     input_tokens: int | None = None
-    disaggregated: bool = False
+    after: str | None = None
+    """The last release that does not have the model."""
 
     def distance(self, checkpoint: Checkpoint) -> int | None:
         """Return 0 for the same model, 1 for another precision of a dense one, more for another size.
@@ -46,12 +47,14 @@ class Recipe:
 def _distance(name: str, checkpoint: Checkpoint) -> int | None:
     if checkpoint.name.casefold() == name.rpartition("/")[2].casefold():
         return 0
-    model = read_data("models")["model"].get(name, {})
-    architecture, hidden, layers, experts = checkpoint.sizes
-    is_alike = model.get("quantization") == checkpoint.quantization
-    if model.get("architecture") != architecture or not (is_alike or (model["experts"] == experts == 0)):
+    model, config = read_data("models")["model"].get(name, {}), checkpoint.config
+    if model.get("architecture") != checkpoint.architecture:
         return None
-    apart = abs(model["hidden"] * model["layers"] - hidden * layers) + abs(model["experts"] - experts)
+    size = config.get("hidden_size", 0) * config.get("num_hidden_layers", 0)
+    is_alike, experts = model["quantization"] == checkpoint.quantization, checkpoint.experts
+    if not is_alike and (experts or model["experts"]):
+        return None
+    apart = abs(model["hidden"] * model["layers"] - size) + abs(model["experts"] - experts)
     return int(apart + (not is_alike))
 
 
