@@ -6,7 +6,8 @@ its ``lookup.yaml``. Its file COMMITS has a line ``commit path`` for each file; 
     for f in $(git ls-files 'examples/configs/*/*.yaml'); do
       echo "$(git log -1 --format=%H -- $f) $f"; done > COMMITS
 
-A file that COMMITS does not name is left out. ``git diff`` then shows what upstream has changed.
+A file that COMMITS does not name is left out, and the largest load of a table is that of the files that are
+there. ``git diff`` then shows what upstream has changed.
 
 Only facts are taken: names, numbers and keys. ``print_iter_log``, for measurements, is left out, and
 ``kv_cache_free_gpu_memory_fraction``, an option of trtllm-serve, becomes the key of ``kv_cache_config``.
@@ -42,6 +43,7 @@ _NOT_LISTED = {
     "super_v3_mtp_ws4": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "latency", _ANY),
     "qwen3.5": ("nvidia/Qwen3.5-397B-A17B-NVFP4", "throughput", _BLACKWELL),
     "qwen3.8-low-latency-mtp3": ("Qwen/Qwen3.8-2.4T-A95B-FP8", "latency", _BLACKWELL),
+    "qwen3.8-high-throughput-mtp3": ("Qwen/Qwen3.8-2.4T-A95B-FP8", "throughput", _BLACKWELL),
     "qwen3.8-high-throughput": ("Qwen/Qwen3.8-2.4T-A95B-FP8", "throughput", _BLACKWELL),
 }
 _HEAD = """\
@@ -97,6 +99,11 @@ def _entry(folder: Path, path: str, commit: str, gpus: list[str], goal: str) -> 
             **llm_api.get("kv_cache_config", {}),
             "free_gpu_memory_fraction": fraction,
         }
+    balancer = llm_api.get("moe_config", {}).get("load_balancer", "")
+    if balancer.startswith(
+        "examples/"
+    ):  # in the folder of upstream's images, from which its guide starts the server
+        llm_api["moe_config"]["load_balancer"] = f"/app/tensorrt_llm/{balancer}"
     speculative = llm_api.get("speculative_config", {})
     if speculative.get("decoding_type") == "MTP" and "max_draft_len" in speculative:
         speculative["num_nextn_predict_layers"] = speculative.pop("max_draft_len")
