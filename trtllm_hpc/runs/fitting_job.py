@@ -82,18 +82,18 @@ class _Draft:
             self._derive()
         elif recipe.commit is None:
             self.base = recipe.source
-            self.notes.append(f"Settings: shipped job file {self.base}{about}; it names NVIDIA's files.")
+            self.notes.append(
+                f"Settings: shipped job file {self.base}{about}; its comments name NVIDIA's files."
+            )
         else:
             about += f"; measured with {recipe.load}" if recipe.load else ""
-            about += (
-                f"; {recipe.after} lacks the model: set serve.image to a newer image" if recipe.after else ""
-            )
+            about += f"; for images after TensorRT-LLM {recipe.after} (serve.image)" if recipe.after else ""
             self.notes.append(f"Settings: NVIDIA/TensorRT-LLM@{recipe.commit[:8]}, {recipe.source}{about}.")
             self._take(recipe)
         self._fit(is_other, recipe.count if recipe else 0)
         for why, sources in refused.items():
             more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-            self.notes.append(f"Not taken, since for {why}: {', '.join(sources[:3])}{more}.")
+            self.notes.append(f"Recipes for {why} were not taken: {', '.join(sources[:3])}{more}.")
 
     def _error(self, message: str) -> ConfigError:
         hint = "name another --gpu, or another checkpoint of the model"
@@ -167,7 +167,7 @@ class _Draft:
         for path, message in wrong.items():
             *sections, key = path.split(".")
             reduce(dict.__getitem__, sections, llm_api).pop(key, None)
-            self.notes.append(f"Left out: {path}, which {message} ({self.release.version}).")
+            self.notes.append(f"Left out: {path}, which {message} (TensorRT-LLM {self.release.version}).")
         llm_api = self.engine["llm_api"] = {key: it for key, it in llm_api.items() if it != {}}
         graphs = llm_api.get("cuda_graph_config", {}).get("max_batch_size", 64)
         self._put("max_batch_size", self.engine.get("max_batch_size", graphs), "that of the CUDA graphs")
