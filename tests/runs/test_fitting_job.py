@@ -114,18 +114,28 @@ def test_what_is_ours_and_what_was_not_taken_is_written_down(tmp_path: Path) -> 
     assert "max_seq_len: 16384 # ours" in text and "path: /models/r1" in text
     assert any(it.startswith("Ours: engine.max_seq_len, for longer requests") for it in notes)
     assert any(
-        "for throughput were not taken: deepseek-r1-h200, deepseek-r1-two-nodes, curated/" in it
-        for it in notes
+        "for throughput, not taken: deepseek-r1-h200, deepseek-r1-two-nodes, curated/" in it for it in notes
     )
     assert notes[0] == "DeepSeek-R1-0528 on h200 for latency: DeepseekV3ForCausalLM, FP8, 641 GiB."
+
+
+def test_prompts_are_cut_only_where_nothing_is_against_it(tmp_path: Path) -> None:
+    engine, notes = written(tmp_path, checkpoint(tmp_path, "Qwen3-30B-A3B"), "h200", "throughput")
+    assert engine.llm_api["enable_chunked_prefill"] and engine.max_num_tokens == 1152
+    folder = tmp_path / "NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["NemotronHForCausalLM"]}))
+    engine, notes = written(tmp_path, folder, "b200", "latency")
+    assert not engine.llm_api["enable_chunked_prefill"]
+    assert "A prompt has at most 2048 tokens (engine.max_num_tokens)." in notes
 
 
 def test_shipped_job_files_for_latency_are_marked(tmp_path: Path) -> None:
     model = checkpoint(tmp_path, "DeepSeek-R1-0528-FP4-v2")
     _, notes = fitting_job(model, "mine", "/m", "b200", "throughput")
-    assert any("for latency were not taken: deepseek-r1-latency, curated/" in it for it in notes)
+    assert any("for latency, not taken: deepseek-r1-latency, curated/" in it for it in notes)
     _, notes = fitting_job(model, "mine", "/m", "b200", "latency")
-    assert any("for 8 GPUs were not taken: deepseek-r1-latency, curated/" in it for it in notes)
+    assert any("for 8 GPUs, not taken: deepseek-r1-latency, curated/" in it for it in notes)
 
 
 def test_speculation_and_an_fp8_cache_are_not_inherited_by_checkpoints_that_lack_them(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ _BATCH, _USEFUL, _LONGEST = {"latency": 8, "throughput": 256}, 64, 16384
 """Most requests at once; requests of 2,048 tokens that a layout must hold; tokens of the longest request."""
 _NEEDS = {"fp8": 8.9, "mxfp4": 9.0, "nvfp4": 10.0}
 """Compute capability from which GPUs compute with such weights."""
+_WHOLE = {"kv_lora_rank", "linear_num_key_heads"}  # of MLA and linear attention: prompts are not cut
 _WRAPPER = TextWrapper(95, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
 _LIMITS = """
 # ours: enough time for the largest models
@@ -91,9 +92,8 @@ class _Draft:
             self.notes.append(f"Settings: NVIDIA/TensorRT-LLM@{recipe.commit[:8]}, {recipe.source}{about}.")
             self._take(recipe)
         self._fit(is_other, recipe.count if recipe else 0)
-        for why, sources in refused.items():
-            more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
-            self.notes.append(f"Recipes for {why} were not taken: {', '.join(sources[:3])}{more}.")
+        for why, it in refused.items():
+            self.notes.append(f"Recipes for {why}, not taken: {', '.join(it[:3] + ['...'] * (len(it) > 3))}.")
 
     def _error(self, message: str) -> ConfigError:
         hint = "name another --gpu, or another checkpoint of the model"
@@ -127,8 +127,8 @@ class _Draft:
     def _choose(self) -> tuple[Recipe | None, dict[str, list[str]]]:
         """Return the nearest recipe; and the others of this model or architecture, by what they are for."""
         fewest = self.layout.tensor * self.layout.pipeline if self.layout is not None else 1
-        of = self.checkpoint
-        related = {it: away for it in (*_shipped(), *recipes()) if (away := it.distance(of)) is not None}
+        every = ((it, it.distance(self.checkpoint)) for it in (*_shipped(), *recipes()))
+        related = {it: away for it, away in every if away is not None}
         wrong = {it: self._misfit(it) for it in related}
 
         def rank(it: Recipe) -> tuple[Any, ...]:
@@ -175,7 +175,7 @@ class _Draft:
             self._put("max_seq_len", self.longest, "for longer requests than upstream's benchmark")
         steps, longest = (self.engine.get(it, self.longest) for it in ("max_num_tokens", "max_seq_len"))
         if steps < longest and not llm_api.get("enable_chunked_prefill"):
-            if "kv_lora_rank" in self.checkpoint.config:  # not with latent attention
+            if recipe.after or "enable_chunked_prefill" in llm_api or _WHOLE & {*self.checkpoint.config}:
                 return self.notes.append(f"A prompt has at most {steps} tokens (engine.max_num_tokens).")
             llm_api["enable_chunked_prefill"] = True
             self.notes.append("Ours: engine.llm_api.enable_chunked_prefill, for long prompts.")
