@@ -113,9 +113,7 @@ def test_what_is_ours_and_what_was_not_taken_is_written_down(tmp_path: Path) -> 
     text, notes = fitting_job(folder, "mine", "/models/r1", "h200", "latency")
     assert "max_seq_len: 16384 # ours" in text and "path: /models/r1" in text
     assert any(it.startswith("Ours: engine.max_seq_len, for longer requests") for it in notes)
-    assert any(
-        "for throughput, not taken: deepseek-r1-h200, deepseek-r1-two-nodes, curated/" in it for it in notes
-    )
+    assert any("for throughput: deepseek-r1-h200, deepseek-r1-two-nodes, curated/" in it for it in notes)
     assert notes[0] == "DeepSeek-R1-0528 on h200 for latency: DeepseekV3ForCausalLM, FP8, 641 GiB."
 
 
@@ -133,9 +131,9 @@ def test_prompts_are_cut_only_where_nothing_is_against_it(tmp_path: Path) -> Non
 def test_shipped_job_files_for_latency_are_marked(tmp_path: Path) -> None:
     model = checkpoint(tmp_path, "DeepSeek-R1-0528-FP4-v2")
     _, notes = fitting_job(model, "mine", "/m", "b200", "throughput")
-    assert any("for latency, not taken: deepseek-r1-latency, curated/" in it for it in notes)
+    assert any("for latency: deepseek-r1-latency, curated/" in it for it in notes)
     _, notes = fitting_job(model, "mine", "/m", "b200", "latency")
-    assert any("for 8 GPUs, not taken: deepseek-r1-latency, curated/" in it for it in notes)
+    assert any("for 8 GPUs: deepseek-r1-latency, curated/" in it for it in notes)
 
 
 def test_speculation_and_an_fp8_cache_are_not_inherited_by_checkpoints_that_lack_them(tmp_path: Path) -> None:

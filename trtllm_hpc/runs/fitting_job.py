@@ -93,7 +93,7 @@ class _Draft:
             self._take(recipe)
         self._fit(is_other, recipe.count if recipe else 0)
         for why, it in refused.items():
-            self.notes.append(f"Recipes for {why}, not taken: {', '.join(it[:3] + ['more'] * (len(it) > 3))}.")
+            self.notes.append(f"Not taken, for {why}: {', '.join(it[:3] + ['more'] * (len(it) > 3))}.")
 
     def _error(self, message: str) -> ConfigError:
         hint = "name another --gpu, or another checkpoint of the model"
