@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from tests.cli.typed import home as home
+from tests.runs.checkpoints import checkpoint
 from tests.scheduler.test_discovery import NEW_LIST, PARTITIONS, fake_slurm
 from trtllm_hpc.backends.llm_api_rules import ENGINE_KEYS
 from trtllm_hpc.cli import command
+from trtllm_hpc.cli.init import job
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Model
@@ -238,9 +241,12 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
         (("--from", "qwen3-9b"), "qwen3-8b"),
         (
             ("--from", "qwen3-8b", "--backend", "pytorch"),
-            "Choose one of --backend, --from and --from-aiconfigurator",
+            "Choose one of --backend, --from, --from-aiconfigurator and --gpu",
         ),
-        (("--model", "/m"), "needs --from"),
+        (("--model", "/m"), "needs --gpu, --from"),
+        (("--gpu", "h200"), "--gpu needs --model"),
+        (("--goal", "latency", "--model", "/m", "--from", "qwen3-8b"), "--goal needs both"),
+        (("--gpu", "h100", "--model", "/m"), "there is no 'h100', only v100-16gb"),
     ],
 )
 def test_a_copy_that_cannot_be_is_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -252,3 +258,21 @@ def test_a_job_that_makes_its_model_takes_no_folder() -> None:
     with pytest.raises(ConfigError) as refused:
         init("job", "mine.yaml", "--from", "tiny-llama", "--model", "/m")
     assert refused.value.diagnostics[0].hint == "leave --model out" and not Path("mine.yaml").exists()
+
+
+def test_a_checkpoint_and_a_gpu_are_enough_for_a_job_file(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path, "DeepSeek-R1-0528")
+    done = init("job", "r1.yaml", "--model", str(model), "--gpu", "h200", "--goal", "latency")
+    assert done.output.startswith("Wrote r1.yaml.\n  DeepSeek-R1-0528 on h200 for latency: ")
+    assert "\n  Settings: NVIDIA/TensorRT-LLM@147223d6, examples/configs/database/" in done.output
+    assert done.output.endswith("  next: trtllm-hpc render r1.yaml --cluster pyxis\n")
+    engine = load(Path("r1.yaml"), "pyxis").job.engine
+    assert (engine.backend, engine.tensor_parallel, engine.max_seq_len) == ("pytorch", 8, 16384)
+    with pytest.raises(ConfigError, match="already exists"):
+        init("job", "r1.yaml", "--model", str(model), "--gpu", "h200")
+
+
+def test_kinds_of_gpu_are_completed() -> None:
+    option = next(it for it in job.params if it.name == "gpu")
+    found = option.shell_complete(click.Context(job), "h")
+    assert [item.value for item in found] == ["h20", "h100-80gb", "h100-nvl", "h200"]

@@ -27,6 +27,7 @@ from trtllm_hpc.report.tables import Table, print_table
 if TYPE_CHECKING:
     from trtllm_hpc.engines.migration import Migrated
     from trtllm_hpc.scheduler.discovery import SlurmFacts
+    from trtllm_hpc.tensorrt_llm.recipes import Goal
 
 
 @click.group()
@@ -84,6 +85,17 @@ _BACKENDS = {
 )
 @click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
 @click.option("--model", metavar="FOLDER", help="The model's folder, as the compute nodes see it.")
+@click.option(
+    "--gpu",
+    metavar="KIND",
+    shell_complete=complete_with(lambda _: _gpus()),
+    help="Read the checkpoint in --model, and find settings for it on this kind of GPU, such as h200.",
+)
+@click.option(
+    "--goal",
+    type=click.Choice(["latency", "throughput"]),
+    help="With --gpu: quick answers for a few users, or many at once.  [default: throughput]",
+)
 @force_option
 def job(
     file: Path,
@@ -93,6 +105,8 @@ def job(
     top: int | None,
     name: str | None,
     model: str | None,
+    gpu: str | None,
+    goal: Goal | None,
     force: bool,
 ) -> None:
     """Write a commented job file.
@@ -101,54 +115,69 @@ def job(
     small random model over two ranks. For the others set model.path in it.
     A relative model.path or engine.directory is relative to the file's folder.
 
+    With --gpu the nearest recipe for the checkpoint is taken, a shipped job file
+    or one of TensorRT-LLM's repository; without one, the memory planner finds
+    the fewest GPUs. Comments say which values are upstream's, and which ours.
+
     \b
     Examples:
       trtllm-hpc init job
       trtllm-hpc init job llama.yaml --backend pytorch
+      trtllm-hpc init job r1.yaml --model /scratch/models/DeepSeek-R1-0528 --gpu h200 --goal latency
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc init job tune.yaml --from-aiconfigurator out/qwen3-32b --model /scratch/models/Qwen3-32B
     """
     from trtllm_hpc.config.aiconfigurator import proposals_yaml
     from trtllm_hpc.config.files import as_argument
 
-    if sum(it is not None for it in (recipe, backend, proposals)) > 1:
-        raise click.UsageError("Choose one of --backend, --from and --from-aiconfigurator.")
+    if sum(it is not None for it in (recipe, backend, proposals, gpu)) > 1:
+        raise click.UsageError("Choose one of --backend, --from, --from-aiconfigurator and --gpu.")
     if top is not None and proposals is None:
         raise click.UsageError("--top needs --from-aiconfigurator.")
-    if model is not None and recipe is None and proposals is None:
-        raise click.UsageError("--model needs --from or --from-aiconfigurator; else edit the file.")
-    title, verb, ending = name or _name_from(file, "my-job"), "render", ""
+    if model is not None and recipe is None and proposals is None and gpu is None:
+        raise click.UsageError("--model needs --gpu, --from or --from-aiconfigurator; else edit the file.")
+    if (goal or gpu) and not (model and gpu):
+        raise click.UsageError("--gpu needs --model, and --goal needs both.")
+    if gpu and gpu not in _gpus():
+        raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(_gpus())}.", param_hint="--gpu")
+    title, verb, ending, notes = name or _name_from(file, "my-job"), "render", "", list[str]()
+    cluster, text = "pyxis", ""
     if recipe is not None:
-        cluster = _copy(recipe, file, title, model, force)
+        text, cluster = _copy(recipe, title, model)
+    elif model is not None and gpu is not None:
+        from trtllm_hpc.runs.fitting_job import fitting_job
+
+        text, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
     elif proposals is not None:
         text, count = proposals_yaml(proposals, title, model, top)
-        refuse_existing(file, force)
-        _save_job(file, text)
-        cluster = "pyxis"
         verb, ending = ("sweep", " --check") if count > 1 else (verb, ending)
+    refuse_existing(file, force)
+    if text:
+        _save_job(file, text)
     else:
-        refuse_existing(file, force)
         kind, cluster = _BACKENDS[backend or "reference"]
         _write(file, "job", title=title, backend=kind)
     first = ""
     if cluster == "local" and shutil.which("sinfo"):
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     name = click.format_filename(file)
-    click.echo(
-        f"Wrote {name}.\n  next: {first}trtllm-hpc {verb} {as_argument(name)} --cluster {cluster}{ending}"
-    )
+    click.echo("\n  ".join([f"Wrote {name}.", *notes]))
+    click.echo(f"  next: {first}trtllm-hpc {verb} {as_argument(name)} --cluster {cluster}{ending}")
 
 
-def _copy(recipe: str, file: Path, title: str, model: str | None, force: bool) -> str:
-    """Write a copy of a shipped job file; returns a profile to try it with."""
+def _gpus() -> list[str]:
+    from trtllm_hpc.config.cluster import gpus
+
+    return list(gpus())
+
+
+def _copy(recipe: str, title: str, model: str | None) -> tuple[str, str]:
+    """Return the text of a shipped job file, and a profile to try it with."""
     from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 
     shipped_or_refused(recipe, "--from")
-    text = copy_of(recipe, title, model)
-    refuse_existing(file, force)
-    _save_job(file, text)
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
-    return "local" if not shipped.gpus else "pyxis"
+    return copy_of(recipe, title, model), "local" if not shipped.gpus else "pyxis"
 
 
 def _save_job(file: Path, text: str) -> None:

@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 from trtllm_hpc.config.dump import compact_yaml
 from trtllm_hpc.config.files import read_tree
-from trtllm_hpc.config.job import PHASE_KEYS
+from trtllm_hpc.config.job import LLM_API_KEYS
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
 _GENERATOR, _PREDICTIONS = "generator_config.yaml", "best_config_topn.csv"
 _EXPECTED = "name the folder that aiconfigurator has made below its --save-dir, with agg/top1 or disagg/top1"
-_KEYS = {f"{it}_size" if it.endswith("_parallel") else it: it for it in PHASE_KEYS}
-"""Keys of the LLM API that ``engine``, and a phase, have as keys of their own."""
 _QUESTION = """\
 Proposals of NVIDIA's aiconfigurator for {model} on {gpus} GPUs ({system}).
 Asked for: prompts of {isl} tokens, answers of {osl}, {slo}.
@@ -117,7 +115,7 @@ class _Servers:
 
     def __init__(self, configuration: Path, count: int) -> None:
         llm_api = {key: it for key, it in _plain(configuration).items() if key != "backend"}  # PyTorch
-        keys = {own: llm_api.pop(key) for key, own in _KEYS.items() if key in llm_api}
+        keys = {own: llm_api.pop(key) for key, own in LLM_API_KEYS.items() if key in llm_api}
         self.count, self.llm_api, self.engine = count, llm_api, {**keys, "llm_api": llm_api}
         self.gpus = count * int(keys["tensor_parallel"]) * int(keys["pipeline_parallel"])
 

@@ -84,13 +84,15 @@ def plan_memory(
     config: Config,
     release: Release | None = None,
     model: MemoryModel = MemoryModel(),  # noqa: B008 (immutable)
+    stored: int | None = None,
 ) -> MemoryPlan:
     """Sum up the memory of a job on a cluster, for a model with the ``config.json`` given.
 
     The defaults are those of ``release`` (``None``: of the newest); ``model`` is how the backend uses memory.
+    ``stored`` is the size of the checkpoint's weights, which then needs no sum over its matrices.
     Raises UnknownModel if there is no sum for this kind of model.
     """
-    planner = _Planner(job, cluster, read_shape(config), release, model)
+    planner = _Planner(job, cluster, read_shape(config, rough=stored is not None), release, model, stored)
     room = planner.room(parallel_of(job.engine))
     verdict, sentence, remedy = planner.judge(room)
     suggestion = planner.suggest() if verdict in ("warn", "fail") else None
@@ -122,7 +124,9 @@ class _Planner:
         shape: ModelShape,
         release: Release | None,
         model: MemoryModel,
+        stored: int | None,
     ) -> None:
+        self.stored = stored
         self.job = job
         self.cluster = cluster
         self.shape = shape
@@ -197,6 +201,8 @@ class _Planner:
         A head that is tied to the embedding takes memory of its own when only one of the two is cut, or when
         they are on different stages.
         """
+        if self.stored is not None:
+            return round(self.stored / (parallel.tensor * parallel.pipeline))
         engine, shape = self.job.engine, self.shape
         # Before 0.16 the conversion shares them only when asked (--use_embedding_sharing).
         shares = engine.embedding_sharing

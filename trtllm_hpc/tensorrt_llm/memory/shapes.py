@@ -101,13 +101,14 @@ class UnknownModel(ValueError):
     """Why the planner cannot count this model's parameters, in one sentence."""
 
 
-def read_shape(config: Config) -> ModelShape:
+def read_shape(config: Config, *, rough: bool = False) -> ModelShape:
     """The shape of the model that a ``config.json`` describes.
 
-    Raises UnknownModel if it is of another family, or a field is missing.
+    ``rough`` is for any family, and right for KV cache and activations only. Raises UnknownModel if it is of
+    another family, or a field is missing.
     """
     family = config.get("model_type")
-    reader = READERS.get(str(family))
+    reader = _rough if rough else READERS.get(str(family))
     if reader is None:
         known = ", ".join(sorted(READERS))
         raise UnknownModel(f"no sum for models of type {family!r} (there is one for {known})")
@@ -288,6 +289,20 @@ def _t5(family: str, config: Config) -> ModelShape:
     depth = _count(config, "num_decoder_layers", default=layers)
     decoder, encoder = stack(depth, (*attention, *attention, *mlp), 3), stack(layers, (*attention, *mlp), 2)
     return _model(family, config, decoder, tied=True, encoder=encoder)
+
+
+def _rough(family: str, config: Config) -> ModelShape:
+    """Attention of any kind. With MLA every rank keeps one vector for each token and layer."""
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
+    size = _count(config, "head_dim", default=hidden // heads)
+    kv_heads = _count(config, "num_key_value_heads", default=heads)
+    if config.get("kv_lora_rank"):
+        kv_heads, size = 1, (_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) // 2
+    wide = _count(config, "intermediate_size", "moe_intermediate_size", default=4 * hidden)
+    tables, queries = (_table(_count(config, "vocab_size"), hidden),), Matrix(heads * size, hidden, "outputs")
+    layers = _count(config, "num_hidden_layers")
+    stack = Stack(layers, (queries,), 0, kv_heads, size, hidden, wide, tables, hidden)
+    return _model(family, config, stack, tied=False, longest=config.get("max_position_embeddings"))
 
 
 _LLAMA_LIKE = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "phi3")
