@@ -29,18 +29,12 @@ DATA = Path(__file__).parents[1] / "trtllm_hpc" / "tensorrt_llm" / "releases" / 
 _CONFIGS = "examples/configs"
 _GOALS = {"Min Latency": "latency", "Max Throughput": "throughput"}
 """Upstream's scenarios; the others are for one half of disaggregated serving."""
-_BLACKWELL, _ANY = ["b200", "gb200", "b300", "gb300"], ["h100", "h200", "b200", "gb200"]
+_BLACKWELL = ["b200", "gb200", "b300", "gb300"]
 _KERNELS = ("TRTLLM", "CUTEDSL", "DEEPGEMM")
 """Kernels of experts that only Blackwell has: such a file is not for any GPU, as lookup.yaml has it."""
 _NOT_LISTED = {
-    # Curated files that the lookup.yaml read does not list: model and GPUs by upstream's deployment guides,
-    # for DeepSeek V4 and MiniMax M3 by the name of the file alone. Their models came after 1.2.1.
-    "deepseek-v4-pro-latency": ("deepseek-ai/DeepSeek-V4-Pro", "latency", ["b200", "gb200"]),
-    "deepseek-v4-pro-throughput": ("deepseek-ai/DeepSeek-V4-Pro", "throughput", ["b200", "gb200"]),
-    "minimax-m3-throughput": ("MiniMaxAI/MiniMax-M3", "throughput", []),
-    "nemotron-3-super-throughput": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "throughput", _ANY),
-    "super_v3_mtp_ws1": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "latency", ["b200", "gb200"]),
-    "super_v3_mtp_ws4": ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "latency", _ANY),
+    # Curated files that the lookup.yaml read does not list: model and GPUs by upstream's deployment guides.
+    # Their models came after 1.2.1.
     "qwen3.5": ("nvidia/Qwen3.5-397B-A17B-NVFP4", "throughput", _BLACKWELL),
     "qwen3.8-low-latency-mtp3": ("Qwen/Qwen3.8-2.4T-A95B-FP8", "latency", _BLACKWELL),
     "qwen3.8-high-throughput-mtp3": ("Qwen/Qwen3.8-2.4T-A95B-FP8", "throughput", _BLACKWELL),
