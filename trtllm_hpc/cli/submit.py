@@ -29,23 +29,27 @@ watch_option = click.option(
 """Passed on as ``wait``."""
 
 
-def checks(ctx: click.Context) -> list[str]:
+def _checks(ctx: click.Context) -> list[str]:
     """Return the ids of the checks of ``doctor``."""
     from trtllm_hpc.validation.checks import CHECKS
 
     return [check.id for check in CHECKS]
 
 
-@click.command("submit")
-@job_options
-@watch_option
-@click.option(
+ignore_option = click.option(
     "--ignore",
     multiple=True,
     metavar="CHECK-ID",
-    shell_complete=complete_with(checks),
+    shell_complete=complete_with(_checks),
     help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
 )
+"""Passed on as ``ignore: tuple[str, ...]``."""
+
+
+@click.command("submit")
+@job_options
+@watch_option
+@ignore_option
 @click.option(
     "--notify",
     metavar="URL",

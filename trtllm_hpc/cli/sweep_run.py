@@ -10,7 +10,7 @@ import click
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
 from trtllm_hpc.cli.completion import complete_with, settings
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
-from trtllm_hpc.cli.submit import checks
+from trtllm_hpc.cli.submit import ignore_option
 from trtllm_hpc.cli.sweep_saved import print_submitted, watch
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -42,7 +42,7 @@ class CheckedSweep:
     multiple=True,
     metavar="KEY=A,B",
     shell_complete=complete_with(settings),
-    help="Values of one more key of the grid.  [repeatable]",
+    help="Add a key with its values to the grid.  [repeatable]",
 )
 @click.option(
     "--max-running", type=click.IntRange(min=1), metavar="N", help="At most N variants have jobs that run."
@@ -55,8 +55,7 @@ class CheckedSweep:
 @click.option("--check", is_flag=True, help="Only check the variants and list them.")
 @click.option("--skip-refused", is_flag=True, help="Submit the others if some variants are wrong.")
 @click.option("--yes", is_flag=True, help=f"Submit more than {MANY} variants, or more jobs than Slurm takes.")
-@click.option("--ignore", multiple=True, metavar="CHECK-ID", shell_complete=complete_with(checks),
-              help="Submit although this check fails.  [repeatable]")  # fmt: skip
+@ignore_option
 @click.option("--wait", is_flag=True, help="Follow the sweep to its end; exit with the code of what failed.")
 @json_option
 def command(

@@ -87,8 +87,9 @@ def _obstacle(run: RunPaths, job: _Job) -> str | None:
 
 
 def _may_begin(run: RunPaths) -> bool:
-    """Return whether the submission is whole, and nobody has cancelled the variant."""
-    token = _token(run)
+    """Wait, bounded, for the variant's record; return whether there is one, and nobody has cancelled it."""
+    # The job may begin before its submission has written the records of all variants.
+    token = os.environ.get(TOKEN_VARIABLE) or _token(run)
     return token is not None and not _cancelled(run) and chain_is_complete(run, token)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from trtllm_hpc.paths import RunPaths, write_text
 from trtllm_hpc.plan.model import Directive, Stage, read_stages
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runs.stages import SWEEP_JOB_NAME, sweep_job
-from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.discovery import query_limits
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -91,7 +92,9 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         mine = SubmissionRecord(
             cluster.scheduler, stages={_STAGE: StageJob(job_id, 0.0)}, within=str(paths.folder)
         )
-        if cluster.scheduler == "slurm" and (job := sweep_job(mine)) is not None:
+        if cluster.scheduler == "local":
+            signal_group(int(job_id), signal.SIGTERM)
+        elif (job := sweep_job(mine)) is not None:
             Slurm(cluster.slurm_conf).cancel([job])
         raise
 
