@@ -40,9 +40,12 @@ MOSTLY_WAITING = (
         )
     ),
 )
-"""What begins like these waits for Slurm or for processes to end, and measures nothing. A worker of its own
-runs them beside the others, with what these leave of the processors."""
-WAITING_WORKER = "TRTLLM_HPC_TEST_WAITING_WORKER"
+"""What begins like these waits for Slurm or for processes to end, and measures nothing. Workers of their own
+run them beside the others, with what these leave of the processors."""
+WAITING_WORKERS = "TRTLLM_HPC_TEST_WAITING_WORKERS"
+EQUAL_WORKERS = 2
+"""Workers for the other tests. With more, servers and loads would get so little of two processors that their
+own limits strike."""
 
 SHARED_SERVERS = " ".join(
     f"tests/reference/test_{name}.py"
@@ -82,9 +85,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         os.environ[sharing.RUN] = str(os.getpid())
         workers = config.getoption("numprocesses", None) or 0
-        has_one = workers > 2 and config.getoption("dist") == "loadgroup"
-        os.environ[WAITING_WORKER] = f"gw{workers - 1}" if has_one else ""
-    elif os.environ["PYTEST_XDIST_WORKER"] == os.environ[WAITING_WORKER]:
+        waiting = range(EQUAL_WORKERS, workers) if config.getoption("dist") == "loadgroup" else ()
+        os.environ[WAITING_WORKERS] = " ".join(f"gw{number}" for number in waiting)
+    elif os.environ["PYTEST_XDIST_WORKER"] in os.environ[WAITING_WORKERS].split():
         os.nice(5)
 
 
@@ -136,8 +139,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
             self.workqueue.move_to_end(scope)
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give the worker for tests that wait only these, and the others these last of all."""
-        waits = node.gateway.id == os.environ[WAITING_WORKER]
+        """Give the workers for tests that wait only these, and the others these last of all."""
+        waits = node.gateway.id in os.environ[WAITING_WORKERS].split()
         scope = next((it for it in self.workqueue if it.startswith(MOSTLY_WAITING) is waits), None)
         if scope is not None:
             self.workqueue.move_to_end(scope, last=False)

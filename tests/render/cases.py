@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2},
-            "serve": {"instances": 4, "nodes": 2, "tls": True, "minimum_instances": 2},
+            "serve": {"instances": 4, "nodes": 2, "tls": True, "minimum_instances": 2, "routing": "session"},
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
@@ -325,7 +325,7 @@ _EXPERTS = {
         "moe_expert_parallel": 8,
         "llm_api": {"moe_config": {"backend": "CUTLASS"}, "enable_attention_dp": True},
     },
-    "serve": {"instances": 2},
+    "serve": {"instances": 2, "routing": "prefix"},
 }
 _QUANTIZED = {
     "name": "llama-fp8",

@@ -22,7 +22,9 @@ from trtllm_hpc.wire.served_model import ServedModel
 _FIRST_PAUSE_S = 0.25
 """Before a request is sent again; twice as long each time."""
 
-_SETTINGS = frozenset({"inputs", "logits", "adapter", "stop_after_s", "timeout_s", "retries", "request_id"})
+_SETTINGS = frozenset(
+    {"inputs", "logits", "adapter", "stop_after_s", "timeout_s", "retries", "request_id", "session"}
+)
 """Fields of a request that are no options of the model."""
 
 
@@ -105,7 +107,7 @@ class AsyncClient:
             prompt: a text, or token ids for a model that takes them.
             options: of the request, named as in docs/how-to/client.md with underscores: ``max_tokens=64``.
                 Besides, these fields of :class:`Request`: ``inputs``, ``logits``, ``adapter``,
-                ``stop_after_s``, ``timeout_s``, ``retries``, ``request_id``.
+                ``stop_after_s``, ``timeout_s``, ``retries``, ``request_id``, ``session``.
 
         Raises:
             InvalidRequest: the model has no input for an option, or a value does not fit.

@@ -190,7 +190,8 @@ class GrpcServer:
             yield message
             await closed.wait()
 
-        return self._stub.ModelStreamInfer(messages(), timeout=request.timeout_s, metadata=self._metadata)
+        metadata = (*self._metadata, *request.headers.items())
+        return self._stub.ModelStreamInfer(messages(), timeout=request.timeout_s, metadata=metadata)
 
     async def infer(self, model: ServedModel, tensors: Tensors, request: Request) -> Outputs:
         """Return the one answer of a model such as ``preprocessing``.

@@ -58,6 +58,7 @@ class HttpServer:
         import aiohttp
 
         timeout, count = aiohttp.ClientTimeout(total=request.timeout_s), 0
+        headers = {**(headers or {}), **request.headers}
         try:
             async with self._session.post(url, data=body, headers=headers, timeout=timeout) as reply:
                 if reply.status != 200:

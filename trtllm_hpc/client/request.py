@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.client.options import Values
+from trtllm_hpc.runtime.records import SESSION_HEADER
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +59,13 @@ class Request:
     """By which the server knows it, so that it can be ended."""
     messages: tuple[Message, ...] = ()
     """Of a chat, the last of which ``prompts`` repeats; over OpenAI's protocol only. Empty: it is no chat."""
+    session: str | None = None
+    """Name of the conversation, which the door keeps at one instance (``serve.routing``)."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers over HTTP, or metadata over gRPC, of this request alone."""
+        return {} if self.session is None else {SESSION_HEADER: self.session}
 
 
 @dataclass(frozen=True)

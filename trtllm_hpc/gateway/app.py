@@ -23,6 +23,7 @@ from trtllm_hpc.gateway.errors import ApiError, as_api_error
 from trtllm_hpc.gateway.generation import Generation, Prompt
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
+from trtllm_hpc.runtime.records import SESSION_HEADER
 from trtllm_hpc.wire.events import write_event
 from trtllm_hpc.wire.openai import DONE
 from trtllm_hpc.wire.openai_answer import AnswerWriter, Json, model_card, usage
@@ -100,7 +101,8 @@ class _Routes:
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
         begins = [self._service.echo(asked, at) for at in range(len(prompts))]
-        generation = await _unless_gone(request, self._service.generation(asked))
+        session = request.headers.get(SESSION_HEADER)
+        generation = await _unless_gone(request, self._service.generation(asked, session))
         is_chat = isinstance(asked, ChatRequest)
         writer = AnswerWriter(asked.model, is_chat=is_chat, usage_follows=asked.wants_usage)
         if asked.stream:

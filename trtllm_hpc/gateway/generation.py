@@ -60,9 +60,15 @@ class Generation:
     """Answers the prompts of a request. Raises ApiError if the served model lacks what it asks for."""
 
     def __init__(
-        self, client: AsyncClient, tokenizer: ModelTokenizer, facts: Facts, request: GenerationRequest
+        self,
+        client: AsyncClient,
+        tokenizer: ModelTokenizer,
+        facts: Facts,
+        request: GenerationRequest,
+        session: str | None,
     ) -> None:
         self._client, self._tokenizer, self._facts, self._request = client, tokenizer, facts, request
+        self._session = session
         self._ends = _end_ids(tokenizer, request)
         skip = request.skip_special_tokens
         self.skips_special_tokens = facts.skip_special_tokens if skip is None else skip
@@ -144,6 +150,7 @@ class Generation:
             inputs=self._inputs,
             stream=stream and self._client.model.decoupled,
             timeout_s=ANSWER_TIMEOUT_S,
+            session=self._session,
         )
 
     def _model_options(self) -> dict[str, Any]:

@@ -44,14 +44,14 @@ class Service:
         except RequestFailed:
             return False
 
-    async def generation(self, request: GenerationRequest) -> Generation:
-        """Return what answers the prompts of a request.
+    async def generation(self, request: GenerationRequest, session: str | None) -> Generation:
+        """Return what answers the prompts of a request of a conversation, which has a name or ``None``.
 
         Raises ApiError if no model is called so, or it lacks what the request asks for; RequestFailed if
         Triton is not there.
         """
         client = await self._opened()
-        return Generation(client, self.tokenizer, self.facts, request)
+        return Generation(client, self.tokenizer, self.facts, request, session)
 
     def check_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError with the status 404."""

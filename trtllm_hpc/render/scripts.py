@@ -17,7 +17,7 @@ from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runtime.engine_cache.recipe import Recipe
 from trtllm_hpc.runtime.guests import ANYBODY, OWNER
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
-from trtllm_hpc.runtime.records import INSTANCE_HEADER, RELAY_HEADER
+from trtllm_hpc.runtime.records import INSTANCE_HEADER, RELAY_HEADER, SESSION_HEADER
 
 _MARGIN_S = 60
 """Seconds before the job's time limit at which a wait for another build ends, to leave time to report it."""
@@ -129,6 +129,7 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         node=node,
         instance_header=INSTANCE_HEADER,
         relay_header=RELAY_HEADER,
+        session_header=SESSION_HEADER,
         owner=OWNER,
         anybody=ANYBODY,
         exit_code_start=int(ExitCode.START),

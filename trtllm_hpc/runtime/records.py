@@ -60,6 +60,8 @@ INSTANCE_HEADER = "x-trtllm-hpc-instance"
 """Header of a request, over HTTP or gRPC, that the door is to pass on to one of its instances: its number,
 from 0. If that instance is not ready, another one gets the request."""
 
+SESSION_HEADER = "x-session-id"
+"""Header of a request, over HTTP or gRPC, that names its conversation, for ``serve.routing``."""
 
 RELAY_VARIABLE = "TRTLLM_HPC_RELAYS"
 """Environment variable of a gateway, whose requests the door has already counted."""

@@ -74,6 +74,9 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     elif count > 1 and serve.door == "none":
         message = f"{count} instances need a door in front of them"
         yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
+    if serve.routing != "least" and serve.mode == "disaggregated":
+        message = "the front of the servers chooses among them"
+        yield in_job("conflict", "serve.routing", message, "set serve.disaggregated.router", serve.routing)
     if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
         message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
         hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
