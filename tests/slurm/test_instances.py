@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.client.single_calls import not_ready
+from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events
@@ -86,20 +88,20 @@ def states(person: Person, run: RunPaths) -> list[str]:
     return [one["state"] for one in person.status(run)["instances"]]
 
 
-def answered(run: RunPaths) -> list[int]:
-    """Requests that each instance has answered, by its own metrics; -1 while it does not say."""
+def answered(run: RunPaths, model: str = "ensemble") -> list[int]:
+    """Requests to a model that each instance has answered, by its own metrics; -1 while it does not say."""
     endpoint = endpoint_of(run)
-    return [_answered(endpoint, path) for path in ("/metrics", "/metrics/1")]
+    return [_answered(endpoint, path, model) for path in ("/metrics", "/metrics/1")]
 
 
-def _answered(endpoint: Endpoint, path: str) -> int:
+def _answered(endpoint: Endpoint, path: str, model: str) -> int:
     connection = http.client.HTTPSConnection(
         endpoint.address, endpoint.metrics_port, timeout=5, context=endpoint.tls()
     )
     try:
         connection.request("GET", path, headers=endpoint.authorization)
         page = connection.getresponse().read().decode()
-        found = re.search(r'nv_inference_request_success{model="ensemble"[^}]*} (\d+)', page)
+        found = re.search(rf'nv_inference_request_success{{model="{model}"[^}}]*}} (\d+)', page)
         return int(found[1]) if found else -1
     finally:
         connection.close()
@@ -122,16 +124,48 @@ def server_of(person: Person, run: RunPaths, instance: int) -> int:
 def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
     few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
     serve = {"instances": 2, "placement": "spread", "minimum_instances": 1, "tls": True, "keep_running": True}
-    run = start(person, engine, serve, companion={"benchmark": few})
+    run = start(person, engine, {**serve, "routing": "prefix"}, companion={"benchmark": few})
     assert_names(person, run)
     assert_strangers_are_refused(person, run)
     assert_every_listening_port_is_known(person)
     assert_the_key_alone_is_taken(endpoint_of(run))
     assert_measured_through_the_door(person, run)
+    assert_prompts_stay_with_an_instance(run)
     assert_a_killed_door_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
     assert_a_dead_process_of_a_model_restarts_its_instance(person, run)
     end(person, run)
+
+
+def assert_prompts_stay_with_an_instance(run: RunPaths) -> None:
+    """Over OpenAI's protocol, by way of the gateway, and over gRPC."""
+    endpoint = endpoint_of(run)
+    [model] = over_openai(endpoint, "GET", "models")["data"]
+    for name in range(4):
+        asked = {"model": model["id"], "prompt": f"person {name}", "max_tokens": 2}
+        before = answered(run, "tensorrt_llm")
+        for _ in range(5):
+            over_openai(endpoint, "POST", "completions", asked)
+        # A run's own questions may come in between.
+        assert max(map(int.__sub__, answered(run, "tensorrt_llm"), before)) >= 5
+    with Client(endpoint) as client:
+        before = answered(run)
+        for _ in range(5):
+            client.generate("person", max_tokens=2, session="one")
+        assert max(map(int.__sub__, answered(run), before)) >= 5
+
+
+def over_openai(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
+    url = urlsplit(f"{endpoint.openai_url}/{path}")
+    connection = http.client.HTTPSConnection(endpoint.address, url.port, timeout=60, context=endpoint.tls())
+    try:
+        connection.request(method, url.path, json.dumps(body) if body else None, endpoint.authorization)
+        reply = connection.getresponse()
+        text = reply.read()
+        assert reply.status == 200, text
+        return json.loads(text)
+    finally:
+        connection.close()
 
 
 def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, served: RunPaths) -> None:
