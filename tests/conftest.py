@@ -26,7 +26,8 @@ MOSTLY_WAITING = (
     *(
         f"tests/slurm/test_{name}"
         for name in (
-            *("doctor", "edited_scripts", "gpu_story", "mpirun", "queue", "sandbox", "spawn", "templates"),
+            *("all_users", "doctor", "edited_scripts", "gpu_story", "identity", "lock", "mpirun"),
+            *("queue", "sandbox", "spawn", "sweep", "templates"),
             "backbone.py::test_a_failed_build",
             "backbone.py::test_a_killed",
             "backbone.py::test_a_re",
