@@ -10,7 +10,17 @@ import pytest
 
 from tests.runtime.conftest import Runtime
 from trtllm_hpc.runtime import caches
-from trtllm_hpc.runtime.caches import CACHES, GIVEN, IMAGE, SHARED, TOP, TUNING, begin_tuning, copy_tuning
+from trtllm_hpc.runtime.caches import (
+    CACHES,
+    GIVEN,
+    IMAGE,
+    KEEPS_KERNELS,
+    SHARED,
+    TOP,
+    TUNING,
+    begin_tuning,
+    copy_tuning,
+)
 
 HOST = os.uname().nodename
 
@@ -40,6 +50,7 @@ def test_each_cache_has_a_folder_that_only_the_user_can_enter(runtime: Runtime, 
         assert folder.is_relative_to(top) and folder.stat().st_mode & 0o777 == 0o700, name
         assert (HOST in folder.parts) != (name in SHARED), name
     assert len({found[name] for name in CACHES}) == len(CACHES)
+    assert found[KEEPS_KERNELS] == "1"
 
 
 def test_the_next_program_finds_the_same_folders_and_another_image_others(
@@ -56,12 +67,14 @@ def test_the_next_program_finds_the_same_folders_and_another_image_others(
 def test_outside_containers_nothing_is_changed(runtime: Runtime) -> None:
     found = started(runtime, None)
     assert found["HOME"] == "/home/of/nobody" and "TRITON_CACHE_DIR" not in found
+    assert KEEPS_KERNELS not in found
 
 
 def test_what_the_profile_sets_is_never_changed(runtime: Runtime, top: Path) -> None:
     given = dict.fromkeys(CACHES, "/proc/cannot/be/written")
     found = started(runtime, top, **{GIVEN: " ".join(given)}, **given)
     assert given.items() <= found.items()
+    assert started(runtime, top, **{KEEPS_KERNELS: "0"})[KEEPS_KERNELS] == "0"
 
 
 def test_what_a_login_shell_set_stays_only_where_it_can_be_written(runtime: Runtime, top: Path) -> None:

@@ -28,6 +28,7 @@ CACHES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "TRITON_CACHE_DIR": "triton",
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "torch_extensions",
     "TRTLLM_DG_CACHE_DIR": "tensorrt_llm",
     "DG_JIT_CACHE_DIR": "deep_gemm",
     "CUTE_DSL_CACHE_DIR": "cute_dsl",
@@ -40,6 +41,8 @@ SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DI
 OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
 """A home that can be written has these already."""
 TUNING = "TLLM_AUTOTUNER_CACHE_PATH"
+KEEPS_KERNELS = "TRTLLM_DG_JIT_DUMP_CUBIN"
+"""Without it TensorRT-LLM's DeepGEMM compiles in memory, and leaves ``TRTLLM_DG_CACHE_DIR`` empty."""
 
 
 def use_caches(environment: MutableMapping[str, str]) -> None:
@@ -57,6 +60,8 @@ def use_caches(environment: MutableMapping[str, str]) -> None:
                     environment[variable] = str(folder)
             except OSError as error:
                 print(f"{variable} cannot be {folder}: {error.strerror}", flush=True)
+    if "TRTLLM_DG_CACHE_DIR" in environment:
+        environment.setdefault(KEEPS_KERNELS, "1")
     os.umask(before)
 
 
