@@ -68,6 +68,7 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
     [only] = measured.levels[0].passes
     assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert measured.tokens["output_by"] == ["usage"]
+    assert measured.provenance["server"]["load"].startswith("weights 1 s, compile under 1 s, ")
     site.has_nothing_left()
     return run
 
@@ -77,9 +78,19 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
 
 
 def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
+    """While the server loads, ``status`` shows its phase, and then how long each phase took."""
     add_llm_api(site.container, NEW_LAUNCHER)
-    job = site.job("newer", repository={}, engine=TWO_RANKS)
-    _, run = site.submit(job)
+    job, loaded = site.job("newer", repository={}, engine=TWO_RANKS), site.folder / "a site" / "loaded"
+    _, run = site.submit(
+        job, "--set", f"cluster.environment.FAKE_LOADED={json.dumps(str(loaded))}", wait=False
+    )
+    assert eventually(lambda: ", loading weights, " in site.status(run)["sentence"], 60), site.status(run)
+    loaded.touch()
+    assert eventually(lambda: site.status(run)["state"] == "completed", 60), site.status(run)
+    status = site.status(run)
+    assert status["ranks"][0]["load_s"].keys() == {"weights", "compile", "autotune", "warm_up", "kv_cache"}
+    assert status["ranks"][0]["load_s"]["weights"] >= 1.25
+    assert f"\nload: {status['load']}\n" in site.types("status", run.folder).stdout
     assert answers(run) == ["hello hello"]
     site.has_nothing_left()
 

@@ -14,6 +14,8 @@ from trtllm_hpc import __version__
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.logs.loading import load_line
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, preflight_steps, read_plan, serve_steps
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
@@ -87,6 +89,7 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
         "ranks": known,
         **_container(paths),
         "start_phases_s": dict(endpoint.phases_s),
+        "load": load_line(RunSnapshot(paths)),
     }
 
 

@@ -78,6 +78,8 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
     yield f"{status.state.value}: {status.sentence}"
     yield from (f"warning: {line}" for line in status.unlike)
+    if status.load:
+        yield f"load: {status.load}"
     yield from cause_lines(status.causes)
     if used := use_sentence(status):
         yield f"used: {used}"

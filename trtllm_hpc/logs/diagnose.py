@@ -12,6 +12,7 @@ from trtllm_hpc.logs.files import LogFile, list_logs, signal_or_code, stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STEPS
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
+from trtllm_hpc.runtime.ending import rank_name
 from trtllm_hpc.runtime.records import RankRecord
 
 
@@ -36,9 +37,7 @@ class RankFailure:
         if record.ended_at is None and self.others == "silent":
             return f"all {record.world_size} ranks were killed before they could record their end"
         first = "died" if self.others == "none" else "died first"
-        instance = record.step.partition(".")[2]
-        name = f"rank {record.rank}{f' of instance {instance}' if instance else ''}"
-        sentence = f"{name} on {record.host} {first}: {self._how()}"
+        sentence = f"{rank_name([record], record.step, record.rank)} {first}: {self._how()}"
         return f"{sentence}; the others ended because of it" if self.others == "ended" else sentence
 
     def _how(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.logs.reading import stat_of
@@ -119,6 +119,8 @@ class LogFile:
     state: str
     over: bool
     """Whether nothing more will be written."""
+    load_s: dict[str, float] = field(default_factory=dict)
+    """How long the phases of the server's start took."""
 
     @property
     def name(self) -> str:
@@ -223,5 +225,6 @@ def _rank_logs(run: RunSnapshot, step: str, rank: int | None) -> list[LogFile]:
         record = records.get(number)
         host = None if record is None else record.host
         state = rank_state(record, over) if of_stage is None else of_stage
-        logs.append(LogFile(step, number, run.paths.rank_log(step, number), host, state, over))
+        path, load_s = run.paths.rank_log(step, number), {} if record is None else record.load_s
+        logs.append(LogFile(step, number, path, host, state, over, load_s))
     return logs

@@ -150,11 +150,11 @@ def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:
 def _sources(
     folder: Traversable, name: str, skipped: Collection[str] = ("__pycache__",)
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield every Python file below a package's folder, by its name in the zip."""
+    """Yield every Python file, and JSON beside them, below a package's folder, by its name in the zip."""
     for item in sorted(folder.iterdir(), key=lambda item: item.name):
         if item.is_dir() and item.name not in skipped:
             yield from _sources(item, f"{name}/{item.name}", skipped)
-        elif item.name.endswith(".py"):
+        elif item.name.endswith((".py", ".json")):
             yield f"{name}/{item.name}", item.read_bytes()
 
 

@@ -191,6 +191,8 @@ def title(measurement: MeasurementSummary) -> str:
 
 def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
+    if load := measurement.provenance.get("server", {}).get("load"):
+        yield f"load: {load}"
     if measurement.search is not None:
         yield f"search: {search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)

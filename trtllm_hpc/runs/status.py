@@ -7,12 +7,13 @@ import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
+from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours
@@ -66,6 +67,8 @@ class RankStatus:
     """``running``, ``ended 0``, ``stopped by companion``... in a few words."""
     instance: int | None = None
     """``None`` where there is only one."""
+    load_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of ``weights``, ``compile``, ``autotune``, ``kv_cache``, ``warm_up``, as its log shows them."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,8 @@ class RunStatus:
     """Who has asked the server how often, and its guests."""
     unlike: tuple[str, ...] = ()
     """What the job has found to be other than in the run that this one repeats."""
+    load: str = ""
+    """How long the phases of the server's start took; empty if no log shows them."""
 
     @property
     def settled(self) -> bool:
@@ -185,7 +190,11 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         state,
         run.quoted(_sentence(run, state, stages, failure)),
         tuple(stages),
-        tuple(RankStatus(it.rank, it.host, it.state, it.instance) for it in servers if it.rank is not None),
+        tuple(
+            RankStatus(it.rank, it.host, it.state, it.instance, it.load_s)
+            for it in servers
+            if it.rank is not None
+        ),
         _instances(run, stages),
         endpoint,
         _exit_code(state, failure),
@@ -195,6 +204,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         _gateway_failure(run) if endpoint is not None else None,
         visitors_of(run.paths),
         tuple({str(it.data.get("warning")): None for it in run.events("serve") if it.name == UNLIKE}),
+        load_line(run),
     )
 
 
@@ -376,7 +386,8 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     if busy is None:
         return str(state.value)
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
-    progress = "" if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+    loading = loading_now(run) if (busy.stage, busy.state) == ("serve", "RUNNING") else ""
+    progress = loading if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
     return f"stage {busy.stage} {busy.sentence}{progress}{_idle(run, state)}"
 
 

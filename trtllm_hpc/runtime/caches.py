@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from trtllm_hpc.paths import read_json, write_json
@@ -40,6 +41,7 @@ SHARED = ("HF_HOME", "TRITON_CACHE_DIR", "TRTLLM_DG_CACHE_DIR", "DG_JIT_CACHE_DI
 """Several nodes may write to these at once. Of every other cache, each node has its own."""
 OF_HOME = ("XDG_CACHE_HOME", "HF_HOME")
 """A home that can be written has these already."""
+NOT_COMPILED = ("HOME", "HF_MODULES_CACHE", *OF_HOME)
 TUNING = "TLLM_AUTOTUNER_CACHE_PATH"
 KEEPS_KERNELS = "TRTLLM_DG_JIT_DUMP_CUBIN"
 """Without it TensorRT-LLM's DeepGEMM compiles in memory, and leaves ``TRTLLM_DG_CACHE_DIR`` empty."""
@@ -102,6 +104,14 @@ def can_lock(folder: Path) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
     return False
+
+
+def cached_files(environment: Mapping[str, str]) -> str | None:
+    """Return how many files the compilers' caches hold, as text, of very many ``1000 or more``."""
+    folders = {environment[name] for name in CACHES if name in environment and name not in NOT_COMPILED}
+    files = (file for folder in folders for _, _, found in os.walk(folder) for file in found)
+    count = sum(1 for _ in islice(files, 1000))
+    return f"{count}{' or more' * (count == 1000)}" if count else None
 
 
 def begin_tuning(own: Path, rank: int, ranks: int, environment: MutableMapping[str, str]) -> Path | None:

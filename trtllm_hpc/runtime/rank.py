@@ -19,13 +19,14 @@ from pathlib import Path
 from trtllm_hpc.errors import FAIL, ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import host_variables
-from trtllm_hpc.runtime.caches import begin_tuning, copy_tuning
+from trtllm_hpc.runtime.caches import begin_tuning, cached_files, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
+from trtllm_hpc.runtime.loading import Loading
 from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
@@ -60,7 +61,10 @@ class RankSupervisor:
             host=socket.gethostname(),
             pid=os.getpid(),
             started_at=time.time(),
+            cached_files=cached_files(os.environ) if options.rank == 0 else None,
         )
+        self._record_file = paths.rank_record(options.step, options.rank)
+        self._loading = Loading(paths.rank_log(options.step, options.rank), paths.ready_record(options.step))
         self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None
         self._decision: Decision | None = None
@@ -81,7 +85,7 @@ class RankSupervisor:
         on_signals(self._note_signal)
         adopt_orphans()
         self._failure_file.unlink(missing_ok=True)
-        self._record.write(self._paths.rank_record(self._options.step, self._options.rank))
+        self._record.write(self._record_file)
         try:
             # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
             scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
@@ -163,6 +167,10 @@ class RankSupervisor:
         while child.poll() is None:
             make_private(self._options.prefix)
             self._heartbeat.beat()
+            if seen := self._loading.look():
+                self._record = replace(self._record, **seen)
+                with suppress(OSError):  # on a full disk the server starts all the same
+                    self._record.write(self._record_file)
             decision = decide(self._observe(), self._decision)
             if decision is not None and decision != self._decision:
                 self._obey(decision, child)
@@ -236,7 +244,7 @@ class RankSupervisor:
             stopped_by=end.stopped_by,
             reason=end.reason,
             blames=end.blames,
-        ).write(self._paths.rank_record(self._options.step, self._options.rank))
+        ).write(self._record_file)
         return end
 
     def _report(self, returncode: int, end: End) -> None:

@@ -222,6 +222,12 @@ class RankRecord(JsonRecord):
     one is. ``reason`` then names it."""
     details: dict[str, Any] = field(default_factory=dict)
     """What the preflight has found: GPU ids, /dev/shm, MPI library..."""
+    loading: str | None = None
+    """What its server does before it is ready, a key of ``load_s``, if its log shows that."""
+    loading_since: float = 0.0
+    load_s: dict[str, float] = field(default_factory=dict)
+    cached_files: str | None = None
+    """How many files the caches of compilers held when rank 0 started."""
 
     @classmethod
     def read(cls, path: Path) -> RankRecord | None:

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import socket
+import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator
@@ -153,6 +154,34 @@ def _load(model: Path) -> None:
         raise OSError(f"{model} does not appear to have a file named config.json")
     if "exits" in BEHAVIOUR:
         raise torch_out_of_memory()
+    _log("Use 0.01 GB for model weights.")
+    print("Loading weights:   0%|          | 0/801 [00:00<?, ?it/s]\r", end="", file=sys.stderr, flush=True)
+    gate = Path(os.environ.get("FAKE_LOADED", "/"))
+    while not gate.exists():
+        time.sleep(0.05)
+    print("Model init total -- 1.25s", flush=True)
+    for line in _AFTER_WEIGHTS:
+        _log(line)
+
+
+_AFTER_WEIGHTS = (
+    "Running torch.compile warmup...",
+    "Run warmup with 1 tokens, include 0 generation tokens",
+    "Running autotuner warmup...",
+    "[Autotuner] Autotuning process starts ...",
+    "[Autotuner] Autotuning process ends",
+    "[Autotuner] Cache size after warmup is 28",
+    "Creating CUDA graph instances for 11 batch sizes.",
+    "Memory used after loading model weights (inside torch) in memory usage profiling: 0.01 GiB",
+    "Estimated max memory in KV cache : 5.95 GiB",
+    "Setting PyTorch memory fraction to 0.6 (47.5 GiB)",
+)
+"""What the server logs of its start, in its order (``_torch/pyexecutor``, 1.3.0rc3)."""
+
+
+def _log(text: str) -> None:
+    """Log a line as ``tensorrt_llm/logger.py`` does."""
+    print(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [I] {text}", flush=True)
 
 
 def torch_out_of_memory() -> RuntimeError:
