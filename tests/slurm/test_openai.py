@@ -81,15 +81,20 @@ def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> Non
     """While the server loads, ``status`` shows its phase, and then how long each phase took."""
     add_llm_api(site.container, NEW_LAUNCHER)
     job, loaded = site.job("newer", repository={}, engine=TWO_RANKS), site.folder / "a site" / "loaded"
-    _, run = site.submit(
-        job, "--set", f"cluster.environment.FAKE_LOADED={json.dumps(str(loaded))}", wait=False
-    )
+    kept = loaded.with_name("kernels")
+    kept.mkdir()
+    for name in ("first", "second"):
+        (kept / name).touch()
+    behaviour = {"FAKE_LOADED": str(loaded), "TRITON_CACHE_DIR": str(kept)}
+    settings = [f"cluster.environment.{name}={json.dumps(value)}" for name, value in behaviour.items()]
+    _, run = site.submit(job, *(word for each in settings for word in ("--set", each)), wait=False)
     assert eventually(lambda: ", loading weights, " in site.status(run)["sentence"], 60), site.status(run)
     loaded.touch()
     assert eventually(lambda: site.status(run)["state"] == "completed", 60), site.status(run)
     status = site.status(run)
     assert status["ranks"][0]["load_s"].keys() == {"weights", "compile", "autotune", "warm_up", "kv_cache"}
     assert status["ranks"][0]["load_s"]["weights"] >= 1.25
+    assert status["load"].endswith(", files in compile caches at the start: 2")
     assert f"\nload: {status['load']}\n" in site.types("status", run.folder).stdout
     assert answers(run) == ["hello hello"]
     site.has_nothing_left()

@@ -23,7 +23,7 @@ def load_line(run: RunSnapshot) -> str:
             parts.append(f"{word} {_text(longest_s)}{name}")
     cached = next((it.cached_files for it in records if it.cached_files), None)
     return ", ".join(
-        [*parts, f"compile caches: {cached} files from earlier runs"] if parts and cached else parts
+        [*parts, f"files in compile caches at the start: {cached}"] if parts and cached else parts
     )
 
 
