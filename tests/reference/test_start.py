@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ def test_a_library_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
         "raise ImportError('libcudart.so.13: cannot open shared object file')", encoding="utf-8"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     start = Start(tmp_path / "engine", ServeSettings(), Ranks(0, 1, 0, None), os.getpid())
     with pytest.raises(StartFailed, match=r"libraries cannot be imported: .*libcudart\.so\.13: cannot open"):
         EngineProcess(start)

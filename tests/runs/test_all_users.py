@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import time
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_jobs_of_one_run_are_one_row_and_other_jobs_none(
 def test_a_site_that_shows_users_only_their_own_jobs(
     fake_slurm: FakeSlurm, home: Path, types: Types, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getuid", lambda: pwd.getpwnam("daemon").pw_uid)
     add(fake_slurm, "ana", "RUNNING", "chat-1", "serve")
     question = f"user {getpass.getuser()}"
     fake_slurm.configure(private="accounts,jobs", limits={question: {"AdminLevel": "None"}})

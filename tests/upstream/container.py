@@ -105,8 +105,10 @@ def add_llm_api(container: FakeContainer, launcher: Path = LAUNCHER) -> None:
     programs = container.folder / "bin"
     shutil.copy(launcher, programs / LAUNCHER.name)
     shutil.copy(NODES, programs)
+    shutil.copy(SERVE, programs)
     serve = programs / "trtllm-serve"
-    serve.write_text(f'#!/bin/sh\nexec {shlex.join([str(container.python), str(SERVE)])} "$@"\n')
+    words = shlex.join([str(container.python), str(programs / SERVE.name)])
+    serve.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     serve.chmod(0o755)
 
 
