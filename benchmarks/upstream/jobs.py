@@ -12,8 +12,13 @@ from typing import Any
 
 import yaml
 
+from tests.runs.checkpoints import CHECKPOINTS, checkpoint
+from trtllm_hpc.config.cluster import gpus
+from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.runs.fitting_job import fitting_job, settings
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
-from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
+from trtllm_hpc.tensorrt_llm.recipes import Goal, recipes
+from trtllm_hpc.tensorrt_llm.releases.release import nearest_release, release_of_version
 
 PROFILES = ("pyxis", "apptainer", "bare")
 _IMAGES = {"pyxis": "nvcr.io#nvidia/tensorrt-llm/release:", "apptainer": "/images/tensorrt-llm-release:"}
@@ -45,6 +50,40 @@ def cases(version: str, count: int, seed: int) -> list[Case]:
     return found
 
 
+def recipe_cases(version: str, count: int, seed: int, folder: Path) -> list[Case]:
+    """Return every entry of the table of recipes, and job files of ``init job --gpu``, on each profile.
+
+    Args:
+        version: TensorRT-LLM's.
+        count: job files of ``init job``, drawn from all checkpoints, kinds of GPU and goals.
+        folder: for the checkpoints.
+    """
+    made: dict[str, Job] = {}
+    for number, recipe in enumerate(recipes()):
+        engine, _ = settings(recipe, nearest_release(version))
+        if isinstance(engine["llm_api"].get("moe_config", {}).get("load_balancer"), str):
+            # A file of upstream's images, which is not here.
+            engine["llm_api"]["moe_config"]["load_balancer"] = {"num_slots": 4}
+        made[f"recipe-{number} {recipe.source}"] = {
+            "name": f"recipe-{number}",
+            "model": {"path": f"/models/{recipe.models[0]}"},
+            "engine": {"backend": "pytorch", **engine},
+        }
+    goals: tuple[Goal, ...] = ("latency", "throughput")
+    here = {name: checkpoint(folder, name) for name in CHECKPOINTS}
+    wanted = [(it, gpu, goal) for it in CHECKPOINTS for gpu in gpus() for goal in goals]
+    for name, gpu, goal in random.Random(seed).sample(wanted, len(wanted)):
+        if sum(it.startswith("init") for it in made) == count:
+            break
+        try:
+            text, _ = fitting_job(here[name], "init-job", f"/models/{name}", gpu, goal)
+        except ConfigError:  # such GPUs cannot hold or compute the checkpoint
+            continue
+        made[f"init job {name} {gpu} {goal}"] = _whole(text)
+    stated = {"engine": {"tensorrt_llm_version": version}}
+    return [Case(name, merged(job, stated), on) for name, job in made.items() for on in PROFILES]
+
+
 def profile(name: str, version: str) -> dict[str, Any]:
     """Return a shipped profile with an image of that version."""
     text = (_SHIPPED / "slurm" / f"{name}.yaml").read_text()
@@ -54,11 +93,38 @@ def profile(name: str, version: str) -> dict[str, Any]:
     return made
 
 
-def _jobs(version: str, rng: random.Random) -> Iterator[tuple[str, Job]]:
+def _shipped_jobs() -> Iterator[tuple[str, Job]]:
     for file in sorted((_SHIPPED / "jobs").glob("*.yaml")):
-        job = yaml.safe_load(file.read_text())
+        job = _whole(file.read_text())
         if job.get("engine", {}).get("backend") == "pytorch":
             yield file.stem, job
+
+
+def _whole(text: str) -> Job:
+    """Return a job file together with the shipped one that it extends, of which ``null`` removes a key."""
+    job: Job = yaml.safe_load(text)
+    base = job.pop("extends", None)
+    if base is None:
+        return job
+    whole = merged(_whole((_SHIPPED / "jobs" / f"{base}.yaml").read_text()), job)
+    return _without_removed(whole, job)
+
+
+def _without_removed(whole: Mapping[str, Any], job: Mapping[str, Any]) -> Job:
+    return {
+        key: _without_removed(value, job.get(key) or {}) if isinstance(value, dict) else value
+        for key, value in whole.items()
+        if value is not None or key not in job
+    }
+
+
+def shipped_count() -> int:
+    """Return how many shipped job files need no engine."""
+    return sum(1 for _ in _shipped_jobs())
+
+
+def _jobs(version: str, rng: random.Random) -> Iterator[tuple[str, Job]]:
+    yield from _shipped_jobs()
     # Every single choice at least once, then combinations.
     for key, choices in CHOICES.items():
         for place, choice in enumerate(choices):

@@ -26,7 +26,7 @@ from trtllm_hpc.tensorrt_llm.memory.planner import gib, plan_memory
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Parallel
 from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 from trtllm_hpc.tensorrt_llm.recipes import Goal, Recipe, recipes
-from trtllm_hpc.tensorrt_llm.releases.release import releases
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 _BATCH, _USEFUL, _LONGEST = {"latency": 8, "throughput": 256}, 64, 16384
 """Most requests at once; requests of 2,048 tokens that a layout must hold; tokens of the longest request."""
@@ -160,15 +160,10 @@ class _Draft:
 
     def _take(self, recipe: Recipe) -> None:
         """Take settings as far as the release has them, for requests longer than upstream has measured."""
-        llm_api = deepcopy(dict(recipe.llm_api))
-        self.engine = {own: llm_api.pop(key) for key, own in LLM_API_KEYS.items() if key in llm_api}
-        wrong = {it.path: it.message for it in unknown_keys(self.release, llm_api)}
-        wrong |= {path: message for path, message, _ in wrong_values(self.release, llm_api)}
+        self.engine, wrong = settings(recipe, self.release)
         for path, message in wrong.items():
-            *sections, key = path.split(".")
-            reduce(dict.__getitem__, sections, llm_api).pop(key, None)
             self.notes.append(f"Left out: {path}, which {message} (TensorRT-LLM {self.release.version}).")
-        llm_api = self.engine["llm_api"] = {key: it for key, it in llm_api.items() if it != {}}
+        llm_api = self.engine["llm_api"]
         graphs = llm_api.get("cuda_graph_config", {}).get("max_batch_size", 64)
         self._put("max_batch_size", self.engine.get("max_batch_size", graphs), "that of the CUDA graphs")
         if recipe.load and self.engine.get("max_seq_len", _LONGEST) < self.longest:
@@ -202,6 +197,18 @@ class _Draft:
         if is_other and self.checkpoint.quantization == "none" and "dtype" in cache:
             llm_api.setdefault("kv_cache_config", {})["dtype"] = "auto"
             self.notes.append("Ours: the KV cache's dtype, since the checkpoint is not quantized.")
+
+
+def settings(recipe: Recipe, release: Release) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return ``engine`` with a recipe's settings, and what the release refuses of them with the reasons."""
+    llm_api = deepcopy(dict(recipe.llm_api))
+    engine = {own: llm_api.pop(key) for key, own in LLM_API_KEYS.items() if key in llm_api}
+    wrong = {it.path: it.message for it in unknown_keys(release, llm_api)}
+    wrong |= {path: message for path, message, _ in wrong_values(release, llm_api)}
+    for path in wrong:
+        *sections, key = path.split(".")
+        reduce(dict.__getitem__, sections, llm_api).pop(key, None)
+    return {**engine, "llm_api": {key: it for key, it in llm_api.items() if it != {}}}, wrong
 
 
 @cache
