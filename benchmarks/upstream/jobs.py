@@ -330,6 +330,12 @@ _SERVERS = [
     _serve(frontend="triton", door="none"),
     _phases({"servers": 1}, {"servers": 2}, kv_transfer="UCX", kv_transfer_tokens=8192),
     _phases(
+        {"servers": 1},
+        {"servers": 1},
+        kv_transfer="MOONCAKE",
+        front={"max_retries": 2, "conditional_disagg_config": {"max_local_prefill_length": 64}},
+    ),
+    _phases(
         {"servers": 3}, {"servers": 1}, router="round_robin", kv_transfer="NIXL", kv_transfer_tokens=4096
     ),
     _phases(

@@ -59,6 +59,35 @@ def test_keys_that_a_phase_of_servers_does_not_have(
     assert words in diagnostic.message and hint in (diagnostic.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "key", "words", "hint"),
+    [
+        ("front: {schedule_style: generation_first}", "unknown-key", "front.schedule_style", "came", "image"),
+        ("front: {otlp_config: {endpoint: x}}", "unknown-key", "front.otlp_config.endpoint", "any", ""),
+        ("front: {max_retry: 2}", "unknown-key", "front.max_retry", "front's file", "max_retries"),
+        ("front: {port: 8000}", "conflict", "front.port", "the plan writes", "remove it"),
+    ],
+)  # fmt: skip
+def test_keys_of_the_front_that_it_does_not_have(
+    files: Folder, line: str, code: str, key: str, words: str, hint: str
+) -> None:
+    diagnostic = files.diagnostic(f"{SERVERS}    {line}\n    kv_transfer: UCX\n", NEWER)
+    assert (diagnostic.code, diagnostic.field) == (code, f"serve.disaggregated.{key}")
+    assert words in diagnostic.message and hint in (diagnostic.hint or "")
+
+
+def test_mooncake_and_keys_of_the_front_by_release(files: Folder) -> None:
+    lines = "    kv_transfer: MOONCAKE\n    front: {max_retries: 2}\n"
+    assert files.load(SERVERS + lines, NEWER).job.serve.disaggregated.front == {"max_retries": 2}  # type: ignore[union-attr]
+    diagnostic = files.diagnostic(SERVERS + lines, NEWER.replace("1.2.0", "1.1.0"))
+    assert (diagnostic.code, diagnostic.field) == ("release", "serve.disaggregated.kv_transfer")
+    newer = NEWER.replace(
+        "container: {", "container: {image: /images/tensorrt-llm-release:1.9.0, runtime: pyxis, "
+    )
+    style = "    kv_transfer: UCX\n    front: {schedule_style: generation_first, num_workers: 4}\n"
+    assert files.load(SERVERS + style, newer.replace("tensorrt_llm_version: 1.2.0", "mounts: []")).job
+
+
 def test_what_a_phase_has_of_its_own_is_accepted(files: Folder) -> None:
     own = "{servers: 2, tensor_parallel: 1, max_num_tokens: 4096, llm_api: {enable_attention_dp: true}}"
     job = files.load(f"{SERVERS}    context: {own}\n    kv_transfer: UCX\n", NEWER).job

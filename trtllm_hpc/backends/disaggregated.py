@@ -20,7 +20,7 @@ from trtllm_hpc.config.job import JobFile, Phase
 from trtllm_hpc.layout import Instances, WantedGroup, place_groups
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import SERVER
+from trtllm_hpc.tensorrt_llm.llm_api import FRONT, SERVER, unknown_keys, wrong_values
 
 _BACKEND_KEY = "1.0.0"
 """From this release on the file names how the KV cache is sent; before, a variable did."""
@@ -33,6 +33,8 @@ _EVENTS = 1024
 
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
+_WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
+"""Keys of the front's file that the plan knows better."""
 _OF_COPIES = ("engine", "instances")
 """Keys of a phase that only copies of Triton's model have."""
 
@@ -75,7 +77,7 @@ class Disaggregated(TrtllmServe):
         servers = {
             f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
         }
-        return Front(command, {"backend": "pytorch", **servers})
+        return Front(command, {"backend": "pytorch", **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
@@ -170,7 +172,18 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
     if phases.kv_transfer == "MPI":
         message = "MPI sends within one world of ranks, and each server has a world of its own"
         yield in_job("conflict", "serve.disaggregated.kv_transfer", message, "take UCX, NIXL or DEFAULT")
-    fails = facts.image_is_at_least(_BUFFER_SIZED) is False and phases.kv_transfer != "UCX"
+    if facts.release is not None and facts.assumed_release is None:
+        words = {"cache_transceiver_config": {"backend": phases.kv_transfer}}
+        for _, message, remedy in wrong_values(facts.release, words) if phases.kv_transfer != "MPI" else ():
+            field = "serve.disaggregated.kv_transfer"
+            yield in_job(
+                "release",
+                field,
+                f"TensorRT-LLM {facts.release.version}: {message}",
+                remedy,
+                phases.kv_transfer,
+            )
+    fails = facts.image_is_at_least(_BUFFER_SIZED) is False and phases.kv_transfer in ("DEFAULT", "NIXL")
     if fails and phases.kv_transfer_tokens is None and longest_prompt(job) is None:
         message = f"NIXL fails here on prompts longer than its buffer, before TensorRT-LLM {_BUFFER_SIZED}"
         hint = "set it to the longest prompt, or set engine.max_seq_len"
@@ -188,4 +201,24 @@ def phases_have_no_copies(facts: JobFacts) -> Diagnostics:
                 yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
 
 
-RULES = (phases_have_servers, servers_can_be_split, kv_cache_can_be_sent, phases_have_no_copies)
+def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
+    """The front of the release knows its keys: one that it does not know has no effect."""
+    phases, section = facts.job.serve.disaggregated, "serve.disaggregated"
+    if phases is None:
+        return
+    for key in sorted(_WRITTEN & phases.front.keys()):
+        message = "is a key of the front's file that the plan writes"
+        yield in_job("conflict", f"{section}.{FRONT}.{key}", message, "remove it")
+    further = {key: value for key, value in phases.front.items() if key not in _WRITTEN}
+    for it in unknown_keys(facts.release, further, FRONT) if facts.assumed_release is None else ():
+        version = f"TensorRT-LLM {facts.release.version}: it " if facts.release else ""
+        hint = "remove it, or take an image that has it (serve.image)"
+        if it.suggestion and it.suggestion.startswith(f"{FRONT}."):
+            hint = f"did you mean {section}.{it.suggestion}?"
+        yield in_job("unknown-key", f"{section}.{it.path}", f"{version}{it.message}", hint)
+
+
+RULES = (
+    *(phases_have_servers, servers_can_be_split, kv_cache_can_be_sent, phases_have_no_copies),
+    front_keys_are_taken,
+)

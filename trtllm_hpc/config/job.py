@@ -125,7 +125,7 @@ class Disaggregated(Section):
     """Servers or copies that compute prompts."""
     generation: Phase = Field(default_factory=Phase)
     """Servers or copies that compute answers."""
-    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MPI"] = "DEFAULT"
+    kv_transfer: Literal["DEFAULT", "UCX", "NIXL", "MOONCAKE", "MPI"] = "DEFAULT"
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
@@ -133,6 +133,9 @@ class Disaggregated(Section):
     """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default."""
     request_timeout_seconds: Seconds = 180
     """How long the front waits for an answer."""
+    front: dict[OneLine, Any] = Field(default={})
+    """Further keys of the front's file, for example ``{schedule_style: generation_first, num_workers: 4}``;
+    refused where the release does not have them."""
 
     @property
     def roles(self) -> tuple[tuple[str, Phase], ...]:

@@ -26,6 +26,8 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 SERVER = "trtllm-serve"
+FRONT = "front"
+"""Section of the keys of the file of ``trtllm-serve disaggregated``."""
 
 
 def serve_options(release: Release | None) -> Mapping[str, Option]:
@@ -56,11 +58,12 @@ class UnknownKey:
     @property
     def message(self) -> str:
         """Why it is refused, as the rest of a sentence that begins with the key."""
+        what = "the front's file" if self.path.startswith(f"{FRONT}.") else "the LLM API"
         if self.first_release is not None:
-            return f"is not a key of the LLM API here: it {beginning(self.first_release)}"
+            return f"is not a key of {what} here: it {beginning(self.first_release)}"
         if self.last_release is not None:
-            return f"is not a key of the LLM API here: the last release with it is {self.last_release}"
-        return "is not a key of the LLM API on PyTorch in any release known here"
+            return f"is not a key of {what} here: the last release with it is {self.last_release}"
+        return f"is not a key of {what} on PyTorch in any release known here"
 
 
 def has_key_facts(release: Release | None) -> bool:
@@ -68,15 +71,19 @@ def has_key_facts(release: Release | None) -> bool:
     return release is None or parsed(release.version) >= parsed(_data_versions()[0])
 
 
-def unknown_keys(release: Release | None, configuration: Mapping[str, Any]) -> list[UnknownKey]:
+def unknown_keys(
+    release: Release | None, configuration: Mapping[str, Any], section: str = ""
+) -> list[UnknownKey]:
     """Return the keys of a configuration of the LLM API on PyTorch that the release does not take.
+
+    ``section`` is what the configuration is; ``""``: the whole.
 
     Empty for releases whose keys are not known. What is below a key that may hold anything is not looked at.
     """
     if not has_key_facts(release):
         return []
     version = NEWER if release is None else release.version
-    return list(_unknown("", configuration, version))
+    return list(_unknown(section, configuration, version))
 
 
 def known_keys(release: Release, section: str) -> set[str] | None:
