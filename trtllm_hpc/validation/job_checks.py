@@ -272,9 +272,30 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     try:
-        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model)
+        stored = _quantized_size(context)
+        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model, stored)
     except UnknownModel as error:
         return error
+
+
+def _quantized_size(context: Context) -> int | None:
+    """Return the bytes of a quantized checkpoint; ``None``: it is not quantized, or the job quantizes it.
+
+    Raises UnknownModel if neither its index nor its files are here.
+    """
+    from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
+    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+
+    if context.model_folder is None or context.job.engine.quantization.method is not None:
+        return None
+    try:
+        checkpoint = Checkpoint(Path(context.model_folder))
+    except ConfigError:
+        return None
+    if checkpoint.quantization != "none" and checkpoint.stored is None:
+        message = f"the checkpoint is quantized ({checkpoint.quantization}), and no index of its weights is here"
+        raise UnknownModel(message)
+    return checkpoint.stored if checkpoint.quantization != "none" else None
 
 
 def memory(context: Context) -> Diagnostic | None:
