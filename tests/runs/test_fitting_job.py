@@ -35,6 +35,13 @@ EXPECTED: list[tuple[str, str, Goal, str, tuple[int, int | None]]] = [
     ("DeepSeek-R1-0528", "b200", "latency", "curated/deepseek-r1-latency.yaml", (8, 2)),
     ("DeepSeek-R1-0528-FP4-v2", "b200", "latency", f"{DATABASE}/{R1_FP4}/B200/8k1k_tp4_conc4.yaml", (4, 1)),
     ("gpt-oss-120b", "h200", "latency", f"{DATABASE}/openai/gpt-oss-120b/H200/8k1k_tp1_conc4.yaml", (1, 1)),
+    (
+        "gpt-oss-120b",
+        "gb200",
+        "latency",
+        "curated/gpt-oss-120b-latency.yaml",
+        (8, 1),
+    ),  # ours has a draft model
     ("gpt-oss-20b", "h200", "throughput", "gpt-oss-20b", (1, None)),
     # A shipped job file of ours has it.
     ("Qwen3-8B", "b200", "throughput", "qwen3-8b", (1, None)),
@@ -162,6 +169,7 @@ def test_what_fits_nowhere_or_is_no_checkpoint_is_refused(tmp_path: Path) -> Non
     [
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "FP8"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "INT4"),
+        ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, "MXFP4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         (None, "not quantized"),
     ],

@@ -271,7 +271,7 @@ def test_a_quantized_checkpoint_is_as_large_as_its_index_says(checked: Checked, 
         file.unlink()
     engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", "max_batch_size": 8, "max_seq_len": 2048}
     outcome = checked(engine=engine)["memory"]
-    assert outcome.state == "unknown" and "is quantized (fp8), and no index of its" in outcome.message
+    assert outcome.state == "unknown" and "is quantized (fp8), without an index" in outcome.message
     write_json(model / "model.safetensors.index.json", {"metadata": {"total_size": 70 * 2**30}})
     outcome = checked(engine=engine)["memory"]
     assert outcome.state == "ok" and "tokens fit" in outcome.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -279,23 +280,19 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
 
 
 def _quantized_size(context: Context) -> int | None:
-    """Return the bytes of a quantized checkpoint; ``None``: it is not quantized, or the job quantizes it.
-
-    Raises UnknownModel if neither its index nor its files are here.
-    """
+    """Return the bytes of an already quantized checkpoint. Raises UnknownModel if they are unknown."""
     from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
         return None
-    try:
-        checkpoint = Checkpoint(Path(context.model_folder))
-    except ConfigError:
-        return None
-    if checkpoint.quantization != "none" and checkpoint.stored is None:
-        message = f"the checkpoint is quantized ({checkpoint.quantization}), and no index of its weights is here"
-        raise UnknownModel(message)
-    return checkpoint.stored if checkpoint.quantization != "none" else None
+    with suppress(ConfigError):
+        checkpoint = Checkpoint(context.model_folder)
+        if (method := checkpoint.quantization) != "none":
+            if checkpoint.stored is None:
+                raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+            return checkpoint.stored
+    return None
 
 
 def memory(context: Context) -> Diagnostic | None:
