@@ -18,7 +18,7 @@ from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.server_spec import expand
-from trtllm_hpc.tensorrt_llm.releases.release import nearest_release
+from trtllm_hpc.tensorrt_llm.releases.release import find_release, nearest_release
 from trtllm_hpc.validation.load import load
 
 PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
@@ -50,11 +50,12 @@ def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Pat
         plan = make_plan(facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
         scripts = render_scripts(plan)
         if uses_tensorrt_llm and cluster == "pyxis":
-            release = nearest_release(facts.job.engine.tensorrt_llm_version)
+            stated, image = facts.job.engine.tensorrt_llm_version, facts.job.serve.image
+            release = nearest_release(stated) if image else find_release(None, stated)
             if plan.server.spec.driver == "openai":
                 words = expand(plan.server.spec.leader, {"address": "0.0.0.0", "port": 8000})
                 assert not refused_words(release, words)
-            image = facts.job.serve.image or f"tritonserver:{release.tags[-1]}-trtllm-python-py3"
+            image = image or f"tritonserver:{release.tags[-1]}-trtllm-python-py3"
             assert image in scripts["serve.sbatch"]
 
 
