@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
 ``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, pages of ``docs/reference``
-(builds, causes, command line, job file, JSON, profile) and ``docs/llms.txt``.
+(builds, causes, command line, job file, JSON, profile, recipes) and ``docs/llms.txt``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tools import builds_page, causes_page, cli_page, job_file_page, json_page, llms_page, profile_page
+from tools import (
+    builds_page,
+    causes_page,
+    cli_page,
+    job_file_page,
+    json_page,
+    llms_page,
+    profile_page,
+    recipes_page,
+)
 from tools.file_schemas import cluster_schema, job_schema
 from tools.outputs import OUTPUTS, output_schema
 from tools.type_schemas import schema_of
@@ -26,7 +35,7 @@ def documents() -> dict[Path, str]:
     schemas["lock"] = schema_of(Lock, "validation", "lock.json of a run")
     schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
-    makers = (json_page, job_file_page, profile_page, cli_page, causes_page)
+    makers = (json_page, job_file_page, profile_page, cli_page, causes_page, recipes_page)
     pages = {maker.PAGE: maker.page() for maker in makers}
     return {**texts, **pages, llms_page.PAGE: llms_page.page(pages)}
 

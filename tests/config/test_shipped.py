@@ -12,12 +12,13 @@ from tests.tensorrt_llm.releases.serve_words import refused_words
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.dump import cluster_yaml, job_yaml
 from trtllm_hpc.config.files import jobs, profiles
+from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.runtime.server_spec import expand
-from trtllm_hpc.tensorrt_llm.releases.release import find_release
+from trtllm_hpc.tensorrt_llm.releases.release import find_release, nearest_release
 from trtllm_hpc.validation.load import load
 
 PROFILES = ("apptainer", "bare", "local", "pyxis", "sandbox")
@@ -49,23 +50,28 @@ def test_every_job_renders_on_every_profile_of_its_kind(name: str, tmp_path: Pat
         plan = make_plan(facts, RunPaths(tmp_path / "runs" / name), "/usr/bin/python3")
         scripts = render_scripts(plan)
         if uses_tensorrt_llm and cluster == "pyxis":
-            release = find_release(None, facts.job.engine.tensorrt_llm_version)
+            stated, image = facts.job.engine.tensorrt_llm_version, facts.job.serve.image
+            release = nearest_release(stated) if image else find_release(None, stated)
             if plan.server.spec.driver == "openai":
                 words = expand(plan.server.spec.leader, {"address": "0.0.0.0", "port": 8000})
                 assert not refused_words(release, words)
-            assert f"tritonserver:{release.tags[-1]}-trtllm-python-py3" in scripts["serve.sbatch"]
+            image = image or f"tritonserver:{release.tags[-1]}-trtllm-python-py3"
+            assert image in scripts["serve.sbatch"]
 
 
 def test_every_recipe_says_its_gpus_and_where_its_settings_are_from() -> None:
     recipes = {job.name: job for job in shipped_jobs() if job.backend == "pytorch"}
     assert {"llama-3.3-70b-fp8", "qwen3-8b", "gpt-oss-20b", "deepseek-r1-two-nodes"} <= set(recipes)
-    assert {gpu for job in recipes.values() for gpu in re.findall(r"[A-Z]\d+", job.gpu_types or "")} == {
-        *("H100", "H200", "B200")
+    assert {gpu for job in recipes.values() for gpu in re.findall(r"[A-Z]+\d+", job.gpu_types or "")} == {
+        *("H100", "H200", "B200", "B300", "GB200", "GB300")
     }
     for name, job in recipes.items():
         text = jobs()[name].read_text()
-        assert re.search(r"NVIDIA/TensorRT-LLM@[0-9a-f]{8},", text) and "huggingface.co/" in text, name
-        assert job.gpu_types and job.release == "1.2.1", name
+        assert (
+            re.search(r"NVIDIA/TensorRT-LLM@([0-9a-f]{8}|1\.3\.0rc3),", text) and "huggingface.co/" in text
+        ), name
+        image = read_job(jobs()[name]).serve.image or "release:1.2.1"
+        assert job.gpu_types and image.endswith(f"release:{job.release}"), name
 
 
 def test_a_shipped_job_goes_by_its_name_also_where_that_has_dots() -> None:

@@ -419,6 +419,9 @@ for _name in _COMMANDS:
     _job = read_job(jobs()[_name]).model_dump()
     CASES[_name] = (_job, {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS})
 
+_job, _cluster = CASES["openai-one-gpu-pyxis"]
+CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
+
 BASES = {
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "sandbox-instances": "sandbox-two-ranks",
@@ -434,6 +437,7 @@ BASES = {
     "orchestrator": "pyxis-orchestrator",
     "apptainer-orchestrator": "pyxis-orchestrator",
     "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
+    "openai-gb200-pyxis": "openai-one-gpu-pyxis",
     "openai-experts-pyxis": "openai-one-gpu-pyxis",
     "openai-quantized-pyxis": "openai-one-gpu-pyxis",
     "openai-heterogeneous-pyxis": "openai-disaggregated-pyxis",

@@ -20,7 +20,7 @@ DATABASE = "examples/configs/database"
 R1, R1_FP4 = "deepseek-ai/DeepSeek-R1-0528", "nvidia/DeepSeek-R1-0528-FP4-v2"
 OURS = "No recipe fits"
 
-NEWER = ("qwen3.5", "qwen3.8")
+NEWER = ("deepseek-v4", "minimax-m3", "nemotron-3", "qwen3.5", "qwen3.8")
 """Upstream's files for models that came after the newest release with a container of Triton's."""
 
 EXPECTED: list[tuple[str, str, Goal, str, tuple[int, int | None]]] = [
@@ -31,10 +31,17 @@ EXPECTED: list[tuple[str, str, Goal, str, tuple[int, int | None]]] = [
     ("Qwen3-235B-A22B-FP8", "h200", "throughput", "qwen3-235b-a22b-fp8", (8, 8)),
     ("DeepSeek-R1-0528", "h100-80gb", "throughput", "deepseek-r1-two-nodes", (16, 4)),
     ("DeepSeek-R1-0528", "h200", "throughput", "deepseek-r1-h200", (8, 8)),
-    ("DeepSeek-R1-0528", "h200", "latency", f"{DATABASE}/{R1}/H200/8k1k_tp8_conc4.yaml", (8, 8)),
+    ("DeepSeek-R1-0528", "h200", "latency", f"{DATABASE}/{R1}/H200/8k1k_tp8_conc1.yaml", (8, 8)),
     ("DeepSeek-R1-0528", "b200", "latency", "curated/deepseek-r1-latency.yaml", (8, 2)),
     ("DeepSeek-R1-0528-FP4-v2", "b200", "latency", f"{DATABASE}/{R1_FP4}/B200/8k1k_tp4_conc4.yaml", (4, 1)),
     ("gpt-oss-120b", "h200", "latency", f"{DATABASE}/openai/gpt-oss-120b/H200/8k1k_tp1_conc4.yaml", (1, 1)),
+    (
+        "gpt-oss-120b",
+        "gb200",
+        "latency",
+        "curated/gpt-oss-120b-latency.yaml",
+        (8, 1),
+    ),  # ours has a draft model
     ("gpt-oss-20b", "h200", "throughput", "gpt-oss-20b", (1, None)),
     # A shipped job file of ours has it.
     ("Qwen3-8B", "b200", "throughput", "qwen3-8b", (1, None)),
@@ -98,10 +105,11 @@ def test_every_recipe_of_upstreams_loads_without_the_keys_that_the_release_lacks
         folder = tmp_path / str(number) / recipe.models[0].rpartition("/")[2]
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
-        gpu = {"h100": "h100-80gb", "h200": "h200"}.get((*recipe.gpus, "b200")[0], "b200")
+        gpu = (*recipe.gpus, "b200")[0].replace("h100", "h100-80gb")
         engine, notes = written(tmp_path, folder, gpu, recipe.goal)
         assert OURS not in notes[1] and engine.tensor_parallel * engine.pipeline_parallel >= 1
-        assert ("for images after TensorRT-LLM 1.2.1" in notes[1]) == any(it in notes[1] for it in NEWER)
+        is_newer = any(it in notes[1] for it in NEWER) and "shipped job file" not in notes[1]
+        assert ("for images after TensorRT-LLM 1.2.1" in notes[1]) == is_newer
 
 
 def test_models_with_recipes_are_known() -> None:
@@ -161,6 +169,7 @@ def test_what_fits_nowhere_or_is_no_checkpoint_is_refused(tmp_path: Path) -> Non
     [
         ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "FP8"),
         ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "INT4"),
+        ({"quant_method": "compressed-tensors", "format": "mxfp4-pack-quantized"}, "MXFP4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4"),
         (None, "not quantized"),
     ],

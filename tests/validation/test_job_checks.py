@@ -263,6 +263,20 @@ def test_a_model_that_does_not_fit(checked: Checked, model: Path) -> None:
     assert state(checked(engine={"tensor_parallel": 2}), "memory") == "ok"
 
 
+def test_a_quantized_checkpoint_is_as_large_as_its_index_says(checked: Checked, model: Path) -> None:
+    """Also where only config.json says that it is quantized, as of checkpoints in a model's own FP8."""
+    config = {**LLAMA_3_70B, "architectures": ["LlamaForCausalLM"]}
+    write_json(model / "config.json", {**config, "quantization_config": {"quant_method": "fp8"}})
+    for file in model.glob("*.safetensors*"):
+        file.unlink()
+    engine = {"backend": "pytorch", "tensorrt_llm_version": "1.2.1", "max_batch_size": 8, "max_seq_len": 2048}
+    outcome = checked(engine=engine)["memory"]
+    assert outcome.state == "unknown" and "is quantized (fp8), without an index" in outcome.message
+    write_json(model / "model.safetensors.index.json", {"metadata": {"total_size": 70 * 2**30}})
+    outcome = checked(engine=engine)["memory"]
+    assert outcome.state == "ok" and "tokens fit" in outcome.message
+
+
 # A finished engine --------------------------------------------------------------------------------
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ from trtllm_hpc.cli.options import (
     json_option,
     print_json,
     refuse_existing,
+    run_argument,
     save,
     set_option,
 )
@@ -26,6 +29,7 @@ from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:
     from trtllm_hpc.engines.migration import Migrated
+    from trtllm_hpc.paths import RunPaths
     from trtllm_hpc.scheduler.discovery import SlurmFacts
     from trtllm_hpc.tensorrt_llm.recipes import Goal
 
@@ -264,6 +268,7 @@ def jobs_command() -> None:
     Examples:
       trtllm-hpc jobs list
       trtllm-hpc jobs show qwen3-8b
+      trtllm-hpc jobs ran latest --by "Ana, Example University" >> jobs/runs.toml
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc submit tiny-llama --cluster sandbox
     """
@@ -281,19 +286,49 @@ def list_(as_json: bool) -> None:
         return
 
     table = Table(
-        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
+        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows", "status"),
         right=("ranks", "nodes"),
         one_line=("name",),
         least={"what it shows": 22},
-        optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
+        optional=("status", "GPUs", "release", "nodes", "ranks", "model", "backend"),
     )
     for job in jobs:
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
             *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
             job.summary,
+            job.status or "-",
         )
     print_table(table)
+
+
+@jobs_command.command()
+@run_argument
+@click.option("--by", required=True, metavar="NAME", help="Who ran it, as others shall read it.")
+def ran(run: RunPaths, runs: Path | None, by: str) -> None:
+    """Print that a shipped job file was run: the entry of RUN for jobs/runs.toml.
+
+    It has the hardware, image and speed, from the run's lock.json and from its
+    companion's measurement. Nothing is sent anywhere.
+
+    \b
+    Example:
+      trtllm-hpc jobs ran latest --by "Ana, Example University" >> jobs/runs.toml
+    """
+    from trtllm_hpc.bench.results import Interval, read_measurement
+    from trtllm_hpc.errors import InvalidMeasurement, RunNotFound
+    from trtllm_hpc.paths import COMPANION_MEASUREMENT
+    from trtllm_hpc.report.headline import headline_level
+    from trtllm_hpc.runs.job_runs import entry_of
+
+    speed = None
+    with suppress(RunNotFound, InvalidMeasurement):
+        measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
+        level = headline_level(measured)
+        speed = None if level is None else measured.levels[level].metrics.get("output_tokens_per_s")
+    entry = entry_of(run, by, round(speed.mean, 1) if isinstance(speed, Interval) else 0.0)
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in entry.items())
+    click.echo(f"\n[[run]]\n{''.join(lines)}", nl=False)
 
 
 @jobs_command.command()
@@ -335,6 +370,8 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
         print_json(ShippedText(**vars(described(file.stem, file)), text=text))
     else:
         click.echo(text, nl=False)
+        if (status := described(file.stem, file).status) is not None:
+            click.echo(f"status: {status}", err=True)
 
 
 def shipped_or_refused(name: str, parameter: str) -> Path:

@@ -8,6 +8,9 @@ from pathlib import PurePosixPath
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 
+_DRAFT_MODELS = ("speculative_model_dir", "speculative_model")
+"""Keys of the LLM API's ``speculative_config``, old and new."""
+
 
 def all_mounts(job: JobFile, cluster: ClusterProfile, own: Sequence[str]) -> tuple[str, ...]:
     """Return mounts as ``source:target[:flags]``: our ``own`` folders, the job file's, and the profile's.
@@ -35,12 +38,15 @@ def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
     """Return every path in a job file that jobs read, with its key."""
     engine, repository = job.engine, job.repository
     speculative, phases = engine.speculative, job.serve.disaggregated
+    drafts = engine.llm_api.get("speculative_config") or {}
+    draft = next((drafts[key] for key in _DRAFT_MODELS if str(drafts.get(key)).startswith("/")), None)
     named: dict[str, Iterable[str | None]] = {
         "model.path": [job.model.path],
         "engine.directory": [engine.directory],
         "engine.quantization.calibration_dataset": [engine.quantization.calibration_dataset],
         "engine.quantization.checkpoint": [engine.quantization.checkpoint],
         "engine.speculative.model": [speculative.model] if speculative is not None else [],
+        "engine.llm_api.speculative_config": [draft],
         "model.tokenizer": [job.model.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,
         "engine.lora.directories": engine.lora.directories,

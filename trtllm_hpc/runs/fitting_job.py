@@ -213,12 +213,12 @@ def settings(recipe: Recipe, release: Release) -> tuple[dict[str, Any], dict[str
 
 @cache
 def _shipped() -> tuple[Recipe, ...]:
-    """Return the shipped job files that name their checkpoint and GPUs."""
+    """Return the shipped job files that name their GPUs and their only checkpoint, without a draft model."""
     found = []
     for job in shipped_jobs():
         text = jobs()[job.name].read_text(encoding="utf-8")
         model = re.search(r"huggingface\.co/([\w.-]+/[\w.-]*\w)", text)
-        if job.backend == "pytorch" and model and job.gpu_types:
+        if job.backend == "pytorch" and model and job.gpu_types and "speculative_model_dir" not in text:
             kinds = tuple(re.findall(r"[a-z]+\d+", job.gpu_types.lower()))
             goal: Goal = "latency" if "# Goal: latency\n" in text else "throughput"
             found.append(Recipe(job.name, (model[1],), kinds, job.gpus, goal))

@@ -10,7 +10,8 @@ from typing import Any
 
 from trtllm_hpc.errors import ConfigError, Diagnostic
 
-_PACKED = {"float-quantized": "fp8", "nvfp4-pack-quantized": "nvfp4", "pack-quantized": "int4"}
+_PACKED = {"float-quantized": "fp8", "pack-quantized": "int4"}
+_PACKED |= {f"{kind}-pack-quantized": kind for kind in ("mxfp4", "nvfp4")}
 """Formats of compressed-tensors, by the names that the other tools have for them."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -272,9 +273,26 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     try:
-        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model)
+        stored = _quantized_size(context)
+        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model, stored)
     except UnknownModel as error:
         return error
+
+
+def _quantized_size(context: Context) -> int | None:
+    """Return the bytes of an already quantized checkpoint. Raises UnknownModel if they are unknown."""
+    from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
+    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+
+    if context.model_folder is None or context.job.engine.quantization.method is not None:
+        return None
+    with suppress(ConfigError):
+        checkpoint = Checkpoint(context.model_folder)
+        if (method := checkpoint.quantization) != "none":
+            if checkpoint.stored is None:
+                raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+            return checkpoint.stored
+    return None
 
 
 def memory(context: Context) -> Diagnostic | None:
