@@ -112,9 +112,6 @@ def serving(server: Server, model: tuple[str, dict[str, str]]) -> Iterator[Endpo
         http.server_close()
 
 
-A_TEXT = ("BYTES", [1], serialized(b"A"))
-
-
 @pytest.fixture
 def server() -> Server:
     return Server()

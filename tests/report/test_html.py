@@ -103,11 +103,11 @@ class Elements(HTMLParser):
 
 def test_the_verdict_comes_first_in_words() -> None:
     made = make(requests=12)
-    assert verdict(report_data(made)).words == "Valid: these figures may be used."
+    assert verdict(report_data(made))["words"] == "Valid: these figures may be used."
     noted = made.changed(verdict=Verdict([], ["The clock jumped."]))
-    assert verdict(report_data(noted)).words == "Valid, with notes."
+    assert verdict(report_data(noted))["words"] == "Valid, with notes."
     bad = made.changed(verdict=Verdict(["Too few requests."]))
-    assert verdict(report_data(bad)).words.startswith("Not valid")
+    assert verdict(report_data(bad))["words"].startswith("Not valid")
     text = report_page(report_data(bad))
     assert text.index("Not valid") < text.index("Too few requests.") < text.index("Headline figures")
 

@@ -7,7 +7,7 @@ A model that takes token ids is asked a text by way of ``preprocessing`` and
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +22,14 @@ from trtllm_hpc.client.over_http import HttpServer
 from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.errors import InvalidRequest, RequestFailed
 from trtllm_hpc.wire.response import Response, WrongResponse
-from trtllm_hpc.wire.served_model import STREAM_INPUTS, TASK_ID_INPUT, WEIGHTS_INPUT, ServedModel
+from trtllm_hpc.wire.served_model import (
+    FROM_PREPROCESSING,
+    STREAM_INPUTS,
+    TASK_ID_INPUT,
+    TO_PREPROCESSING,
+    WEIGHTS_INPUT,
+    ServedModel,
+)
 from trtllm_hpc.wire.triton_request import (
     Tensors,
     generate_body,
@@ -35,33 +42,8 @@ from trtllm_hpc.wire.triton_response import Outputs, generate_outputs, to_respon
 
 PREPROCESSING, POSTPROCESSING = "preprocessing", "postprocessing"
 
-_PREPROCESSED: Mapping[str, str] = {
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
-    "end_id": "END_ID",
-    "pad_id": "PAD_ID",
-    "prompt_table_extra_id": "PROMPT_TABLE_EXTRA_ID",
-}
-"""Options that ``preprocessing`` reads, and its inputs (``preprocessing/config.pbtxt``, v0.16)."""
-
 _TEXT_KINDS = ("texts", "numbers")
 """Kinds of options that ``tensorrt_llm`` has as tensors of token ids."""
-
-_FROM_PREPROCESSING: Mapping[str, str] = {
-    "INPUT_ID": "input_ids",
-    "REQUEST_INPUT_LEN": "input_lengths",
-    "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list",
-    "STOP_WORDS_IDS": "stop_words_list",
-    "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
-    "OUT_PROMPT_TABLE_EXTRA_IDS": "prompt_table_extra_ids",
-}
-"""Outputs of ``preprocessing`` and the inputs of ``tensorrt_llm`` (``ensemble/config.pbtxt``, v0.16)."""
 
 
 @dataclass(frozen=True)
@@ -217,9 +199,9 @@ class TritonModel(Model):
         ids = [prompt for prompt in request.prompts if not isinstance(prompt, str)]
         if len(ids) == count:
             return ids_tensors(model, ids) | tensors(model, _request_values(model, request), count)
-        options = tensors(model, _request_values(model, request, _PREPROCESSED), count)
+        options = tensors(model, _request_values(model, request, TO_PREPROCESSING), count)
         outputs = await self._preprocess(server, request)
-        prepared = {new: outputs[old] for old, new in _FROM_PREPROCESSING.items() if old in outputs}
+        prepared = {new: outputs[old] for old, new in FROM_PREPROCESSING.items() if old in outputs}
         return {name: array for name, array in prepared.items() if name in model.inputs} | options
 
     async def _preprocess(self, server: GrpcServer, request: Request) -> Outputs:
@@ -234,7 +216,7 @@ class TritonModel(Model):
             raise InvalidRequest("A batch holds texts or token ids, not both.")
         model = self._tokenizer.preprocessing
         inputs: dict[str, Any] = {}
-        for option, name in _PREPROCESSED.items():
+        for option, name in TO_PREPROCESSING.items():
             value = request.options.get(option)
             if value is not None and name not in model.inputs:
                 raise InvalidRequest(

@@ -216,7 +216,8 @@ def _by_rules(edited: EditedText, job: JobFile) -> Iterator[Change]:
             edited.remove(path)
             if "dropped" in rule:
                 yield Change("dropped", key, None, rule["dropped"])
-            elif not _asks(value, "lost" in rule):
+            # One instance of what is lost is what there is anyway.
+            elif not value or ("lost" in rule and type(value) is int and value == 1):
                 yield Change("dropped", key, None, "it asked for nothing")
             elif "lost" in rule:
                 yield Change("lost", key, None, rule["lost"], rule.get("instead"))
@@ -229,8 +230,3 @@ def _value(plain: Any, path: Keys) -> Any:
     for word in path:
         plain = plain.get(word) if isinstance(plain, dict) else None
     return plain
-
-
-def _asks(value: Any, is_lost: bool) -> bool:
-    """Whether a value asks for something; one instance of what is lost is what there is anyway."""
-    return bool(value) and not (is_lost and type(value) is int and value == 1)

@@ -1,8 +1,4 @@
-"""From a checked request to requests of Triton's model ``tensorrt_llm``, and from its tokens to text.
-
-Each answer is one request of token ids, also where several are asked for: so
-``n`` works with models that send one answer only, and each is ended by itself.
-"""
+"""From a checked request to requests of ``tensorrt_llm``, one for each answer, and from tokens to text."""
 
 from __future__ import annotations
 
@@ -69,7 +65,8 @@ class Generation:
     ) -> None:
         self._client, self._tokenizer, self._facts, self._request = client, tokenizer, facts, request
         self._session = session
-        self._ends = _end_ids(tokenizer, request)
+        own = () if request.ignore_eos else (tokenizer.end_id, *tokenizer.further_end_ids)
+        self._ends = {*request.stop_token_ids, *(each for each in own if each is not None)}
         skip = request.skip_special_tokens
         self.skips_special_tokens = facts.skip_special_tokens if skip is None else skip
         self._seed = secrets.randbits(63) if request.seed is None else request.seed
@@ -256,11 +253,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
         "min_p": request.min_p,
         "seed": 0,  # each answer has its own
     }
-
-
-def _end_ids(tokenizer: ModelTokenizer, request: GenerationRequest) -> frozenset[int]:
-    own = () if request.ignore_eos else (tokenizer.end_id, *tokenizer.further_end_ids)
-    return frozenset({*request.stop_token_ids, *(each for each in own if each is not None)})
 
 
 def _word_list(words: Sequence[Sequence[int]]) -> np.ndarray[Any, Any]:

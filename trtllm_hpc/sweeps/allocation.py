@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc import __version__
@@ -154,7 +154,7 @@ def _directives(runs: Sequence[_Rendered], here: RunPaths, minutes: int) -> list
         *(
             Directive(option, value)
             for option in _LARGEST[1:]
-            if (value := _largest(stages, option)) is not None
+            if (value := max((it[option] for it in stages if option in it), key=_number, default=None))
         ),
         Directive("--time", minutes),
     ]
@@ -162,11 +162,6 @@ def _directives(runs: Sequence[_Rendered], here: RunPaths, minutes: int) -> list
 
 def _options(stage: Stage) -> dict[str, str]:
     return {it.option: str(it.value) for it in stage.directives}
-
-
-def _largest(stages: Iterable[Mapping[str, str]], option: str) -> str | None:
-    values = [stage[option] for stage in stages if option in stage]
-    return max(values, key=_number, default=None)
 
 
 def _number(value: str) -> int:

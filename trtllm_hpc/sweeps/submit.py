@@ -13,7 +13,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.plan.model import read_stages
-from trtllm_hpc.runs.listing import ListedRun, listed_runs
+from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.resume import prepare_rest, resume_run
 from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, submit_stages
@@ -56,13 +56,13 @@ def submit_variants(
     with alone(paths):
         rows = {row.run_id: row for row in listed_runs(paths.folder, warn=_refuse_silence)}
         names = [it.name for it in record.variants if not it.refused and (not only or it.name in only)]
-        left = [name for name in names if _is_left(rows.get(name))]
+        live = [paths.run(it.name) for it in record.variants if it.name in rows and rows[it.name].live]
+        left = [name for name in names if name in rows and not rows[name].live]
+        left = [name for name in left if rows[name].state is not RunState.COMPLETED]
         if record.allocation == "one":
             _submit_in_one(paths, record, left)
             return len(left)
-        queue = _Queue(
-            record.max_running, [paths.run(it.name) for it in record.variants if _is_live(rows.get(it.name))]
-        )
+        queue = _Queue(record.max_running, live)
         for number, name in enumerate(left, 1):
             try:
                 queue.submit(paths.run(name))
@@ -85,14 +85,6 @@ def _submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str])
 
 def _refuse_silence(sentence: str) -> None:
     raise SubmissionError(sentence, hint="the same command again, once Slurm answers", transient=True)
-
-
-def _is_live(row: ListedRun | None) -> bool:
-    return row is not None and row.live
-
-
-def _is_left(row: ListedRun | None) -> bool:
-    return row is not None and not row.live and row.state is not RunState.COMPLETED
 
 
 class _Queue:

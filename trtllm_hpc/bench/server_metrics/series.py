@@ -1,9 +1,8 @@
 """The figures in the server's Prometheus page, and how they change from one page to the next.
 
-Names and labels are Triton's (docs/user_guide/metrics.md of the server) and those of
-``custom_metrics_reporter.cc`` in NVIDIA's tensorrtllm_backend v0.16.0; ``waiting`` came with v0.18. Which of
-them a page has depends on release, backend and machine: a series whose names are missing is absent, never
-zero. Upstream's Python backend, for one, has no metrics of its engine (tensorrtllm_backend issue 479).
+Names are Triton's (its docs/user_guide/metrics.md) and those of ``custom_metrics_reporter.cc`` in NVIDIA's
+tensorrtllm_backend v0.16.0; ``waiting`` came with v0.18. A series whose names a page lacks is absent, never
+zero: upstream's Python backend, for one, has no metrics of its engine.
 """
 
 from __future__ import annotations
@@ -146,14 +145,15 @@ _TRANSFERS = "nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_
 _ENGINE = ("nv_trt_llm_", "nv_llm_")
 _SUCCESS = Source("nv_inference_request_success")
 _OUTPUT_TOKENS = Source("nv_llm_output_token_len_sum")
+_INPUT_TOKENS = Source("nv_llm_input_token_len_sum")
 
 
 def _engine(key: str, label: str, unit: str, group: tuple[str, str], value: str) -> Series:
     return Series(key, label, unit, "engine", (Source(*group, value),))
 
 
-def _host(key: str, label: str, unit: str, name: str) -> Series:
-    return Series(key, label, unit, "host", (Source(name),))
+def _gauge(key: str, label: str, unit: str, name: str, of: Literal["model", "host"] = "host") -> Series:
+    return Series(key, label, unit, of, (Source(name),))
 
 
 def _rate(key: str, label: str, unit: str, of: Literal["engine", "model"], source: Source) -> Series:
@@ -194,39 +194,27 @@ SERIES: tuple[Series, ...] = (
     _engine("memory_pinned_bytes", "pinned memory of the engine", "bytes", MEMORY, "pinned"),
     _rate("iterations_per_s", "steps of the engine", "1/s", "engine", Source(*GENERAL, "iteration_counter")),
     _rate("output_tokens_per_s", "tokens of finished answers", "tokens/s", "engine", _OUTPUT_TOKENS),
-    _rate(
-        "input_tokens_per_s",
-        "tokens of finished prompts",
-        "tokens/s",
-        "engine",
-        Source("nv_llm_input_token_len_sum"),
-    ),
-    Series(
-        "kv_transfer_ms",
-        "KV cache transfer between servers",
-        "ms",
-        "engine",
-        (Source(*_TRANSFERS, "kv_cache_transfer_ms"),),
-        (Source(*_TRANSFERS, "request_count"),),
-        "mean",
+    _rate("input_tokens_per_s", "tokens of finished prompts", "tokens/s", "engine", _INPUT_TOKENS),
+    replace(
+        _engine(
+            "kv_transfer_ms", "KV cache transfer between servers", "ms", _TRANSFERS, "kv_cache_transfer_ms"
+        ),
+        under=(Source(*_TRANSFERS, "request_count"),),
+        kind="mean",
     ),
     _rate("finished_per_s", "requests finished", "1/s", "model", _SUCCESS),
     _rate("failed_per_s", "requests failed", "1/s", "model", Source("nv_inference_request_failure")),
-    Series(
-        "pending",
-        "requests queued for the model",
-        "requests",
-        "model",
-        (Source("nv_inference_pending_request_count"),),
+    _gauge(
+        "pending", "requests queued for the model", "requests", "nv_inference_pending_request_count", "model"
     ),
     _mean("queue_ms", "time in the queue", "queue"),
     _mean("compute_ms", "computation", "compute_input", "compute_infer", "compute_output"),
     _mean("duration_ms", "from arrival to answer", "request"),
-    _host("cpu_share", "CPU of the host", "share", "nv_cpu_utilization"),
-    _host("host_memory_used_bytes", "used memory of the host", "bytes", "nv_cpu_memory_used_bytes"),
-    _host("gpus_busy", "busy GPUs, summed", "GPUs", "nv_gpu_utilization"),
-    _host("gpu_memory_used_bytes", "used memory of all GPUs", "bytes", "nv_gpu_memory_used_bytes"),
-    _host("gpu_power_w", "power of all GPUs", "W", "nv_gpu_power_usage"),
+    _gauge("cpu_share", "CPU of the host", "share", "nv_cpu_utilization"),
+    _gauge("host_memory_used_bytes", "used memory of the host", "bytes", "nv_cpu_memory_used_bytes"),
+    _gauge("gpus_busy", "busy GPUs, summed", "GPUs", "nv_gpu_utilization"),
+    _gauge("gpu_memory_used_bytes", "used memory of all GPUs", "bytes", "nv_gpu_memory_used_bytes"),
+    _gauge("gpu_power_w", "power of all GPUs", "W", "nv_gpu_power_usage"),
 )
 """Every series, in the order of tables."""
 

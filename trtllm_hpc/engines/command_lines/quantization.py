@@ -64,11 +64,6 @@ def is_calibrated(quantization: Quantization, chosen: Tool | None) -> bool:
     return quantization.method is not None and quantization.method not in UNCALIBRATED
 
 
-def needs_scales(quantization: Quantization) -> bool:
-    """Whether ``build.py`` needs scales of activations that another program has computed."""
-    return quantization.method == "int8_sq" or quantization.kv_cache == "int8"
-
-
 def requests(job: JobFile, *, by_build_py: bool) -> Iterator[OptionRequest]:
     """Return the requests of ``engine.quantization``."""
     quantization = job.engine.quantization

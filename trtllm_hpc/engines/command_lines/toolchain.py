@@ -119,8 +119,8 @@ def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> 
     how, quantized = preparation(family.examples), job.engine.quantization
     if how is not None and how.always:
         prepare: Command | None = _command("prepare", release, family.examples)
-    elif not quantization.needs_scales(quantized) or quantized.checkpoint is not None:
-        return None
+    elif (quantized.method != "int8_sq" and quantized.kv_cache != "int8") or quantized.checkpoint is not None:
+        return None  # there are no scales of activations to compute
     else:
         prepare = release.command(how.program) if how is not None else None
     # What build.py has a switch for needs a program that computes the scales.

@@ -1,16 +1,10 @@
-"""Triton model ``tensorrt_llm_bls``: text in, text out. Runs in Triton's Python stub.
-
-Upstream's model calls ``preprocessing``, ``tensorrt_llm`` and ``postprocessing``; each instance waits for one
-request at a time. This one does the work of the first and the last itself and asks the engine's process
-directly. So an instance answers any number of requests at once, and ``bls_instance_count`` is the number of
-processes that share the work.
-"""
+"""Triton model ``tensorrt_llm_bls``: text in, text out, by the engine's process. In Triton's Python stub."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,27 +17,8 @@ from trtllm_hpc.reference.generation import EngineLost
 from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
 from trtllm_hpc.reference.requests import Part, parse
 from trtllm_hpc.reference.text import Preprocessor, switch
+from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
 
-TO_PREPROCESSING = {
-    "text_input": "QUERY",
-    "max_tokens": "REQUEST_OUTPUT_LEN",
-    "bad_words": "BAD_WORDS_DICT",
-    "stop_words": "STOP_WORDS_DICT",
-    "embedding_bias_words": "EMBEDDING_BIAS_WORDS",
-    "embedding_bias_weights": "EMBEDDING_BIAS_WEIGHTS",
-    "end_id": "END_ID",
-    "pad_id": "PAD_ID",
-}
-FROM_PREPROCESSING = {
-    "INPUT_ID": "input_ids",
-    "REQUEST_INPUT_LEN": "input_lengths",
-    "REQUEST_OUTPUT_LEN": "request_output_len",
-    "BAD_WORDS_IDS": "bad_words_list",
-    "STOP_WORDS_IDS": "stop_words_list",
-    "EMBEDDING_BIAS": "embedding_bias",
-    "OUT_END_ID": "end_id",
-    "OUT_PAD_ID": "pad_id",
-}
 CANCELLATION_CHECK_S = 0.1
 """Seconds between two checks whether a client has disconnected."""
 
@@ -105,5 +80,5 @@ class TritonPythonModel:
         return delivery, parse(inputs, info, decoupled=self._decoupled)
 
 
-def _renamed(arrays: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def _renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {new: arrays[old] for old, new in names.items() if old in arrays}

@@ -175,25 +175,14 @@ class Card:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class VerdictPanel:
-    """The verdict on the measurement, in words; its findings and warnings stand below."""
-
-    kind: str
-    """``valid``, ``noted`` (valid, with warnings) or ``invalid``."""
-    words: str
-
-
-def verdict(data: ReportData) -> VerdictPanel:
-    """Return whether the figures may be used."""
+def verdict(data: ReportData) -> dict[str, str]:
+    """Return whether the figures may be used, in ``words`` and as a ``kind`` for the page's style."""
     verdict = data.measurement.verdict
     if not verdict.valid:
-        kind, words = "invalid", "Not valid: these figures must not be used."
-    elif verdict.warnings:
-        kind, words = "noted", "Valid, with notes."
-    else:
-        kind, words = "valid", "Valid: these figures may be used."
-    return VerdictPanel(kind, words)
+        return {"kind": "invalid", "words": "Not valid: these figures must not be used."}
+    if verdict.warnings:
+        return {"kind": "noted", "words": "Valid, with notes."}
+    return {"kind": "valid", "words": "Valid: these figures may be used."}
 
 
 def headline_words(data: ReportData) -> str:
