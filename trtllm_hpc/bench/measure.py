@@ -70,18 +70,11 @@ def run_measurement(
 ) -> MeasurementSummary:
     """Measure, write everything into the server's folder, and return the summary.
 
-    Args:
-        name: name of the measurement. Only the companion's writes its progress for those
-            who watch the run.
-        show: called with the progress twice a second, in a thread of its own.
-
-    Raises:
-        Interrupted: with the summary of what was measured.
-        NotReady: the endpoint could not be reached even once.
-        RequestFailed: the model does not support such requests, or does not take a LoRA adapter.
-        InvalidRequest: the server does not speak the protocol, or no model can be chosen.
-        ConfigError, BadSlo: the workload's file, or the limits, cannot be read.
-        InvalidMeasurement: the run folder could not be written any more; says where the results are.
+    Only the companion's ``name`` writes its progress for those who watch the run. ``show`` is called with the
+    progress twice a second, in a thread of its own. Raises Interrupted with the summary of what was measured;
+    NotReady if the endpoint was never reached; RequestFailed, InvalidRequest, ConfigError or BadSlo if the
+    server or its model cannot be measured in this way; InvalidMeasurement if the run folder could not be
+    written.
     """
     slo = parse_slo(settings.slo) if settings.slo else None
     is_companion = name == COMPANION_MEASUREMENT

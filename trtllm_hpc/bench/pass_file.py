@@ -15,8 +15,7 @@ from trtllm_hpc.bench.records import UNFINISHED, RequestRecord, append_records, 
 _INTERVAL_S = 1.0
 """Between two writes."""
 _BATCH = 32
-"""Records between two pauses of the writer. It shares the interpreter with the sender, which has it back
-after less than a millisecond, as after each drawing of the progress."""
+"""Records between two pauses of the writer, which shares the interpreter with the sender."""
 _PAUSE_S = 0.001
 
 

@@ -31,8 +31,7 @@ _CLOSED_LOOP_REQUESTS = 1000
 _MIN_REQUESTS_PER_SLOT = 20
 """Different requests for each slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
-"""The same for each slot and second, as far as the user gave prompts: enough for a model that answers in
-50 ms. All of them are encoded, and their tokens counted, before the pass."""
+"""The same for each slot and second of given prompts: enough for a model that answers in 50 ms."""
 
 
 @dataclass(frozen=True)

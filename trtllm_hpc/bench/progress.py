@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _INTERVAL_S = 0.5
-"""Between two reports: those who follow a run read its files this often. Drawing takes about 1 ms, during
-which nothing is sent."""
+"""Between two reports; drawing takes about 1 ms, during which nothing is sent."""
 _MAX_LATENCIES = 1000
 """The running p99 covers this many latencies."""
 _RATE_SPAN_S = 3.0

@@ -21,8 +21,7 @@ MEASURED = "measured"
 DRAIN = "drain"
 UNFINISHED = "unfinished"
 NO_CONNECTION = ("no connection to ", "Cannot connect to host ")
-"""How the errors of the gRPC and HTTP clients begin if nothing listens at the address. The status does not
-show it: an overloaded server may answer UNAVAILABLE, too."""
+"""How errors begin if nothing listens there; an overloaded server may answer UNAVAILABLE, too."""
 
 
 @dataclass(frozen=True)

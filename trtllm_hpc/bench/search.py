@@ -63,7 +63,6 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
 
 
 def _violations(one: Pass, slo: Slo, max_error_share: float) -> list[str]:
-    """Return what the server did wrong in a pass, in sentences."""
     violations = slo.violations(one.metrics)
     if one.failed > max_error_share * one.measured:
         violations.append(f"{one.failed} of {one.measured} requests failed.")

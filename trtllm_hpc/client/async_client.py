@@ -31,14 +31,10 @@ _SETTINGS = frozenset(
 class AsyncClient:
     """Asks one served model with asyncio; a context manager, which opens and closes its connection.
 
-    Args:
-        target: a run's endpoint, or the address of another server.
-        model: by default ``ensemble``, or the first served model that takes text.
-        protocol: of an endpoint, by default gRPC for Triton, else OpenAI's; an address says it itself.
-        timeout_s: for each request.
-        retries: how often a request is sent again if the server was not reached, or lost before anything of
-            the answer had come.
-        follow: returns where the server is now; called when it is not reached, before it is asked again.
+    ``target`` is a run's endpoint or another server's address, whose URL says its protocol. By default the
+    ``model`` is ``ensemble``, or the first that takes text. ``timeout_s`` is for each request; one is sent
+    again up to ``retries`` times if nothing of the answer had come, where ``follow`` says that the server is
+    then.
     """
 
     def __init__(
@@ -164,13 +160,10 @@ class AsyncClient:
     async def batch(
         self, prompts: Sequence[Prompt], *, concurrency: int = 8, together: bool = False, **options: Any
     ) -> list[Answer]:
-        """Return the answers to several prompts, in their order.
+        """Return the answers to several prompts, in their order; after an error the others are ended.
 
-        Args:
-            concurrency: how many requests are open at once.
-            together: send all prompts as one request, a batch, whose answers Triton sends one by one.
-
-        Other arguments and errors are those of :meth:`generate`; after an error the others are ended.
+        ``concurrency`` requests are open at once; with ``together`` all prompts are one request, a batch.
+        Other arguments and errors are those of :meth:`generate`.
         """
         if together:
             request = self.request(tuple(prompts), options)

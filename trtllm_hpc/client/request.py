@@ -29,8 +29,7 @@ OnText = Callable[[str], object]
 """Called with each part of a text as it comes."""
 
 Counted = Literal["server", "tokenizer", "responses"]
-"""Who counted an answer's tokens: the server in its answer, the served tokenizer afterwards, or nobody: it
-is the number of responses of a stream, usually one for each token. Only the first is exact."""
+"""Who counted an answer's tokens; ``responses``: nobody, of a stream. Only the server is exact."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed, Req
 from trtllm_hpc.wire.openai_answer import error_body
 
 _QUEUE_WORDS = "maximum queue size"
-"""Part of the message of TensorRT-LLM, Triton and the reference backend when the queue is full, in lower
-case."""
+"""In messages of TensorRT-LLM, Triton and the reference backend for a full queue, in lower case."""
 
 _FAULT_WORDS = (
     "forwardasync",
@@ -20,14 +19,12 @@ _FAULT_WORDS = (
     "not ready",
     "unhealthy",
 )
-"""Parts of messages that are about the server, not about the request. Triton's streams send no codes, and
-upstream's backend calls both kinds INTERNAL."""
+"""In messages about the server and not the request: Triton's streams send no codes."""
 
 _LENGTH_WORDS = re.compile(
     r"exceeds maximum input length \((\d+)\)|was built for max_(?:input|seq)_len (\d+)"
 )
-"""Parts of the messages of TensorRT-LLM and of the reference backend for a prompt that is too long. The
-gateway cannot know the limit: TensorRT-LLM may allow longer prompts than the engine's ``max_input_len``."""
+"""In messages of TensorRT-LLM and the reference backend, which alone know how long prompts may be."""
 
 
 class ApiError(Exception):

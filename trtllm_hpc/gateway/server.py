@@ -22,8 +22,7 @@ _BACKLOG = 2048
 _GRACE_S = 5
 """For open answers once the gateway is asked to end."""
 _KEEP_ALIVE_S = 120
-"""Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): whoever sends while the other side
-closes loses the request."""
+"""Longer than clients keep a connection (OpenAI's: 5 s; aiohttp's: 15 s): else requests get lost."""
 
 
 class _Server(uvicorn.Server):

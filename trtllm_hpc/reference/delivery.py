@@ -29,8 +29,7 @@ PADDING = -1
 """Fills up shorter beams, in tokens and log-probabilities; ``sequence_length`` is where it begins."""
 
 _PAUSE_OF_EACH_S = 0.002
-"""Least time between two questions to Triton whether a client has disconnected, for each open request. A
-question takes some 100 µs, so all of them take a twentieth of a core."""
+"""Least time for each open request between two questions (100 µs) whether its client is there."""
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from trtllm_hpc.reference.scheduler import Admission, Chunk, Decode, Step
 from trtllm_hpc.reference.stop_words import to_device
 
 MOST_ALONE = 4
-"""Prompts of a step that are computed one by one, if they are no more: launching the kernels of one pass over
-all of them takes as long as some four graphs."""
+"""Prompts of a step that are computed by graphs, one by one; one pass takes as long as four graphs."""
 
 MOST_ALONE_TOKENS = 512
 """Tokens of each of these, at most."""

@@ -26,8 +26,7 @@ _ROTARY = "apply_rotary_pos_emb"
 """The name of the function in transformers' modelling files."""
 
 _MOST_DIFFERENCE = 0.01
-"""Largest distance between two results, relative to their size. 16 bits round by less; another formula is
-farther off."""
+"""Largest distance of two results, relative to their size: rounding to 16 bits gives less."""
 
 Function = Callable[..., Any]
 

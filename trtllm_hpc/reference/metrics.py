@@ -37,21 +37,13 @@ class Family:
 
 
 REQUESTS = Family("nv_trt_llm_request_metrics", "request_type", "Requests in the engine.")
-MEMORY = Family(
-    "nv_trt_llm_runtime_memory_metrics",
-    "memory_type",
-    "Bytes that the processes of the model and its engine use.",
-)
-KV_CACHE = Family(
-    "nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks that hold keys and values."
-)
+MEMORY = Family("nv_trt_llm_runtime_memory_metrics", "memory_type", "Bytes of the model and its engine.")
+KV_CACHE = Family("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks of the KV cache.")
 BATCHER = Family(
     "nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric", "What the last step computed."
 )
 GENERAL = Family("nv_trt_llm_general_metrics", "general_type", "Steps, and microseconds since 1970.")
-OUTPUT_LENGTH = Family(
-    "nv_llm_output_token_len", "response_metric_type", "Tokens of each finished answer, over all beams."
-)
+OUTPUT_LENGTH = Family("nv_llm_output_token_len", "response_metric_type", "Tokens of each finished answer.")
 INPUT_LENGTH = Family("nv_llm_input_token_len", "response_metric_type", "Tokens of each finished prompt.")
 
 Gauges = Mapping[Family, Mapping[str, float]]

@@ -21,8 +21,7 @@ _BY_INPUTS = frozenset({"rowwise", "rowwise_split_input"})
 """Each rank multiplies some of a layer's inputs; the ranks' results are summed."""
 
 _WHOLE = frozenset({"embedding_rowwise", "replicated_with_grad_allreduce"})
-"""Every rank has the whole parameter: split embeddings would need a sum over the ranks in each step,
-and the other style differs in training only."""
+"""Every rank has all of it: split embeddings would need one more sum over the ranks in each step."""
 
 
 def style_of(module: str, plan: dict[str, str]) -> str | None:

@@ -138,8 +138,7 @@ _MOST_STRANGERS = 64
 """Connections without a greeting that rank 0 keeps beyond the number of ranks; then it closes the oldest."""
 
 _KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""Options of a connection (tcp(7)): no step waits for another, and a host that has vanished is noticed after
-30 s. A process that has died is noticed at once."""
+"""Options (tcp(7)): no step waits for another, and a host that vanished is noticed after 30 s."""
 
 
 class Channel:

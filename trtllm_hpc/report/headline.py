@@ -8,8 +8,7 @@ from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
 
 KEPT_UP = 0.9
-"""Share of the requests sent each second that a server finishes at least which keeps up with them: what is
-under way at the ends of a short window takes some away. Growing latency is the finer sign."""
+"""Least share of the requests sent each second that a server which keeps up finishes."""
 
 
 def level_labels(measurement: MeasurementSummary) -> list[str]:

@@ -20,16 +20,11 @@ Cell: TypeAlias = "str | tuple[str, str]"
 
 
 class Table:
-    """Rows of text below headers and a rule.
+    """Rows of text below headers and a rule; headers and cells may have several lines.
 
-    Args:
-        headers: one for each column. Headers and cells may have several lines.
-        right: headers of the columns that are aligned to the right.
-        one_line: headers of the columns that are never wrapped.
-        least: widths that columns have at least, by header.
-        cut: headers of the columns whose cells are cut, down to their least width, instead of wrapped.
-        optional: headers of columns that a narrow terminal may do without; the last is left out first.
-        gap: spaces between two columns.
+    By their headers, columns are aligned ``right``, never wrapped (``one_line``), at ``least`` so wide,
+    ``cut`` down to that instead of wrapped, or ``optional``: a narrow terminal does without, the last first.
+    ``gap`` is the number of spaces between two columns.
     """
 
     def __init__(

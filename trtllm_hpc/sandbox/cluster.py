@@ -23,8 +23,7 @@ START_TIMEOUT_S = 60.0
 """Limit for each daemon; on an idle machine each takes a second or two."""
 
 MISSES = 5
-"""Consecutive polls that must not see a daemon's process before it counts as ended. Under load
-a single poll misses a live slurmctld in its first moments, about once in 400 starts."""
+"""Polls in a row without a daemon's process until it counts as ended: under load one can miss it."""
 
 HEALTHY = ("idle", "mixed", "allocated", "completing", "reserved", "planned")
 """States in sinfo of a node that takes jobs; a trailing ``*`` means that the node does not respond."""

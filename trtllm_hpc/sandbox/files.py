@@ -19,8 +19,7 @@ from trtllm_hpc.sandbox.layout import Folder, Layout
 from trtllm_hpc.sandbox.root import entering, which
 
 CPUS_PER_NODE = 16
-"""Processors that each node claims to have: enough for several jobs at once. In fact all nodes
-share the machine's processors."""
+"""Processors that each node claims to have; in fact all nodes share the machine's."""
 
 SHM_SIZE = "4g"
 """Size of /dev/shm on a node."""

@@ -14,8 +14,7 @@ ROOT = Path(SANDBOX_ROOT)
 """Parent of all state folders. ``/run`` is empty after a boot, when no sandbox is up either."""
 
 POOLS = ("10.97", "10.213", "172.29", "198.18")
-"""The /16 networks that subnets are taken from: private ranges that few sites use, then
-RFC 2544's, for machines where a VPN routes all private addresses."""
+"""The /16 networks of subnets: private ranges that few sites use, then RFC 2544's beside VPNs."""
 
 JOB_IDS = 50_000
 """How many job ids each subnet has to itself; those of the last one end below Slurm's MaxJobId."""

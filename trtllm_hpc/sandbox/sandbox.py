@@ -88,17 +88,11 @@ class Sandbox:
     ) -> bool:
         """Start it and return when its nodes are idle; return whether anything had to be started.
 
-        Raises SandboxError if it cannot start here, one of another shape is up, or a daemon failed. Nothing
-        of it is left then.
-
-        Args:
-            nodes: number of compute nodes, 1 to 32.
-            gpus_per_node: number of GPUs that each node has, 0 to 16. Default: 4, or with ``real_gpus`` as
-                many of the machine's as there are for every node.
-            real_gpus: share out the machine's own GPUs; otherwise nodes only claim to have GPUs.
-            root: folder of the root file system that the cluster runs from, such as `sandbox root` makes;
-                ``None`` for the machine's own.
-            tell: called with a few words before each wait.
+        Each of ``nodes`` (1 to 32) claims ``gpus_per_node`` (0 to 16, by default 4); with ``real_gpus`` they
+        are the machine's own, by default as many as there are for every node. ``root`` is the folder of a
+        root file system such as `sandbox root` makes. ``tell`` is called with a few words before each wait.
+        Raises SandboxError if it cannot start here, or one of another shape is up; nothing of it is left
+        then.
         """
         requirements.check_platform()
         requirements.check_root()

@@ -108,8 +108,6 @@ def plan_sweep(
 
 
 class _Planner:
-    """Plans variants, and collects what is wrong."""
-
     def __init__(self, paths: SweepPaths, runs: Path, ignored: Collection[str], in_one: bool) -> None:
         self._paths, self._runs, self._ignored, self._in_one = paths, runs, ignored, in_one
         self._slurm: SlurmAnswers | None = None

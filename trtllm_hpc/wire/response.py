@@ -27,8 +27,7 @@ class Part(NamedTuple):
     length: int | None = None
     """Output tokens as the model reports them: those of this response, or of the answer so far."""
     log_probs: Sequence[float] = ()
-    """Logarithm of each token's probability: Triton repeats those of all tokens so far, OpenAI's protocol has
-    the new ones."""
+    """Logarithm of each token's probability: with Triton of all tokens so far, else of the new ones."""
     prompt_index: int = 0
     """Index of the prompt in the batch."""
     sequence_index: int = 0

@@ -97,7 +97,6 @@ def _short(value: str | None) -> str:
 
 
 def _flat(plain: Any) -> dict[str, str]:
-    """Return the leaves by their dotted names, as JSON."""
     return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves(plain, "")}
 
 

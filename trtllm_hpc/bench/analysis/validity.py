@@ -79,8 +79,8 @@ def check_pass(
     if not sample.answered:
         # If the server was gone in the warm-up already, a longer window would not help.
         return Verdict(gone if gone and not sample.measured else [*gone, _no_answer(sample)], warnings)
-    late = list(_late(sample, settings))
-    is_harmless = _late_share(sample) <= FEW_LATE and _late_effect(sample) <= MAX_LATE_EFFECT
+    late, late_share = list(_late(sample, settings)), len(_late_delays_s(sample)) / len(sample.measured)
+    is_harmless = late_share <= FEW_LATE and _late_effect(sample) <= MAX_LATE_EFFECT
     client_limits = [*([] if is_harmless else late), *_busy(client)]
     growth = latency_growth(sample)
     findings = [
@@ -92,7 +92,7 @@ def check_pass(
     ]
     if late and is_harmless:
         warnings.append(
-            f"{_late_share(sample):.1%} of the requests were sent late (the limit is "
+            f"{late_share:.1%} of the requests were sent late (the limit is "
             f"{settings.max_late_share * 100:.4g}%), which changes no p50 or p99 by more than "
             f"{MAX_LATE_EFFECT:.0%}."
         )
@@ -171,25 +171,20 @@ def _allowed_delay_s(sample: Sample) -> float:
     return LATE_S + LATE_SHARE_OF_GAP * max(sample.window.length_s, 0.0) / len(sample.measured)
 
 
-def _delays_s(sample: Sample) -> list[float]:
-    return [record.sent_s - record.scheduled_s for record in sample.measured]
-
-
-def _late_share(sample: Sample) -> float:
-    allowed_s, delays_s = _allowed_delay_s(sample), _delays_s(sample)
-    return sum(delay_s > allowed_s for delay_s in delays_s) / len(delays_s)
+def _late_delays_s(sample: Sample) -> list[float]:
+    allowed_s = _allowed_delay_s(sample)
+    delays_s = (record.sent_s - record.scheduled_s for record in sample.measured)
+    return [delay_s for delay_s in delays_s if delay_s > allowed_s]
 
 
 def _late(sample: Sample, settings: Benchmark) -> Iterator[str]:
     """Report if the client sent more requests late than it may."""
-    measured = sample.measured
-    allowed_s, delays_s = _allowed_delay_s(sample), _delays_s(sample)
-    late = sum(delay_s > allowed_s for delay_s in delays_s)
-    if late > settings.max_late_share * len(measured):
+    measured, late_s = len(sample.measured), _late_delays_s(sample)
+    if len(late_s) > settings.max_late_share * measured:
         yield (
-            f"{late} of {len(measured)} requests ({late / len(measured):.1%}) were sent more than "
-            f"{allowed_s * 1e3:.2f} ms late (1 ms plus 1% of the mean gap), the worst by "
-            f"{max(delays_s) * 1e3:.1f} ms; the limit is {settings.max_late_share * 100:.4g}% "
+            f"{len(late_s)} of {measured} requests ({len(late_s) / measured:.1%}) were sent more than "
+            f"{_allowed_delay_s(sample) * 1e3:.2f} ms late (1 ms plus 1% of the mean gap), the worst by "
+            f"{max(late_s) * 1e3:.1f} ms; the limit is {settings.max_late_share * 100:.4g}% "
             f"(max_late_share). The server did not get the requested load: {_CLIENT_REMEDY}."
         )
 

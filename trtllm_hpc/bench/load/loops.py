@@ -28,8 +28,7 @@ _LEAD_S = 0.05
 _BURST = 64
 """Late requests sent in a row before the event loop handles answers again."""
 GIVE_UP_S = 30.0
-"""The load ends after this time without a server. One that restarts sooner, as behind a proxy, fails the
-requests meanwhile; one that takes longer has spoilt the measurement anyway."""
+"""The load ends after this time without a server: a shorter restart fails the requests meanwhile."""
 MIN_UNCONNECTED = 10
 """The load ends only after this many requests in a row without a connection."""
 
@@ -46,8 +45,7 @@ class Plan:
     index_step: int = field(default=1, kw_only=True)
     """From the index of one payload to that of the next: with several processes their number."""
     weights: Sequence[bytes | None] = field(default=(), kw_only=True)
-    """What to append to each payload, and send it again, if the server does not know its LoRA adapter; only
-    over gRPC. Empty without adapters."""
+    """What to append to a payload sent again, if the server does not know its LoRA adapter (gRPC only)."""
     max_failures: int = field(default=0, kw_only=True)
     """The load ends when so many requests of a process have failed in a row; 0: never."""
 

@@ -45,8 +45,7 @@ class Target:
     stream_input: str | None = None
     """Name of the input that makes a decoupled model stream its tokens."""
     min_length_input: str | None = None
-    """Input that keeps answers from ending early, sent with the requested length; ``None`` sends none. Over
-    OpenAI's protocol its key ``min_tokens``."""
+    """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
     instance: int | None = None
     """The instance behind the door that gets the requests, over gRPC; ``None``: any."""
 
@@ -139,8 +138,7 @@ class Reply:
     """``ok``, or what failed: the gRPC status code such as ``DEADLINE_EXCEEDED``, or ``HTTP 500``."""
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
-    """Each response with its time of arrival, as bytes of the protocol; one unless streamed. Of a stream over
-    HTTP each piece, as the network brought it."""
+    """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 

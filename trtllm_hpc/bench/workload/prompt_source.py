@@ -42,8 +42,7 @@ _WORDS = """
     sea land sun moon star wind rain fire a i e o s t n r d l c m p g b f h k v w y u x j z q
 """
 COMMON_WORDS = tuple(_WORDS.split())
-"""Most tokenizers have a token for each. Their order must not change: it is part of what makes workloads
-reproducible. Single letters come last."""
+"""Most tokenizers have a token for each. Their order must not change: workloads are reproducible."""
 
 
 @dataclass(frozen=True)

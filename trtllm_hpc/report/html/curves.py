@@ -32,8 +32,7 @@ _HEIGHT = 260
 _FINISHED = "requests finished/s"
 _HOLDS, _BREAKS = "holds", "does not hold"
 _JOINED_RATIO = 1.1
-"""Loads closer to each other than this ratio are not joined: a search ends with several loads of the same
-throughput, and a line through them would only show noise."""
+"""Loads closer than this ratio are not joined: of a search's last loads a line would show noise."""
 _LABEL_WIDTH, _LABEL_HEIGHT = 0.09, 0.09
 """Size of a label as shares of the chart. Labels that would overlap are left out; the tooltip has them."""
 _BELOW_ANY_AXIS = 1e-3

@@ -216,35 +216,24 @@ def cards(data: ReportData) -> list[Card]:
     result = data.measurement.levels[data.headline]
     failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
     rate = share(failed / measured if measured else None)
-    return [
-        *_rates(result),
-        *_latencies(result),
-        Card("Failed", rate, "", f"{failed:,} of {measured:,}"),
-    ]
+    return [*_measured(result), Card("Failed", rate, "", f"{failed:,} of {measured:,}")]
 
 
-def _rates(result: LevelResult) -> Iterator[Card]:
-    rate = result.metrics.get("asked_rate_per_s")
-    requested = f"requested {quantity(rate.mean)}" if isinstance(rate, Interval) else ""
-    for key, label, unit, note in (
-        ("finished_rate_per_s", "Throughput", "requests/s", requested),
-        ("output_tokens_per_s", "Output", "tokens/s", ""),
-        ("goodput_per_s", "Goodput", "requests/s", "within the SLO"),
+def _measured(result: LevelResult) -> Iterator[Card]:
+    asked = result.metrics.get("asked_rate_per_s")
+    requested = f"requested {quantity(asked.mean)}" if isinstance(asked, Interval) else ""
+    for key, statistic, label, unit, note in (
+        ("finished_rate_per_s", None, "Throughput", "requests/s", requested),
+        ("output_tokens_per_s", None, "Output", "tokens/s", ""),
+        ("goodput_per_s", None, "Goodput", "requests/s", "within the SLO"),
+        ("ttft_ms", "p50", "TTFT p50", "ms", ""),
+        ("ttft_ms", "p99", "TTFT p99", "ms", ""),
+        ("tpot_ms", "p50", "TPOT p50", "ms", ""),
+        ("latency_ms", "p50", "Latency p50", "ms", ""),
+        ("latency_ms", "p99", "Latency p99", "ms", ""),
     ):
         found = result.metrics.get(key)
-        if isinstance(found, Interval):
-            yield Card(label, quantity(found.mean), unit, "; ".join(filter(None, (plus_minus(found), note))))
-
-
-def _latencies(result: LevelResult) -> Iterator[Card]:
-    for key, label, statistic in (
-        ("ttft_ms", "TTFT", "p50"),
-        ("ttft_ms", "TTFT", "p99"),
-        ("tpot_ms", "TPOT", "p50"),
-        ("latency_ms", "Latency", "p50"),
-        ("latency_ms", "Latency", "p99"),
-    ):
-        found = result.metrics.get(key)
-        if isinstance(found, dict) and statistic in found:
-            interval = found[statistic]
-            yield Card(f"{label} {statistic}", quantity(interval.mean), "ms", plus_minus(interval))
+        figure = found.get(statistic) if isinstance(found, dict) and statistic else found
+        if isinstance(figure, Interval):
+            notes = filter(None, (plus_minus(figure), note))
+            yield Card(label, quantity(figure.mean), unit, "; ".join(notes))

@@ -77,7 +77,6 @@ def cell(figure: object) -> str:
 
 
 def _adapter_table(data: ReportData) -> Table:
-    """The requests of the headline level by LoRA adapter; without rows if there were no adapters."""
     level = data.headline
     rows = [] if level is None else adapter_rows(data.measurement, data.records, level)
     return Table(f"{TITLE} (ms)", list(HEADER), rows)
@@ -100,7 +99,6 @@ def figure_name(key: str) -> str:
 
 
 def _glossary(data: ReportData) -> Table:
-    """The meaning and formula of each figure on the page."""
     shown = {key for result in data.measurement.levels for key in result.metrics}
     rows = [
         [metric.label, metric.unit, metric.formula, metric.meaning]
@@ -140,7 +138,6 @@ def _flat_table(title: str, plain: Mapping[str, Any], *, words: bool = False) ->
 
 
 def _error_table(data: ReportData) -> Table:
-    """Each kind of error and how often it occurred."""
     errors = sorted(data.measurement.errors.items(), key=lambda item: -item[1])
     rows = [[cut(kind), f"{count:,}"] for kind, count in errors[:_MOST_ERRORS]]
     if len(errors) > _MOST_ERRORS:
