@@ -218,7 +218,6 @@ class _Run:
         return ended_early
 
     def _run_level(self, level: Level, settings: Benchmark) -> str | None:
-        """Run every pass over one level; return a sentence if the measurement ended early."""
         level_index, passes = len(self._results), list[Pass]()
         for repeat in range(self.settings.repeats):
             try:

@@ -155,7 +155,6 @@ def _output_tokens_in_window(sample: Sample) -> float:
 
 
 def _arrived_tokens(record: RequestRecord, sample: Sample) -> float:
-    """Return the output tokens of one answer that came in the window."""
     if record.output_tokens is None:
         raise NoValue
     counted = sum(record.chunk_tokens)

@@ -210,7 +210,6 @@ def closed_window(load: LoadResult, settings: Benchmark) -> Window:
 
 
 def _truncated(window: Window, load: LoadResult) -> Window:
-    """Return the part of the window before the load ended early."""
     if not (load.interrupted or load.disconnected or load.failures):
         return window
     end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)

@@ -132,7 +132,6 @@ def _count_by_usage(answer: ParsedReply, tokens: int, retokenized: _Count | None
 def _count_whole(
     request: Request, answer: ParsedReply, reported: _Lengths, retokenized: _Count | None
 ) -> _Count:
-    """Count an answer that came in one piece."""
     tokens = _without_prompt(request, answer, reported)
     if tokens is not None:
         return _Count(tokens, BY_MODEL)

@@ -53,7 +53,6 @@ class _Traces:
         """``runs`` (folders of runs), ``sandboxes``, ``models`` and ``packages``."""
 
     def add(self, kind: str, *values: str) -> None:
-        """Record what is about to be made."""
         self.made[kind] = list(dict.fromkeys([*self.made[kind], *values]))
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "made.json", self.made)

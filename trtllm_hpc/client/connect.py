@@ -172,7 +172,6 @@ def usual_model(endpoint: Endpoint) -> str:
 def _described(
     endpoint: Endpoint, name: str, protocol: Protocol, timeout_s: float
 ) -> tuple[ServedModel, bool, Tokenizer | None]:
-    """Return a model, whether it answers token by token, and what turns texts into its token ids."""
     model = describe(endpoint, name, timeout_s, protocol)
     streams = model.decoupled and model.takes_text
     if model.ensemble:

@@ -102,7 +102,6 @@ async def _ways(clients: AsyncExitStack, endpoint: Endpoint, timeout_s: float) -
 
 
 async def _compared(request: Request, ways: Sequence[_Way]) -> tuple[list[CheckedAnswer], list[str]]:
-    """Return the answers, and the ways that cannot be asked this."""
     [prompt] = request.prompts
     if not isinstance(prompt, str):
         raise InvalidRequest("The check asks texts, not token ids.")

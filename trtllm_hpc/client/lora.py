@@ -94,7 +94,6 @@ def read_adapter(folder: Path, task_id: int | None = None) -> Adapter:
 
 
 def _files(folder: Path) -> tuple[Path, Path]:
-    """The files of the weights and of the configuration."""
     if not folder.is_dir():
         raise RequestFailed(
             f"{folder} is no folder: there is no LoRA adapter.",

@@ -134,7 +134,6 @@ class _Loop:
             raise
 
     def end(self) -> None:
-        """End the thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():

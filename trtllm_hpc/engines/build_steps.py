@@ -80,14 +80,11 @@ def _toolchain(facts: EngineFacts) -> Toolchain:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Makes each step of a job's toolchain."""
-
     facts: EngineFacts
     toolchain: Toolchain
     layout: Layout
 
     def step(self, role: Role, program: Command) -> BuildStep:
-        """Return the step of one program."""
         if role == "build":
             return self._build(program)
         if role == "build_py":
@@ -246,7 +243,6 @@ class _Steps:
         return ((self.facts.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)
 
     def _identity(self) -> dict[str, Any]:
-        """What makes this release's outputs differ from those of others."""
         return {"tensorrt_llm": self.toolchain.release.version}
 
     def _layout_identity(self) -> dict[str, Any]:

@@ -126,8 +126,6 @@ Chosen = Mapping[str, Value | None]
 
 @dataclass(frozen=True)
 class _Copy:
-    """One copy of ``tensorrt_llm``."""
-
     name: str
     engine: str
     instances: int = 1
@@ -152,8 +150,6 @@ def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryR
 
 
 class _Recipes:
-    """Recipes of the models of the engine backends."""
-
     def __init__(self, job: JobFile, release: Release, *, has_encoder: bool) -> None:
         self.job = job
         self.release = release

@@ -97,7 +97,6 @@ class _Routes:
         return await read_body(request, self._service.facts.max_request_mib)
 
     async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
-        """Answer all prompts, whole or as a stream."""
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
         begins = [self._service.echo(asked, at) for at in range(len(prompts))]

@@ -199,8 +199,6 @@ class Generation:
 
 
 class _Growing:
-    """One answer as its tokens come."""
-
     def __init__(self, generation: Generation, prompt: Prompt) -> None:
         self._generation, self._prompt = generation, prompt
         self._text = generation.text_stream()

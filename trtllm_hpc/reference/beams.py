@@ -222,8 +222,6 @@ class Record(StoppingCriteria):  # type: ignore[misc]
 
 
 class _StopWords(StoppingCriteria):  # type: ignore[misc]
-    """A sequence ends with any of these words."""
-
     def __init__(self, words: Words) -> None:
         self._words = words
 

@@ -87,7 +87,6 @@ def _write_model(
 def _write_stand_in(
     settings: argparse.Namespace, engine: EngineFolder, _progress: Progress
 ) -> tuple[str, dict[str, Any]]:
-    """Write the files of an engine without a model, which have no tensors."""
     asked = {
         "gather_context_logits": settings.gather_context_logits,
         "gather_generation_logits": settings.gather_generation_logits,

@@ -117,14 +117,11 @@ class TextAnswer(Answer):
 
 
 def _joined(parts: Sequence[tuple[tuple[Any, ...], ...]], beams: int) -> list[tuple[Any, ...]]:
-    """Tokens or their log-probabilities, one after the other in each beam."""
     return [tuple(itertools.chain.from_iterable(rows)) for rows in zip(*parts, strict=True)][:beams]
 
 
 @dataclass(eq=False)
 class _OpenRequest:
-    """One Triton request that is being answered."""
-
     sender: Any
     request_id: str
     wanted: Collection[str]

@@ -142,7 +142,6 @@ class _Call:
             self.finish("UNAVAILABLE", reason, time.monotonic())
 
     def expire(self) -> None:
-        """The timeout has passed."""
         if self.connection is not None:
             self.connection.cancel(self.stream_id)
         self.finish(_TIMED_OUT, self._timeout_message(), time.monotonic())
@@ -265,7 +264,6 @@ class GrpcClient:
             self.flush()
 
     def _on_connection_change(self) -> None:
-        """A connection has room again, or is over."""
         idle = [each for each in self._connections if not each.usable and not each.busy]
         for connection in idle:
             self._connections.remove(connection)

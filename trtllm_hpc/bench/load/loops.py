@@ -247,7 +247,6 @@ class _Loop(ABC):
         self.client.send(reply, self.plan.payloads[position])
 
     def on_end(self, reply: Reply) -> None:
-        """Called by the client when a request has ended."""
         if self.over.is_set():
             reply.ended_s = -1.0
             return

@@ -119,7 +119,6 @@ def _send_all(pipes: list[Connection], message: tuple[str, Any]) -> None:
 
 
 def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
-    """One result with all replies in the order of sending."""
     use = ClientUse(
         sum(result.client.cpu_s for result in results),
         max(result.client.wall_s for result in results),
@@ -182,7 +181,6 @@ def _work(pipe: Connection, plan: Plan) -> None:
 
 
 def _wait_for_stop(pipe: Connection, stop: Callable[[], object]) -> None:
-    """Stop at the parent's message, or when the parent dies."""
     with suppress(EOFError, OSError):
         pipe.recv()
     stop()

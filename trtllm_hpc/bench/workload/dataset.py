@@ -213,7 +213,6 @@ def _conversation(entry: Entry, key: str) -> tuple[str, str | None]:
 
 
 def _turn_text(entry: Entry, turn: dict[str, Any]) -> str:
-    """The content of one turn: a text, or the text among its parts."""
     content = turn.get("value", turn.get("content"))
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]

@@ -117,7 +117,6 @@ def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator
 def _adapted(
     requests: Sequence[OptionRequest], job: JobFile, family: Family, part: Part
 ) -> Iterator[OptionRequest]:
-    """Return the requests for one of the two engines."""
     for request in requests:
         if request.key == "engine.max_input_len" or (part == "encoder" and request.key in DECODER_ONLY):
             continue
@@ -269,7 +268,6 @@ def _no_option(request: OptionRequest, toolchain: Toolchain, reasons: Sequence[s
 
 
 def _plugins(toolchain: Toolchain) -> list[str]:
-    """Names of the plugins that the toolchain's programs have options for."""
     options = (option for command in toolchain.programs.values() for option in command.options)
     names = (re.fullmatch(r"--(?:use_)?(.+)_plugin", option) for option in options)
     return [name[1] for name in names if name is not None]

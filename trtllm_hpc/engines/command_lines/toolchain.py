@@ -147,7 +147,6 @@ def _reads_quantized(release: Release, family: Family, method: str) -> bool:
 
 
 def _nothing_quantized(release: Release, family: Family, method: str) -> tuple[str, str]:
-    """A message and a hint: ``quantize.py`` writes nothing that ``build.py`` reads."""
     able = (
         later.version
         for later in releases()
