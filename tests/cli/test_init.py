@@ -264,7 +264,8 @@ def test_a_checkpoint_and_a_gpu_are_enough_for_a_job_file(tmp_path: Path) -> Non
     model = checkpoint(tmp_path, "DeepSeek-R1-0528")
     done = init("job", "r1.yaml", "--model", str(model), "--gpu", "h200", "--goal", "latency")
     assert done.output.startswith("Wrote r1.yaml.\n  DeepSeek-R1-0528 on h200 for latency: ")
-    assert re.search(r"\n  Settings: NVIDIA/TensorRT-LLM@[0-9a-f]{8}, examples/configs/database/", done.output)
+    source = r"\n  Settings: NVIDIA/TensorRT-LLM@[0-9a-f]{8}, examples/configs/database/"
+    assert re.search(source, done.output)
     assert done.output.endswith("  next: trtllm-hpc render r1.yaml --cluster pyxis\n")
     engine = load(Path("r1.yaml"), "pyxis").job.engine
     assert (engine.backend, engine.tensor_parallel, engine.max_seq_len) == ("pytorch", 8, 16384)
