@@ -129,7 +129,7 @@ def _serve_peers(server: socket.socket, key: str) -> None:
     while True:
         peer, _ = server.accept()
         peer.settimeout(_WAIT_S)
-        with peer, suppress(OSError, ValueError), peer.makefile("rwb") as talk:
+        with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as talk:
             if hmac.compare_digest(json.loads(talk.readline(100)), key):
                 for _ in range(_PINGS):
                     _say(talk, json.loads(talk.readline(10)))
@@ -201,7 +201,7 @@ def _round(pairs: Sequence[_Pair], nodes: _Nodes) -> list[Link]:
     for one, other in pairs:
         _say(nodes[one][1], {"at": nodes[other][0]["at"]})
     for one, other in pairs:
-        found: dict[str, Any] = {"error": "its task has ended"}
+        found: dict[str, Any] = {"error": f"no figures within {_ANSWER_S:.0f} s"}
         with suppress(OSError, ValueError):
             found = json.loads(nodes[one][1].readline())
         links.append(Link((one, other), nodes[one][0]["host"], nodes[other][0]["host"], **found))
