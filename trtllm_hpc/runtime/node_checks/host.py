@@ -11,13 +11,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import (
-    full_file_system,
-    hindrances,
-    locked_memory,
-    shared_memory,
-    transports,
-)
+from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memory, shared_memory, transports
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
