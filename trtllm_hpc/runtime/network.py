@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
-from statistics import mean, median
+from statistics import median
 from threading import Thread
 from typing import Any, TypeAlias
 
@@ -247,8 +247,7 @@ def judge(links: Sequence[Link], minimum: float) -> tuple[int, list[str]]:
 def _named(late: Sequence[Link], links: Sequence[Link]) -> str:
     """Name the slow pairs by the node that most of them have: ``node3: 1.10 GB/s to node1``."""
     ends = [name for link in late for name in (link.a, link.b)]
-    # The end whose pairs are slow also otherwise.
-    node = min(ends, key=lambda name: mean(link.rate for link in links if name in (link.a, link.b)))
+    node = max(reversed(ends), key=ends.count)  # of a single pair the second: either may be at fault
     its = [link for link in late if node in (link.a, link.b)]
     parts = [f"{it.rate:.2f} GB/s to {it.b if it.a == node else it.a}" for it in its]
     parts += [f"{link.a} to {link.b} {link.rate:.2f} GB/s" for link in late if link not in its]
