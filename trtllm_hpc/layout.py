@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,23 @@ class Instances:
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)
         return nodes
+
+    @property
+    def talking(self) -> str:
+        """Nodes of the whole job that will talk: ``0,1`` with each other, ``0,1:2,3`` across."""
+        words = [_span(self.first_node(one), self.layout) for one in range(self.count)]
+        if self.groups:
+            before = {1: self.components[0].nodes}
+            phases = [
+                [_span(before.get(it.component or 0, 0) + one.first_node, it.layout) for one in it.servers]
+                for it in self.groups
+            ]
+            words = [*chain(*phases), ":".join(",".join(dict.fromkeys(phase)) for phase in phases)]
+        return " ".join(word for word in words if {",", ":"} & set(word)) if self.nodes > 1 else ""
+
+
+def _span(first: int, layout: Layout) -> str:
+    return ",".join(map(str, range(first, first + layout.nodes)))
 
 
 def seats(instances: Instances) -> list[str]:

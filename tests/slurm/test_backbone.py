@@ -105,7 +105,10 @@ def assert_little_locked_memory_is_warned_about(run: RunPaths) -> None:
     records = [RankRecord.read(run.rank_record("preflight", rank)) for rank in (0, 1)]
     limits = [record.details["memlock_kib"] for record in records if record is not None]
     little = [limit for limit in limits if limit is not None and limit < MIN_MEMLOCK_KIB]
-    warned = [event.data["warning"] for event in read_events(run) if event.name == "preflight_warning"]
+    warnings = [event.data["warning"] for event in read_events(run) if event.name == "preflight_warning"]
+    warned = [
+        it for it in warnings if not it.startswith("network: ")
+    ]  # two busy processors are a slow network
     assert len(limits) == 2 and len(warned) == len(little)  # as many as this machine gives reason for
     for reason, limit in zip(warned, little, strict=True):
         assert f"only {limit} KiB of memory may be locked on" in reason

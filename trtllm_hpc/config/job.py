@@ -235,6 +235,16 @@ class Serve(Section):
     """With ``renew``: how long open requests may take when the time limit is near; no new ones begin."""
 
 
+class Preflight(Section):
+    """What is checked on the nodes before the server starts."""
+
+    network: Literal["sockets", "none"] = "sockets"
+    """``sockets``: nodes that will talk measure round trip and rate by TCP, in a few seconds; a pair that
+    cannot talk ends the job. Nothing is measured on a single node."""
+    minimum_gb_per_s: Annotated[float, Field(ge=0, le=10_000)] = 0
+    """The job ends when a pair of nodes is slower in either direction; 0: a slow pair is a warning."""
+
+
 class Request(Section):
     """The companion's first question."""
 
@@ -282,6 +292,7 @@ class JobFile(Section):
     build: Build = Field(default_factory=Build)
     kv_cache: KvCache = Field(default_factory=KvCache)
     repository: Repository = Field(default_factory=Repository)
+    preflight: Preflight = Field(default_factory=Preflight)
     serve: Serve = Field(default_factory=Serve)
     companion: Companion = Field(default_factory=Companion)
 

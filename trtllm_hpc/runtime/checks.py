@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -219,6 +219,37 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
         )
     amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
     return ok(f"{amount} of memory may be locked on {host}")
+
+
+_HINDRANCES = {
+    "UCX_TLS": (r"(?!.*(cuda|all|\^)).+", "UCX uses only these transports, none of which knows GPU memory"),
+    "UCX_IB_ROCE_LOCAL_SUBNET": (r".+", "transfers of the KV cache may hang"),
+    "NCCL_IB_DISABLE": ("1", "NCCL uses sockets instead of InfiniBand and RoCE"),
+    "NCCL_NET": ("(?i)socket", "NCCL uses sockets instead of InfiniBand and RoCE"),
+    "NCCL_P2P_DISABLE": ("1", "the GPUs of a node exchange data through its memory"),
+}
+"""Variables that Slurm, a site or an image may set: values that hinder, and how. Sources: TensorRT-LLM 18373,
+where Slurm's own PMIx plugin sets the first for every task, and 17300; NCCL's user guide."""
+
+
+def hindrances(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables that limit UCX or NCCL, with their consequences."""
+    found = ((name, environment.get(name, "")) for name in _HINDRANCES)
+    return [
+        f"{it}={value}: {_HINDRANCES[it][1]}"
+        for it, value in found
+        if re.fullmatch(_HINDRANCES[it][0], value)
+    ]
+
+
+def transports(host: str, found: Sequence[str]) -> Diagnostic:
+    """Check that no variable limits the transports of NCCL and the KV cache."""
+    if not found:
+        return ok(f"no variable limits UCX or NCCL on {host}")
+    hint = (
+        "disaggregated servers start without UCX_TLS; else add unset UCX_TLS... to the profile's setup lines"
+    )
+    return warn(f"the environment on {host} has {'; '.join(found)}", hint)
 
 
 def programs_there(host: str, missing: Sequence[str]) -> Diagnostic:

@@ -25,6 +25,7 @@ from trtllm_hpc.runtime.checks import (
     engine_version,
     engine_world,
     full_file_system,
+    hindrances,
     installed_versions,
     locked_memory,
     model_there,
@@ -34,6 +35,7 @@ from trtllm_hpc.runtime.checks import (
     shared_memory,
     step_world,
     tokenizer_files,
+    transports,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
 from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
@@ -95,6 +97,8 @@ class Found:
     """Whether the model's folder can be read here."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
+    hindrances: list[str] = field(default_factory=list)
+    """Variables that limit UCX or NCCL."""
     gpu_models: list[str] = field(default_factory=list)
     """Name, driver and memory of each GPU; only the first rank of a node fills it in, as the next two."""
     gpu_limits: list[str] = field(default_factory=list)
@@ -221,6 +225,7 @@ def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
         step_tasks=step_tasks(),
+        hindrances=hindrances(os.environ),
     )
 
 
@@ -307,6 +312,7 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
         if len(hosts) > 1 and expected.gpus_per_node:
             yield locked_memory(host, found.memlock_kib)
+            yield transports(host, found.hindrances)
         if expected.programs:
             yield programs_there(host, found.missing_programs)
         if expected.model is not None:

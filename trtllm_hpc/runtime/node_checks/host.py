@@ -11,7 +11,7 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import full_file_system, locked_memory, shared_memory
+from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memory, shared_memory, transports
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
@@ -28,7 +28,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
-        "node-transports": _transports(),
+        "node-transports": transports(facts["host"], hindrances(os.environ)),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
         "node-locked-memory": locked_memory(facts["host"], locked_memory_kib()) if wanted.nodes > 1 else None,
@@ -81,17 +81,6 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
         return ok(f"{wanted.network_interface} on {facts['host']} has an IPv4 address")
     message = f"{facts['host']} has no interface {wanted.network_interface} with an IPv4 address"
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
-
-
-def _transports() -> Diagnostic | None:
-    """Slurm's own PMIx plugin can set UCX's transports for every task (TensorRT-LLM, issue 18373)."""
-    found = os.environ.get("UCX_TLS")
-    if found is None:
-        return ok("no UCX_TLS limits the transports of the KV cache")
-    return warn(
-        f"UCX_TLS={found} is set on the nodes: UCX uses only these transports",
-        "disaggregated servers start without it; for others add unset UCX_TLS to the profile's setup lines",
-    )
 
 
 def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:

@@ -1,0 +1,129 @@
+"""The check of the network between the nodes: what its figures mean, and the check itself by real sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from tests.runtime.conftest import Runtime
+from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.layout import WantedGroup, place, place_groups
+from trtllm_hpc.runtime.checks import hindrances
+from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import read_events
+
+HEALTHY = [
+    Link((a, b), f"node{a}", f"node{b}", 20.0, 24.0 - a, 24.0 - b, 24.0 - b)
+    for a, b in combinations(range(1, 5), 2)
+]
+
+
+def with_rate(rate: float, *pairs: tuple[int, int]) -> list[Link]:
+    return [replace(it, back=rate, rate=rate) if it.pair in pairs else it for it in HEALTHY]
+
+
+def test_in_a_round_each_node_talks_to_one_other() -> None:
+    assert rounds("0,1,2,3") == [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 3), (1, 2)]]
+    for talking, pairs in (("0,1:2,3,4", 6), ("1,2 0:1,2", 3), ("0,1:0,1,2", 3), ("0,1,2,3,4,5", 15)):
+        found = rounds(talking)
+        assert sum(map(len, found)) == pairs == len({pair for each in found for pair in each})
+        assert all(len({*sum(each, ())}) == 2 * len(each) for each in found)
+
+
+def test_only_nodes_that_will_talk_are_paired() -> None:
+    one_place = {"nodes": None, "gpus_per_node": 4, "per_gpu": 1, "spread": False}
+    assert place(1, 8, **one_place).talking == "0,1"  # type: ignore[arg-type]
+    assert place(2, 8, **one_place).talking == "0,1 2,3"  # type: ignore[arg-type]
+    assert place(4, 4, **one_place).talking == ""  # type: ignore[arg-type]
+    phases = [WantedGroup("context", 2, 2, 4), WantedGroup("generation", 1, 8, 4)]
+    for apart in (False, True):
+        assert place_groups(phases, spread=False, apart=apart).talking == "1,2 0:1,2"
+    assert (
+        place_groups(
+            [WantedGroup("context", 1, 1, 4), WantedGroup("generation", 1, 2, 4)], spread=False
+        ).talking
+        == ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("links", "sentence"),
+    [
+        (with_rate(1.1, (1, 3)), "node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s"),
+        (
+            with_rate(1.1, (1, 3), (2, 3), (3, 4)),
+            "node3: 1.10 GB/s to node1, 1.10 GB/s to node2, 1.10 GB/s to node4, others 20.00 to 22.00 GB/s",
+        ),
+        (
+            with_rate(1.0, (1, 2), (3, 4)),
+            "node4: 1.00 GB/s to node3, node1 to node2 1.00 GB/s, others 20.00 to 21.00 GB/s",
+        ),
+        (
+            [replace(HEALTHY[0], rate=0.11)],
+            "0.11 GB/s between the nodes is no more than 1 Gb Ethernet; name the fast interface as "
+            "network_interface in the profile",
+        ),
+    ],
+)
+def test_a_slow_pair_is_named_and_ends_nothing(links: list[Link], sentence: str) -> None:
+    assert judge(links, 0) == (ExitCode.OK, [sentence])
+
+
+def test_what_ends_the_job() -> None:
+    assert judge(HEALTHY, 20) == (ExitCode.OK, []) and slow(HEALTHY) == []
+    code, said = judge(with_rate(1.1, (1, 3)), 5)
+    assert code == ExitCode.START
+    assert said == ["node3: 1.10 GB/s to node1, others 20.00 to 22.00 GB/s; preflight.minimum_gb_per_s is 5"]
+    lost = [Link((2, 3), "node2", "node3", error="timed out"), *HEALTHY[:2]]
+    assert judge(lost, 0) == (ExitCode.START, ["node2 and node3 cannot talk: timed out"])
+    shown = table(lost, {"transport": "TCP sockets over ib0", "seconds": 1.25, "said": judge(lost, 0)[1]})
+    assert (
+        "node2  node3  timed out" in shown and "node1  node2       20 us   23.00 GB/s   22.00 GB/s" in shown
+    )
+    assert "Not measured: NCCL (ranks), UCX and NIXL (KV cache)" in shown
+
+
+def test_variables_that_hinder_are_named() -> None:
+    assert [it.split(":")[0] for it in hindrances({"UCX_TLS": "tcp", "NCCL_IB_DISABLE": "1"})] == [
+        "UCX_TLS=tcp",
+        "NCCL_IB_DISABLE=1",
+    ]
+    assert hindrances({"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}) == []
+    assert hindrances({"UCX_TLS": "^ib"}) == hindrances({"UCX_TLS": "all"}) == hindrances({}) == []
+
+
+def test_three_tasks_measure_each_other(runtime: Runtime) -> None:
+    [port] = free_ports(1)
+    key = "0123456789abcdef" * 2
+    words = ("network", "--talking=0,1,2", "--nodes=3", "--first=0", "--interface=lo")
+    meeting = f"127.0.0.1 {port} {key}"
+
+    def task(number: int) -> subprocess.Popen[str]:
+        return runtime.start(*words, SLURM_PROCID=str(number), TRTLLM_HPC_MEETING=meeting)
+
+    late = [task(1), task(2)]  # the first node's task starts last
+    first = runtime.start(*words, SLURM_PROCID="0", TRTLLM_HPC_MEETING=meeting)
+    while first.poll() is None:
+        try:
+            with socket.create_connection(("127.0.0.1", port), 1) as stranger:
+                stranger.sendall(b'{"key": "guess", "number": 0}\n')
+            break
+        except ConnectionRefusedError:
+            continue
+    for process in (first, *late):
+        process.communicate(timeout=30)
+        assert process.returncode == 0
+    record = json.loads(runtime.paths.network.read_text())
+    assert [link["pair"] for link in record["links"]] == [[0, 1], [0, 2], [1, 2]]
+    assert all(link["rate"] > 0 and link["trip_us"] > 0 and link["error"] is None for link in record["links"])
+    assert record["transport"] == "TCP sockets over lo" and record["seconds"] < 5
+    assert runtime.paths.network_table.read_text().startswith(
+        "The nodes that will talk, by TCP sockets over lo"
+    )
+    assert not [event for event in read_events(runtime.paths) if event.name == "preflight_failed"]
