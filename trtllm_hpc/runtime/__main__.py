@@ -132,6 +132,8 @@ def _add_stage_commands(commands: _Commands) -> None:
         **dict.fromkeys(("tokenizer", "model"), _MAYBE_FILE),
         without_mpi=_FLAG,
     )
+    paths_of = dict.fromkeys(("source", "link"), _FILE)
+    _add(commands, "stage-model", "copy the model to this node", **paths_of, days=_NUMBER, first=_NUMBER)
     spawns = _add(commands, "spawns", "fail unless processes can be spawned by MPI", launcher=_WORD)
     spawns.add_argument("--last", action="store_true", help="nothing else is tried")
     _add(commands, "repository", "make the model repository from templates", all_models=_FILE)
@@ -234,6 +236,10 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             options.engines = tuple(zip(options.engine, ranks, strict=True))
             expected = Expected(**_values_of(Expected, options))
             return run_preflight(paths, expected, with_mpi=not options.without_mpi)
+        case "stage-model":
+            from trtllm_hpc.runtime.staging import stage_model
+
+            stage_model(paths, options.source, options.link, options.days, options.first)
         case "node-check":
             from trtllm_hpc.runtime.node_checks.run import check_node
 
