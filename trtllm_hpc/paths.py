@@ -5,6 +5,7 @@ Standard library only: this module also travels into the job (``runtime``).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -16,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STAGES = ("build", "serve", "companion")
+STAGES = ("download", "build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
 
 PROGRAMS = ("door", "gateway")
 """Beside the server, with a log of their own."""
-STEPS = ("build", "repository", "preflight", "serve", "front", "companion")
+STEPS = ("download", "build", "staging", "repository", "preflight", "serve", "front", "companion")
 """What writes one log for each rank: the stages, and steps beside the server within ``serve``."""
 
 COMPANION_MEASUREMENT = "benchmark"
@@ -191,6 +192,11 @@ class RunPaths:
     def script(self, name: str) -> Path:
         """Return a helper script that a batch script runs, e.g. ``rank``."""
         return self.scripts / f"{name}.sh"
+
+    def staged_model(self, folder: str, model: str) -> str:
+        """Return where the run finds its model in a folder of each node's own."""
+        run = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:12]
+        return f"{folder}/trtllm-hpc-{run}/{Path(model).name}"
 
     def side_output(self, step: str) -> Path:
         """Return the link to what a build step makes besides the engine, e.g. ``lora``."""

@@ -35,7 +35,7 @@ def submitted(folder: Path, job_ids: dict[str, str], *, complete: bool = True) -
 def run_with(fake_slurm: FakeSlurm, folder: Path, *stages: str) -> RunPaths:
     """A submitted run whose jobs are in these states; an exit code may follow, as in ``FAILED=1:0``."""
     jobs = {}
-    for name, stage in zip(STAGES, stages, strict=True):
+    for name, stage in zip(STAGES[1:], stages, strict=True):
         state, _, code = stage.partition("=")
         nodes = "" if state == "PENDING" else "n1"
         jobs[name] = fake_slurm.add(state, exit=code or "0:0", nodes=nodes, reason="Dependency")

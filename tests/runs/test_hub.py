@@ -19,10 +19,11 @@ import trtllm_hpc
 from tests.runs.hub import COMMIT, TOKEN, Hub, HubServer
 from tests.waiting import eventually
 from trtllm_hpc.config.hub import HubFailed
-from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runs.hub import fetch, find
+from trtllm_hpc.errors import ConfigError, ExitCode
+from trtllm_hpc.runs.hub import fetch, find, main
 from trtllm_hpc.runtime.engine_cache.cache import Entry
 from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.validation.load import load_job
 
 WEIGHTS = bytes(range(256)) * 65_536
@@ -312,3 +313,26 @@ def test_other_jobs_do_not_import_what_speaks_with_a_hub(tmp_path: Path) -> None
         [sys.executable, "-c", code, str(tmp_path / "runs")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_partition_of_the_profile_downloads_in_a_job_before_all_others(
+    hub: Hub, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.gated = True
+    profile = tmp_path / "site.yaml"
+    profile.write_text("name: site\nconstraint: h100\ndownload_partition: cpu\n")
+    run = trtllm_hpc.render(job, str(profile), runs=tmp_path / "runs")
+    stages = {it["name"]: it for it in json.loads(run.paths.plan.read_text())["stages"]}
+    assert [*stages] == ["download", "build", "serve", "companion"] and of(hub, LARGE) == []
+    assert all({"kind": "afterok", "stage": "download"} in stages[it]["after"] for it in [*stages][1:])
+    script = run.paths.sbatch("download").read_text()
+    assert "--partition=cpu" in script and "h100" not in script and TOKEN not in script
+    (tmp_path / "token").write_text("hf_wrong")
+    assert main(str(run.folder)) == ExitCode.CONFIG
+    [event] = [it for it in read_events(run.paths, "download") if "reason" in it.data]
+    assert "org/tiny is gated" in event.data["reason"] and "hf_wrong" not in capsys.readouterr().err
+    (tmp_path / "token").write_text(TOKEN)
+    assert main(str(run.folder)) == ExitCode.OK
+    assert (Path(str(run.job.model.path)) / LARGE).read_bytes() == WEIGHTS
+    again = trtllm_hpc.render(job, str(profile), runs=tmp_path / "runs")
+    assert not again.paths.sbatch("download").exists()

@@ -16,6 +16,7 @@ from pydantic import Field
 from trtllm_hpc.config.types import (
     AbsolutePath,
     AnyText,
+    Count,
     JobName,
     Minutes,
     OneLine,
@@ -192,6 +193,11 @@ class ClusterProfile(Section):
     """``job``: a Slurm job of its own. ``overlap``: a step inside the server's allocation."""
     companion_partition: OneLine | None = None
     """Partition of the companion job, e.g. one without GPUs."""
+    download_partition: OneLine | None = None
+    """Partition without GPUs whose nodes reach the hub: ``submit`` then downloads a model of a hub in a job
+    there, before all others. ``None``: the machine on which you submit downloads it."""
+    download_minutes: Minutes = 480
+    """Time limit of that job; ``resume`` goes on where it was."""
     phases: Phases | None = None
     """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
     component for each. ``None``: both phases share nodes that are alike."""
@@ -203,6 +209,11 @@ class ClusterProfile(Section):
     models_folder: AbsolutePath | None = None
     """Where models of a hub are downloaded to, on a file system that the nodes share; ``None``:
     ``$TRTLLM_HPC_MODELS``, else ``models`` beside the folder of runs."""
+    node_models_folder: AbsolutePath | None = None
+    """Folder on a disk that each node has for itself, for ``model.stage: node`` in job files."""
+    node_models_days: Count = 14
+    """Days after which a node's copy of a model is removed if no run has used it; the next copying removes
+    it. Where space is short, unused copies go earlier."""
     causes_folder: AbsolutePath | None = None
     """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
     know; ``explain --check FILE`` checks one."""

@@ -16,10 +16,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 from trtllm_hpc.runtime.engine_cache.cache import size_fault
+from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, WEIGHTS
 from trtllm_hpc.runtime.records import JsonRecord
-
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-RECORD = "hub.json"
 
 
 class HubFailed(TrtllmHpcError, exit_code=ExitCode.CONFIG):
@@ -44,6 +42,12 @@ class HubModel(JsonRecord):
             name: self.files[name] for name in names if size_fault(folder / name, name, self.files[name][0])
         }
 
+    def downloaded(self, folder: Path) -> str:
+        """Return how much of the model is in its folder, for people."""
+        total, missing = (sum(size for size, _ in it.values()) for it in (self.files, self.missing(folder)))
+        here = total - missing + sum(it.stat().st_size for it in folder.parent.glob("partial/*"))
+        return f"{here / 2**30:.2f} of {total / 2**30:.2f} GiB are downloaded"
+
 
 def models_folder(named: str | None, runs_folder: Path) -> Path:
     """Return the folder of models: ``named``, ``$TRTLLM_HPC_MODELS``, or ``models`` beside the runs."""
@@ -58,11 +62,11 @@ def folder_of(models: Path, hub: str, commit: str) -> Path:
 
 def record_of(folder: str | Path | None) -> HubModel | None:
     """Return what is known of a model's folder; ``None`` if it is not from a hub."""
-    return HubModel.read(Path(folder).parent / RECORD) if folder is not None else None
+    return HubModel.read(Path(folder).parent / HUB_RECORD) if folder is not None else None
 
 
 def known_models(models: Path, hub: str = "*") -> Iterator[tuple[Path, HubModel]]:
     """Yield folder and record of each model in the folder of models, or of each commit of one model."""
-    for path in sorted(models.glob(f"{hub.replace('/', '--')}/*/{RECORD}")):
+    for path in sorted(models.glob(f"{hub.replace('/', '--')}/*/{HUB_RECORD}")):
         if (record := HubModel.read(path)) is not None:
             yield folder_of(models, record.hub, record.commit), record

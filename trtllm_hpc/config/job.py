@@ -41,6 +41,9 @@ class Model(Section):
     token_file: AbsolutePath | None = None
     """File with a token of ``hub``, for gated and private models; ``None``: ``$HF_TOKEN``, else the token
     of ``hf auth login``."""
+    stage: Literal["node"] | None = None
+    """``node``: each node copies the weights to its own disk, in the profile's ``node_models_folder``, before
+    the server starts, and keeps them for later runs. For servers that load ``path`` or ``hub`` as it is."""
     synthetic: Literal["tiny-llama", "llama-170m", "llama-1b", "stand-in"] | None = None
     """A random model instead of ``path``, ``tiny-llama`` where neither is named; nothing is downloaded. The
     larger ones are for benchmarks; ``stand-in`` computes nothing and needs no PyTorch: for trying how a

@@ -103,7 +103,7 @@ def signal_or_code(code: int) -> str:
 _RECORDED = ("preflight", "serve")
 """Steps whose ranks write a record; other steps have one rank, whose state is the stage's."""
 
-_STAGE_OF = dict.fromkeys(("repository", "preflight", "front", *PROGRAMS), "serve")
+_STAGE_OF = dict.fromkeys(("staging", "repository", "preflight", "front", *PROGRAMS), "serve")
 """Stage of the steps that are no stage themselves."""
 
 

@@ -16,8 +16,8 @@ from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngi
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, ServerGroup
-from trtllm_hpc.paths import preflight_step
-from trtllm_hpc.plan.mounts import all_mounts, is_below
+from trtllm_hpc.paths import RunPaths, preflight_step
+from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
@@ -234,7 +234,8 @@ class Plan:
     def mounts(self) -> tuple[str, ...]:
         """What the container sees: run folder, engines, folders of the job file, mounts of the profile."""
         caches = (self.engines_folder,) if self.build_steps else ()
-        return all_mounts(self.job, self.cluster, (self.run_folder, *caches))
+        staged = (f"{it}:{it}:ro" for it in [self.cluster.node_models_folder] if self.staged_model)
+        return (*all_mounts(self.job, self.cluster, (self.run_folder, *caches)), *staged)
 
     @property
     def caches_folder(self) -> str:
@@ -243,6 +244,16 @@ class Plan:
         if named is None or is_below(named, self.cluster.node_local_folders):
             return str(PurePosixPath(self.run_folder).parent)
         return named
+
+    @property
+    def staged_model(self) -> str | None:
+        """Where the servers find the model on each node's own disk, if it is copied there."""
+        return staged_model(self.facts, RunPaths(self.run_folder))
+
+    @property
+    def model_outside(self) -> str:
+        """The model's folder, outside any container."""
+        return outside(self.job.model.path or "", self.cluster.container.mounts)
 
     @property
     def fills_repository_in_job(self) -> bool:
@@ -269,6 +280,12 @@ class Plan:
             record["causes_folder"] = self.cluster.causes_folder
         record["stops_server"] = self.job.stops_server
         return record
+
+
+def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:
+    """Return where a run's servers find the model on each node's own disk; ``None``: it is not copied."""
+    folder, model = facts.cluster.node_models_folder, facts.job.model
+    return paths.staged_model(folder, model.path) if model.stage and folder and model.path else None
 
 
 def read_stages(record: Mapping[str, Any]) -> tuple[Stage, ...]:

@@ -62,6 +62,15 @@ def target_of(mount: str) -> str:
     return rest[0] if rest else source
 
 
+def outside(path: str, mounts: Sequence[str]) -> str:
+    """Return where a path inside the container is outside: below the deepest mount."""
+    targets = {target_of(mount): mount.partition(":")[0] for mount in mounts}
+    above = max((target for target in targets if is_below(path, [target])), key=len, default=None)
+    return (
+        path if above is None else str(PurePosixPath(targets[above], PurePosixPath(path).relative_to(above)))
+    )
+
+
 def is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether one of the folders is ``path`` or above it."""
     return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)

@@ -11,12 +11,13 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout, one_node, seats
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.plan.model import Component, Dependency, Directive, Plan, Stage
+from trtllm_hpc.plan.model import Component, Dependency, Directive, Plan, Stage, staged_model
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 _STOP_SECONDS = 60
 """For a server's orderly end, before its time limit."""
 NODE_CHECK_MINUTES = 10
+_DOWNLOAD_CPUS = 2
 _WITH_RANKS = ("serve", "doctor")
 
 
@@ -45,8 +46,12 @@ def make_plan(
     release, engine = facts.release, job.engine.directory or str(paths.engine)
     instances = backend.topology(job, cluster)
     build = backend.build(facts, instances.layout, task_python)
-    servers = backend.phase_servers(facts, instances, paths)
-    servers = servers or (backend.server(facts, instances.layout, paths),)
+    served = facts
+    if (staged := staged_model(facts, paths)) is not None:
+        model = job.model.model_copy(update={"path": staged})
+        served = replace(facts, job=job.model_copy(update={"model": model}))
+    servers = backend.phase_servers(served, instances, paths)
+    servers = servers or (backend.server(served, instances.layout, paths),)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
@@ -60,7 +65,7 @@ def make_plan(
         engine_folder=engine,
         engine_found=None,
         build_steps=build.steps,
-        repository=backend.repository(facts, paths),
+        repository=backend.repository(served, paths),
         repository_values=backend.repository_values(job, engine),
         templates=templates,
         all_models=cluster.container.all_models
@@ -82,6 +87,16 @@ def with_engine(plan: Plan, engine: str) -> Plan:
     """Return the plan without its build stage: the engine is in the cache."""
     stages = make_stages(plan.job, plan.cluster, plan.instances, RunPaths(plan.run_folder), builds=False)
     return replace(plan, engine_found=engine, stages=stages)
+
+
+def with_download(plan: Plan) -> Plan:
+    """Return the plan with a first stage that downloads its model, on nodes without GPUs."""
+    update = {"partition": plan.cluster.download_partition, "qos": None, "reservation": None}
+    cluster = plan.cluster.model_copy(update={**update, "constraint": None})
+    asked = _Resources(one_node(1, 0), _DOWNLOAD_CPUS, None, cluster.download_minutes)
+    first = _stage("download", plan.job, cluster, RunPaths(plan.run_folder), asked, ())
+    after = Dependency("afterok", "download")
+    return replace(plan, stages=(first, *(replace(it, after=(after, *it.after)) for it in plan.stages)))
 
 
 def _door_notes(job: JobFile) -> tuple[str, ...]:

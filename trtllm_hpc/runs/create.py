@@ -13,7 +13,7 @@ from trtllm_hpc.config.path_errors import path_errors
 from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown, lookup
 from trtllm_hpc.paths import RunPaths, engines_folder
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.resolve import make_plan, with_engine
+from trtllm_hpc.plan.resolve import make_plan, with_download, with_engine
 from trtllm_hpc.render.lock import lock_of
 from trtllm_hpc.render.run_folder import default_python, new_run_folder, write_run
 from trtllm_hpc.render.scripts import Build, render_build
@@ -123,16 +123,17 @@ def create_run(
     """Load and plan a job and write its run folder; nothing is written if anything is wrong.
 
     ``check`` returns warnings about the plan, or raises, before the folder is made; ``warn`` receives them
-    and the plan's notes. Then the model is downloaded, if it is a hub's. Other arguments, and the errors
-    raised, are those of :func:`plan_run`, and HubFailed.
+    and the plan's notes. Then a hub's model is downloaded, or left to a stage. The other arguments and the
+    errors raised are those of :func:`plan_run`, and HubFailed.
     """
     lock = read_lock(source.job_file)
     with plan_run(source, command=command) as planned:
         changed = () if lock is None else tuple(_changes(lock, planned.plan))
         for warning in (*changed, *check(planned.plan), *(f"note: {note}" for note in planned.plan.notes)):
             warn(warning)
-        download(planned.plan.job.model, planned.paths.folder)
-        created = write_planned(planned)
+        in_job = planned.plan.cluster.download_partition is not None
+        is_left = download(planned.plan.job.model, planned.paths.folder, leave=in_job)
+        created = write_planned(planned, downloads=is_left)
         if lock is not None:
             replace(lock_of(planned.plan), repeats=lock.made_of).write(created.paths.lock)
         return created
@@ -144,11 +145,15 @@ def _changes(lock: Lock, plan: Plan) -> Iterator[str]:
         yield f"warning: {in_words(key, before, now, 'the lock')}"
 
 
-def write_planned(planned: PlannedRun) -> CreatedRun:
-    """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError."""
+def write_planned(planned: PlannedRun, *, downloads: bool = False) -> CreatedRun:
+    """Write the run folder of a plan, without a build if the engine is in the cache. Raises RenderError.
+
+    With ``downloads`` the run's first stage downloads its model.
+    """
     build = render_build(planned.plan)
     engine = _claim_engine(planned, build)
     plan = planned.with_engine(engine)
+    plan = with_download(plan) if downloads else plan
     others = engine.others if isinstance(engine, Hit) else {}
     side_outputs = {step: entry.output for step, entry in others.items()}
     return CreatedRun(plan, write_run(plan, build, side_outputs), engine)

@@ -17,19 +17,23 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 from trtllm_hpc.config import hub as site
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.config.hub import HubFailed, HubModel, known_models, record_of
 from trtllm_hpc.config.job import JobFile, Model
+from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runtime.engine_cache import lock
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, write_shared
+from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
+from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.tensorrt_llm.memory.planner import gib
 from trtllm_hpc.validation.load import Locate
 
@@ -104,29 +108,36 @@ def _ask(models: Path, hub: str, name: str, token_file: str | None) -> tuple[Pat
     if (before := record_of(folder)) is not None and name in before.revisions:
         return folder, before  # nothing to write: the folder may be another user's
     revisions = {**(before.revisions if before else {}), name: time.time()}
-    record = HubModel(hub, str(info.sha), revisions, {name: files[name] for name in _needed(files)})
-    write_shared(folder.parent / site.RECORD, vars(record))
+    record = HubModel(hub, str(info.sha), revisions, {name: files[name] for name in needed_files(files)})
+    write_shared(folder.parent / HUB_RECORD, vars(record))
     return folder, record
 
 
-def _needed(names: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files that a server reads: the weights in one format only."""
-    weights = [name for name in names if name.endswith(site.WEIGHTS)]
-    for ending in (".bin", ".safetensors"):
-        own = [name for name in names if "/" not in name and name.endswith(ending)]
-        # Mistral's own format lies beside that of all others.
-        weights = [name for name in own if not name.startswith("consolidated")] or own or weights
-    for name in names:
-        is_hidden = name.startswith((".", "/")) or ".." in PurePosixPath(name).parts
-        if not is_hidden and (name in weights or not name.endswith(site.WEIGHTS)):
-            yield name
+def download(model: Model, run: Path, *, leave: bool = False) -> bool:
+    """Download the rest of a model that :func:`locator` has placed, for a run; raises HubFailed.
+
+    With ``leave`` the rest is left to a job of the run; returns whether anything is left.
+    """
+    if model.hub is None or model.path is None:
+        return False
+    folder, record = Path(model.path), record_of(model.path)
+    Entry(folder.parent).register(run)
+    if leave and record is not None and record.missing(folder):
+        return True
+    fetch(folder, model.token_file)
+    return False
 
 
-def download(model: Model, run: Path) -> None:
-    """Download the rest of a model that :func:`locator` has placed, for a run; raises HubFailed."""
-    if model.hub is not None and model.path is not None:
-        Entry(Path(model.path).parent).register(run)
-        fetch(Path(model.path), model.token_file)
+def main(run: str) -> int:
+    """Download a run's model, in the job of the stage ``download``; returns the exit code."""
+    paths = RunPaths(run)
+    try:
+        download(read_spec(paths.spec).model, paths.folder)
+    except HubFailed as error:
+        try_event(paths, "download", "failed", reason=error.message.rstrip("."), next=error.hint)
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return ExitCode.OK
 
 
 def fetch(folder: Path, token_file: str | None, *, weights: bool = True) -> None:
@@ -184,7 +195,7 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
     """Return the row of a hub's model."""
     entry, missing = Entry(folder.parent), record.missing(folder)
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
-    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / site.RECORD) if it.exists())
+    used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"
     runs = tuple(use.run for use in entry.uses() if _counts(use, folder))
     return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
@@ -350,3 +361,7 @@ _ELSEWHERE = "models_folder in the profile names another folder"
 def _no_space(folder: str, reason: str) -> HubFailed:
     hint = f"trtllm-hpc models prune --older-than 30d, or {_ELSEWHERE}"
     return HubFailed(f"There is not enough space in {folder}: {reason}.", hint=hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -118,6 +118,7 @@ def check_on_nodes(
 
 
 def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
+    source = source._replace(settings=(*source.settings, "model.stage=null"))
     with plan_run(source, command="doctor") as planned:
         plan, paths = planned.plan, planned.paths
         if plan.cluster.scheduler != "slurm":

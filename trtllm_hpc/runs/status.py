@@ -8,7 +8,9 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
@@ -388,7 +390,24 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
     step = build_step(run) if (busy.stage, busy.state) == ("build", "RUNNING") else None
     loading = loading_now(run) if (busy.stage, busy.state) == ("serve", "RUNNING") else ""
     progress = loading if step is None else f", step {step[0]} of {step[1]}: {step[2]}"
+    if busy.state == "RUNNING":
+        progress += {"serve": _staging, "download": _downloaded}.get(busy.stage, lambda _: "")(run)
     return f"stage {busy.stage} {busy.sentence}{progress}{_idle(run, state)}"
+
+
+def _downloaded(run: RunSnapshot) -> str:
+    record = record_of(run.plan.get("model"))
+    return f"; {record.downloaded(Path(run.plan['model']))}" if record is not None else ""
+
+
+def _staging(run: RunSnapshot) -> str:
+    """Return, to be appended to the sentence, how far the nodes are that copy weights to their own disks."""
+    nodes = run.ranks("staging")
+    busy = sum(node.ended_at is None for node in nodes)
+    copied, total = (sum(node.details[key] for node in nodes) / 2**30 for key in ("copied", "bytes"))
+    speed = copied / max([1e-3, *(node.details["seconds"] for node in nodes)])
+    so_far = f"{copied:.2f} of {total:.2f} GiB, {speed:.2f} GiB/s"
+    return f"; {busy} of {len(nodes)} nodes still copy weights to their disks: {so_far}" if busy else ""
 
 
 def _idle(run: RunSnapshot, state: RunState) -> str:

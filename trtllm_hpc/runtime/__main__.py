@@ -134,6 +134,8 @@ def _add_stage_commands(commands: _Commands) -> None:
     )
     where = {"talking": _WORD, **dict.fromkeys(("nodes", "first"), _NUMBER), "interface": _MAYBE_WORD}
     _add(commands, "network", "measure the network between nodes", **where, minimum={"type": float})
+    paths_of = dict.fromkeys(("source", "link"), _FILE)
+    _add(commands, "stage-model", "copy the model to this node", **paths_of, days=_NUMBER, first=_NUMBER)
     spawns = _add(commands, "spawns", "fail unless processes can be spawned by MPI", launcher=_WORD)
     spawns.add_argument("--last", action="store_true", help="nothing else is tried")
     _add(commands, "repository", "make the model repository from templates", all_models=_FILE)
@@ -240,6 +242,10 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.network import check_network
 
             return check_network(paths, options)
+        case "stage-model":
+            from trtllm_hpc.runtime.staging import stage_model
+
+            stage_model(paths, options.source, options.link, options.days, options.first)
         case "node-check":
             from trtllm_hpc.runtime.node_checks.run import check_node
 

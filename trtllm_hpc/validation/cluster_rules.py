@@ -38,7 +38,7 @@ SBATCH: Mapping[str, str] = _hints(
         "--constraint": "set constraint in the profile",
         "--exclusive": "set exclusive: true in the profile",
         "--export --export-file": "set environment in the profile",
-        "--partition": "set partition, or companion_partition, in the profile",
+        "--partition": "set partition, companion_partition or download_partition in the profile",
         "--qos": "set qos in the profile",
         "--reservation": "set reservation in the profile",
         "--chdir": "leave it out: the scripts use absolute paths",
@@ -102,6 +102,7 @@ _SLURM_ONLY = (
     "sbatch_options",
     "srun_options",
     "companion_partition",
+    "download_partition",
     "phases",
 )
 

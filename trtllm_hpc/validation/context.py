@@ -13,7 +13,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.plan.mounts import is_below, target_of
+from trtllm_hpc.plan.mounts import outside
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
 from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
@@ -77,12 +77,7 @@ class Context:
 
     def path_here(self, path: str) -> Path:
         """Return where a path inside the container is on this machine: below the deepest mount."""
-        mounts = {target_of(mount): mount.partition(":")[0] for mount in self.cluster.container.mounts}
-        above = [target for target in mounts if is_below(path, [target])]
-        if not above:
-            return Path(path)
-        target = max(above, key=len)
-        return Path(mounts[target]) / Path(path).relative_to(target)
+        return Path(outside(path, self.cluster.container.mounts))
 
     @cached_property
     def model_folder(self) -> Path | None:

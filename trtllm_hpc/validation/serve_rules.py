@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 
 
@@ -211,7 +212,22 @@ def mode_has_its_models(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.disaggregated", message, hint)
 
 
+def model_can_be_staged(facts: JobFacts) -> Diagnostics:
+    """The nodes have a folder for a copy of the model, and the server loads the model's folder as it is."""
+    job, stage = facts.job, facts.job.model.stage
+    if stage is not None and facts.cluster.node_models_folder is None:
+        message = f"the profile {facts.cluster.name!r} names no folder on the nodes' own disks"
+        hint = "set node_models_folder in the profile, e.g. to /local/models"
+        yield in_job("missing", "model.stage", message, hint, stage)
+    is_loaded = backend_of(job).loaded_model(job, RunPaths("/")) == job.model.path
+    if stage is not None and not (is_loaded and (job.model.path or job.model.hub)):
+        message = "the server does not load the model's folder, but what the build stage makes of it"
+        hint = "leave it out, or take a backend that loads a checkpoint, without engine.quantization"
+        yield in_job("conflict", "model.stage", message, hint, stage)
+
+
 RULES = (
+    model_can_be_staged,
     ranks_spread,
     gpus_suffice,
     instances_can_serve,

@@ -102,10 +102,10 @@ def partition(context: Context) -> Diagnostic | None:
             phases = ()
         else:  # the server is on the phases' nodes
             cluster = cluster.model_copy(update={"gpus_per_node": 0, "gpu_type": None})
-    alone = cluster.model_copy(
-        update={"partition": cluster.companion_partition, "gpus_per_node": 0, "gpu_type": None}
-    )
-    answers = [_partition(context, cluster, ""), _partition(context, alone, "companion_")]
+    answers = [_partition(context, cluster, "")]
+    for keys in ("companion_", "download_"):
+        update = {"partition": getattr(cluster, f"{keys}partition"), "gpus_per_node": 0, "gpu_type": None}
+        answers.append(_partition(context, cluster.model_copy(update=update), keys))
     answers += [_partition(context, context.cluster.for_phase(it), f"phases.{it}.") for it in phases]
     found = [answer for answer in answers if answer is not None]
     wrong = next((answer for answer in found if answer.state != OK), None)

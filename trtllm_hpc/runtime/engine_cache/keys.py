@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +29,9 @@ SAMPLE_BYTES, SAMPLES = 4096, 64
 """Bytes that are read from the middle of each tensor; how often in other large files."""
 _WHOLE_UP_TO = 64 * 2**20
 """Largest size in bytes of a file without weights that is read whole: configurations, tokenizers, code."""
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo"}
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".npz", ".nemo")
+HUB_RECORD = "hub.json"
+"""Beside the folder of a hub's model: the files that it is to have, with size and hash."""
 _DOCUMENTATION = {".md", ".png", ".jpg", ".jpeg", ".pdf"}
 """Suffixes of files that no build reads: a change must not cost an hour."""
 _LARGEST_HEADER = 100 * 2**20
@@ -159,9 +161,22 @@ def files_of(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield str(path.relative_to(folder)), path
 
 
+def needed_files(names: Collection[str]) -> Iterator[str]:
+    """Yield the files of a model that a server reads: the weights in one format only."""
+    weights = [name for name in names if name.endswith(WEIGHTS)]
+    for ending in (".bin", ".safetensors"):
+        own = [name for name in names if "/" not in name and name.endswith(ending)]
+        # Mistral's own format lies beside that of all others.
+        weights = [name for name in own if not name.startswith("consolidated")] or own or weights
+    for name in names:
+        is_hidden = name.startswith((".", "/")) or ".." in PurePosixPath(name).parts
+        if not is_hidden and (name in weights or not name.endswith(WEIGHTS)):
+            yield name
+
+
 def is_large(path: Path, size: int) -> bool:
     """Whether a file holds weights, or is too large to be read whole each time."""
-    return path.suffix.lower() in _WEIGHTS or size > _WHOLE_UP_TO
+    return path.suffix.lower() in WEIGHTS or size > _WHOLE_UP_TO
 
 
 def _sampled_digest(path: Path) -> list[Any]:

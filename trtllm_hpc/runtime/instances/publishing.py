@@ -121,9 +121,11 @@ def _phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, fl
     # The last of each: events of an earlier attempt at this stage may come first.
     times = {event.name: event.time for event in read_events(paths, "serve")}
     begin = times.get("stage_begin", started_at)
-    checked = times.get("preflight_ok", begin)
+    staged = max(times.get("staged", begin), begin)
+    checked = times.get("preflight_ok", staged)
     marks = {
-        "preflight": checked - begin,
+        **({"staging": staged - begin} if staged > begin else {}),
+        "preflight": checked - staged,
         "launch": started_at - checked,
         # Triton opens its ports only when every model is loaded.
         "load": ready_at - started_at,

@@ -1,0 +1,182 @@
+"""Weights on a node's own disk (``model.stage: node``): each node copies a model once for all its runs.
+
+<folder>/.trtllm-hpc-UID/lock           held by the process of this node that copies models, or removes copies
+                         COPY/NAME/     a copy of a model's folder, with each file once it is whole
+                              partial/  files that are not whole yet
+                              used      touched at each use
+         trtllm-hpc-RUN/NAME            what the servers of a run load: a link to the copy, once that is whole
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.engine_cache.cache import link, size_fault
+from trtllm_hpc.runtime.engine_cache.files import remove, sync_folder
+from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, files_of, needed_files
+from trtllm_hpc.runtime.node import step_tasks, task_number
+from trtllm_hpc.runtime.records import RankRecord, try_event
+
+_FILES_AT_ONCE, _BLOCK_BYTES, _NEWS_S = 8, 2**23, 5.0
+
+
+def stage_model(paths: RunPaths, source: Path, name: Path, days: float, first: int) -> None:
+    """Copy a model to this node unless it is there, and make the run's link ``name``; raises StartFailed.
+
+    Copies that were not used for ``days`` are removed. ``first`` is the number of the step's first node.
+    """
+    progress = _Progress(paths, first)
+    try:
+        _stage(source, name, days, progress)
+    except (StartFailed, OSError) as error:
+        failed = error if isinstance(error, StartFailed) else _cannot(error, source, name, progress.host)
+        try_event(paths, "serve", "staging_failed", reason=failed.message, next=failed.hint)
+        progress.note(failed.exit_code)
+        raise failed from None
+    progress.note(0)
+    if progress.number == 0:
+        try_event(paths, "serve", "staged")
+
+
+def _cannot(error: OSError, source: Path, name: Path, host: str) -> StartFailed:
+    why = f"{error.strerror} ({error.filename or name.parents[1]})"
+    hint = "look at that folder on the node; node_models_folder in the profile names another"
+    return StartFailed(f"{host} cannot copy {source} to its own disk: {why}", hint=hint)
+
+
+def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
+    folder, found = name.parents[1], {it: path.stat() for it, path in files_of(source)}
+    files = [(it, found[it].st_size, found[it].st_mtime_ns) for it in needed_files(found)]
+    digest = hashlib.sha256(json.dumps([os.path.realpath(source), files]).encode()).hexdigest()
+    copy = folder / f".trtllm-hpc-{os.geteuid()}" / digest[:16]
+    if not folder.is_dir():
+        folder.mkdir(parents=True)
+        folder.chmod(0o1777)  # for the copies of every user, as in /tmp
+    for own in (copy.parent, name.parent, copy, copy / name.name):
+        with suppress(FileExistsError):
+            own.mkdir(mode=0o700)  # a gated model may be given to one user only
+        if own.is_symlink() or own.stat().st_uid != os.geteuid():
+            message = f"{own} on {progress.host} is another user's"
+            raise StartFailed(message, hint="name another node_models_folder in the profile")
+    print(f"{progress.host}: {source} goes to {copy}, unless it is there", flush=True)
+    with (copy.parent / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        (copy / "used").touch()
+        missing = {it: size for it, size, _ in files if size_fault(copy / name.name / it, it, size)}
+        remove(copy / "partial")
+        _make_room(copy, sum(missing.values()), days, progress.host)
+        if missing:
+            _copy(source, copy, name.name, missing, progress)
+        link(name, Path("..", *copy.parts[-2:], name.name))
+    print(f"{progress.host}: {len(missing)} of {len(files)} files were copied", flush=True)
+
+
+def _make_room(copy: Path, needed: int, days: float, host: str) -> None:
+    """Remove copies that were not used for long, and links to nothing; raises StartFailed."""
+    folder = copy.parents[1]
+    for used in copy.parent.glob("*/used"):
+        if time.time() - used.stat().st_mtime > days * 86_400:
+            print(f"{host}: {used.parent} is removed: no run has used it for {days} days", flush=True)
+            remove(used.parent)
+    for it in folder.glob("trtllm-hpc-*/*"):
+        if it.is_symlink() and not it.exists():
+            remove(it.parent)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        message = f"{host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
+        hint = "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
+        raise StartFailed(message, hint=hint)
+
+
+def _copy(source: Path, copy: Path, name: str, missing: Mapping[str, int], progress: _Progress) -> None:
+    """Copy files, several at once, the largest first, each to its place when it is whole."""
+    hashes = dict[str, str]()
+    with suppress(OSError, ValueError, TypeError):  # not of a hub
+        record = read_json(source.parent / HUB_RECORD) or {"files": {}}
+        hashes = {it: digest for it, (_, digest) in record["files"].items() if len(digest) == 64}
+    (copy / "partial").mkdir(mode=0o700)
+    progress.total, progress.begun = sum(missing.values()), time.monotonic()
+    progress.note()
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        jobs = [
+            pool.submit(_copy_file, source / it, copy / name / it, part, hashes.get(it), progress)
+            for number, it in enumerate(sorted(missing, key=lambda it: -missing[it]))
+            for part in [copy / "partial" / str(number)]
+        ]
+        try:
+            for job in as_completed(jobs):
+                job.result()
+        except BaseException:  # the other files end with their next block
+            progress.is_stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    sync_folder(copy / name)
+    remove(copy / "partial")
+
+
+def _copy_file(source: Path, target: Path, part: Path, digest: str | None, progress: _Progress) -> None:
+    found, size = hashlib.sha256(), source.stat().st_size
+    with source.open("rb", buffering=0) as reading, part.open("wb") as writing:
+        while (block := reading.read(_BLOCK_BYTES)) and not progress.is_stopped:
+            writing.write(block)
+            if digest is not None:
+                found.update(block)
+            progress.add(len(block))
+        writing.flush()
+        os.fsync(writing.fileno())
+    fault = size_fault(part, source.name, size)
+    if fault is None and digest is not None and found.hexdigest() != digest:
+        fault = "its hash differs from the hub's"
+    if fault is not None:
+        hint = f"rm '{source}' if it is a hub's, then trtllm-hpc submit the job file again"
+        raise StartFailed(f"{source} is damaged, or has changed: {fault}", hint=hint)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part.replace(target)
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+class _Progress:
+    """How far this node is, for the log and for ``status``."""
+
+    def __init__(self, paths: RunPaths, first: int) -> None:
+        self.number, self.host = first + task_number(), socket.gethostname()
+        self.total = self._copied = 0
+        self.begun = self._said = time.monotonic()
+        self.is_stopped = False
+        self._file, self._lock = paths.rank_record("staging", self.number), Lock()
+        job, count = os.environ.get("TRTLLM_HPC_JOB_ID", ""), step_tasks() or 1
+        self._record = RankRecord("staging", self.number, count, job, self.host, os.getpid(), time.time())
+        self.note()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._copied += count
+            now = time.monotonic()
+            if now - self._said > _NEWS_S or self._copied == self.total:
+                self._said, rate = now, self._copied / max(now - self.begun, 1e-3)
+                print(f"{self.host}: {_gib(self._copied)} of {_gib(self.total)}, {_gib(rate)}/s", flush=True)
+                self.note()
+
+    def note(self, exit_code: int | None = None) -> None:
+        details = {"copied": self._copied, "bytes": self.total, "seconds": time.monotonic() - self.begun}
+        ended_at = None if exit_code is None else time.time()
+        record = replace(self._record, ended_at=ended_at, exit_code=exit_code, details=details)
+        with suppress(OSError):
+            record.write(self._file)
