@@ -95,7 +95,7 @@ def test_the_job_file_for_tensorrt_llm_loads_and_names_every_key() -> None:
     assert (job.name, job.engine.backend, job.engine.max_batch_size) == ("llama", "tensorrtllm", 64)
     for section in (Model, Engine, KvCache, Repository):
         absent = [key for key in section.model_fields if not re.search(rf"(?m)[ #:,]{key}[:,]", text)]
-        assert absent == (["synthetic"] if section is Model else [])
+        assert absent == (["stage", "synthetic"] if section is Model else [])
 
 
 def test_the_job_file_for_pytorch_loads_and_names_every_key_that_has_an_effect() -> None:

@@ -318,7 +318,7 @@ _SIXTEEN_RANKS = {
 }
 _EXPERTS = {
     "name": "qwen3-235b",
-    "model": {"path": "/models/Qwen3-235B-A22B", "synthetic": None},
+    "model": {"path": "/models/Qwen3-235B-A22B", "synthetic": None, "stage": "node"},
     "engine": {
         "backend": "pytorch",
         "tensor_parallel": 8,
@@ -375,7 +375,12 @@ _FRONTENDS = {
 for _name, _job in _FRONTENDS.items():
     for _container in (_NEW_PYXIS, _NEW_APPTAINER):
         _kind = _container["runtime"]
-        _profile = {"name": _kind, "gpus_per_node": 8, "container": _container}
+        _profile = {
+            "name": _kind,
+            "gpus_per_node": 8,
+            "container": _container,
+            "node_models_folder": "/local",
+        }
         CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
 
 _PHASES = {

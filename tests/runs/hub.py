@@ -62,6 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
     port: int
+    other_host: str
 
     def log_message(self, *_: object) -> None:
         pass
@@ -109,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", commit)
         self.send_header("X-Linked-Size", str(len(self.hub.files[name])))
         self.send_header("X-Linked-ETag", f'"{hashlib.sha256(self.hub.files[name]).hexdigest()}"')
-        self.send_header("Location", f"http://localhost:{self.port}/cdn/{name}")
+        self.send_header("Location", f"http://{self.other_host}:{self.port}/cdn/{name}")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -149,11 +150,13 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, address: str = "127.0.0.1") -> None:
         handler = type("Handler", (_Handler,), {"hub": hub})
-        super().__init__(("127.0.0.1", 0), handler)
+        super().__init__((address, 0), handler)
         handler.port = self.server_address[1]  # type: ignore[attr-defined]
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        # A node of the sandbox reaches this machine by one address only.
+        handler.other_host = "localhost" if address == "127.0.0.1" else address  # type: ignore[attr-defined]
+        self.url = f"http://{address}:{self.server_address[1]}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     def handle_error(self, *_: object) -> None:

@@ -52,15 +52,18 @@ def copied(tmp_path: Path) -> list[str]:
     return sorted(it.name for it in tmp_path.glob("node/.trtllm-hpc-*/*/tiny/*"))
 
 
+def parts(tmp_path: Path) -> list[Path]:
+    return [*tmp_path.glob("node/.trtllm-hpc-*/*/partial/*")]
+
+
 def test_a_copy_that_was_killed_leaves_nothing_half(tmp_path: Path, source: Path) -> None:
     link = tmp_path / "node" / "trtllm-hpc-a" / "tiny"
     with begin(tmp_path, source, "trtllm-hpc-a") as process:
-        parts = lambda: [*tmp_path.glob("node/.trtllm-hpc-*/*/partial/*")]  # noqa: E731
-        assert eventually(lambda: len(parts()) == 2, 20)
+        assert eventually(lambda: len(parts(tmp_path)) == 2, 20)
         process.kill()
     assert copied(tmp_path) == [] and not link.exists()
     stage_model(RunPaths(tmp_path / "run"), source, link, 14, 0)
-    assert copied(tmp_path) == ["a.safetensors", "config.json"] and not parts()
+    assert copied(tmp_path) == ["a.safetensors", "config.json"] and not parts(tmp_path)
     assert (link / "a.safetensors").read_bytes() == (source / "a.safetensors").read_bytes()
 
 

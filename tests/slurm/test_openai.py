@@ -74,7 +74,11 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
 
 
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
-    assert answers(chain(site, "served")) == ["the river the river"]
+    """From copies of the model on the nodes' own disks."""
+    words = ["--set", "model.stage=node", "--set", "cluster.node_models_folder=/dev/shm/models"]
+    run = chain(site, "served", *words)
+    assert answers(run) == ["the river the river"]
+    assert "files were copied" in run.rank_log("staging", 1).read_text()
 
 
 def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:

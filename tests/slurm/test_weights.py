@@ -1,4 +1,4 @@
-"""Weights on the nodes' own disks (``model.stage: node``)."""
+"""Weights on the nodes' own disks (``model.stage: node``), and a hub's model downloaded by a job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.hub import TOKEN, Hub, HubServer
 from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
@@ -21,10 +22,15 @@ def staged(person: Person) -> Path:
     folder.mkdir()
     for file, content in FILES.items():
         (folder / file).write_bytes(content)
+    return served(person, "staged", {"path": str(folder), "stage": "node"})
+
+
+def served(person: Person, name: str, model: dict[str, str]) -> Path:
+    """A job whose server only looks for its model; each test ends it."""
     words = ["sh", "-c", 'test -s "$0/config.json" && exec sleep 60', "{model}", "{port}", "{node_rank}"]
     return person.job(
-        "staged",
-        model={"path": str(folder), "stage": "node"},
+        name,
+        model=model,
         engine={"backend": "command", "tensor_parallel": 2},
         serve={"command": words, "nodes": 2, "keep_running": True},
         companion={"enabled": False},
@@ -55,3 +61,32 @@ def test_each_node_copies_once_and_a_small_disk_is_named(person: Person) -> None
     assert not list(refused.ranks.glob("serve_*"))
     for node in person.sandbox.nodes:
         node.run(["umount", small])
+
+
+def test_a_job_downloads_a_hubs_model_and_says_why_it_cannot(person: Person) -> None:
+    layout = person.sandbox.layout
+    assert layout is not None
+    hub = Hub({**FILES, "tokenizer.json": b"{}"}, gated=True)
+    server = HubServer(hub, f"{layout.subnet}.254")
+    partition = re.search(r"(?m)^PartitionName=(\S+)", Path(person.sandbox.slurm_conf).read_text())
+    assert partition
+    token = person.folder / "token"
+    token.write_text(TOKEN)
+    job = served(person, "hub", {"hub": "org/tiny", "token_file": str(token)})
+    words = ["--set", f"cluster.download_partition={partition[1]}"]
+    words += ["--set", f"cluster.models_folder={person.folder}/models"]
+    person.environment["HF_ENDPOINT"] = server.url
+    try:
+        hub.wrong.add("model.safetensors")
+        _, run = person.submit(job, *words, wait=False)
+        assert eventually(lambda: person.status(run)["state"] == "failed", 60), person.status(run)
+        assert "model.safetensors" in person.status(run)["sentence"], person.status(run)
+        assert not run.rank_record("serve", 1).exists()
+        hub.wrong.clear()
+        assert person.types("resume", run.folder).returncode == 0
+        assert eventually(lambda: run.rank_record("serve", 1).exists(), 60), person.status(run)
+        person.cancel(run)
+        assert not any(TOKEN.encode() in it.read_bytes() for it in run.folder.rglob("*") if it.is_file())
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -92,3 +92,16 @@ def test_what_a_phase_has_of_its_own_is_accepted(files: Folder) -> None:
     own = "{servers: 2, tensor_parallel: 1, max_num_tokens: 4096, llm_api: {enable_attention_dp: true}}"
     job = files.load(f"{SERVERS}    context: {own}\n    kv_transfer: UCX\n", NEWER).job
     assert job.with_phase(job.serve.disaggregated.context).engine.world_size == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("profile", "engine", "words"),
+    [
+        (NEWER, "backend: pytorch", "names no folder on the nodes' own disks"),
+        (NEWER + "node_models_folder: /local\n", "backend: reference", "what the build stage makes of it"),
+    ],
+)
+def test_what_cannot_be_staged(files: Folder, profile: str, engine: str, words: str) -> None:
+    job = f"name: staged\nmodel: {{path: /models/llama, stage: node}}\nengine: {{{engine}}}\n"
+    diagnostic = files.diagnostic(job, profile)
+    assert diagnostic.field == "model.stage" and words in diagnostic.message

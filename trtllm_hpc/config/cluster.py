@@ -212,8 +212,8 @@ class ClusterProfile(Section):
     node_models_folder: AbsolutePath | None = None
     """Folder on a disk that each node has for itself, for ``model.stage: node`` in job files."""
     node_models_days: Count = 14
-    """Days after which a node's copy of a model is removed if no run has used it; the next copying removes
-    it. Where space is short, unused copies go earlier."""
+    """Days after which a node's copy of a model is removed if no run has begun to use it; the next run on the
+    node removes it. More than the longest run takes."""
     causes_folder: AbsolutePath | None = None
     """Folder of the site's own tables of causes (``*.toml``), beside those that ``status`` and ``explain``
     know; ``explain --check FILE`` checks one."""

@@ -149,7 +149,7 @@ def _copy_file(source: Path, target: Path, part: Path, digest: str | None, progr
 
 
 def _gib(size: float) -> str:
-    return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 class _Progress:
