@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from trtllm_hpc.bench.levels import Level, OpenLoop
 from trtllm_hpc.bench.records import MEASURED, OK, Limits, RequestRecord, Sample
@@ -27,6 +28,7 @@ def request(
     output_by: str | None = BY_MODEL,
     phase: str = MEASURED,
     index: int = 0,
+    **more: Any,
 ) -> RequestRecord:
     """One request; each chunk is one token unless ``chunk_tokens`` says otherwise."""
     return RequestRecord(
@@ -47,6 +49,7 @@ def request(
         input_by=BY_MODEL if tokens_in is not None else None,
         output_tokens=tokens_out,
         output_by=output_by if tokens_out is not None else None,
+        **more,
     )
 
 

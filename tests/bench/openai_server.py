@@ -50,6 +50,8 @@ class Script:
     models: Sequence[str] = ("one",)
     pages: dict[str, bytes] = field(default_factory=dict)
     """What else is there, by its path."""
+    sessions: list[str | None] = field(default_factory=list)
+    """The conversation of each request so far."""
     asked: list[tuple[str, dict[str, Any], str]] = field(default_factory=list)
     """The path, the body and the key of each request so far."""
 
@@ -69,6 +71,7 @@ def _handler(script: Script) -> Handler:
                 return web.json_response({"object": "list", "data": [{"id": name} for name in script.models]})
             page = script.pages.get(request.path)
             return web.Response(status=404) if page is None else web.Response(body=page)
+        script.sessions.append(request.headers.get("x-session-id"))
         script.asked.append((request.path, await request.json(), request.headers.get("Authorization", "")))
         if script.body is not None:
             return web.Response(status=script.status, body=script.body)

@@ -81,10 +81,21 @@ def test_a_timed_closed_loop_sends_all_given_prompts_before_it_repeats_one(tmp_p
     assert asked_of(of_a_trace(tmp_path, concurrency=1, requests=None, duration_seconds=5)) == 40
 
 
+def test_conversations_are_measured_from_the_end_of_one_until_a_slot_is_empty() -> None:
+    ends = {"a": 2.0, "b": 3.0, "c": 5.0, "d": 6.0}
+    replies = [
+        Reply(0, end - first, end - first, end + 0.5 - first, session=session)
+        for session, end in ends.items()
+        for first in (1.0, 0.5)
+    ]
+    settings = Benchmark(requests=4, warmup_requests=1)
+    assert closed_window(LoadResult(replies, IDLE, 0.0), settings, 2) == Window(2.0, 5.0)
+
+
 def test_a_closed_loop_is_measured_while_every_process_has_requests() -> None:
     replies = [Reply(place, float(place), float(place), place + 1.0) for place in range(10)]
     window = closed_window(
-        LoadResult(replies, IDLE, 0.0, saturated_until_s=6.0), Benchmark(requests=9, warmup_requests=1)
+        LoadResult(replies, IDLE, 0.0, saturated_until_s=6.0), Benchmark(requests=9, warmup_requests=1), 2
     )
     assert window == Window(1.0, 6.0)
     asked = [Request(4, prompt="x")] * 10

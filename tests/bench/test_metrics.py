@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ RECORDS = [
 ]
 # Tokens at 100, 200 and 500 ms; the last chunk brings two.
 STREAMED = request(0, 50, 600, chunks_ms=[100, 200, 500], chunk_tokens=[1, 1, 2], tokens_out=4)
+# Of the same, the first two tokens were reasoning, and two of three prompt tokens were cached.
+THOUGHT = replace(STREAMED, first_answer_s=0.5, reasoning_tokens=2, cached_tokens=2)
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
@@ -181,8 +184,15 @@ def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
 
 
 def test_every_figure_of_a_stream_has_a_value() -> None:
-    records = [STREAMED, request(0, 0, 10, status="UNAVAILABLE")]
+    records = [THOUGHT, request(0, 0, 10, status="UNAVAILABLE")]
     assert set(figures(sample(records, slo=parse_slo("ttft<1s")))) == set(BY_KEY)
+
+
+def test_reasoning_and_cached_prompts_count_where_the_server_says() -> None:
+    assert mean_max_count("ttfa_ms", [THOUGHT, STREAMED]) == (500, 500, 1)
+    assert mean_max_count("reasoning_tokens", [THOUGHT, STREAMED]) == (2, 2, 1)
+    half = replace(THOUGHT, cached_tokens=0)
+    assert figure("cached_prompt_share", [THOUGHT, half, STREAMED]) == pytest.approx(1 / 3)
 
 
 def test_littles_law_holds_in_a_steady_state() -> None:

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.server_metrics.sampling import (
     sampled,
     write_samples,
 )
-from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, since_start, values
+from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, hit_share, since_start, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
 from trtllm_hpc.reference.metrics import Gauges, gauges
@@ -320,3 +320,17 @@ def test_its_page_for_prometheus_has_tokens_requests_and_their_times() -> None:
     assert found["queue_ms[m]"] == pytest.approx(50)  # 0.2 s for 4 requests
     assert found["requests_active"] == 3  # by the statistics, where there are some
     assert values(before, None, 0.0)["requests_active"] == 4  # another reader has taken them away
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        '[{{"iter": 1, "kvCacheStats": {{"reusedBlocks": {reused}, "missedBlocks": {missed}}}}}]\n',
+        "trtllm_kv_cache_reused_blocks_total {reused}\ntrtllm_kv_cache_missed_blocks_total {missed}\n",
+    ],
+)
+def test_the_share_of_prompts_that_it_found_is_that_between_two_pages(blocks: str) -> None:
+    before, after = (Page(blocks.format(reused=n, missed=m)) for n, m in ((10, 10), (40, 20)))
+    assert values(after, before, 1.0)["kv_hit_share"] == hit_share(before, after) == 0.75
+    assert since_start(after)["kv_hit_share"] == pytest.approx(2 / 3)
+    assert hit_share(Page(STEPS), Page(STEPS)) is None

@@ -90,7 +90,9 @@ class Earlier:
 
     @property
     def requests(self) -> int:
-        """How many requests of the workload they have sent."""
+        """How many requests of the workload, or conversations, they have sent."""
+        if sessions := {record.session for record in self.records} - {None}:
+            return len(sessions)
         return 1 + max((record.index for record in self.records), default=-1)
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
+from trtllm_hpc.bench.analysis.turns import by_turn
 from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
 from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, ServerIdentity, read_earlier, was_cut
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
@@ -230,7 +231,8 @@ class _Run:
             passes.append(outcome.result)
             self._records += outcome.records
             intervals = over_repeats([it.metrics for it in passes])
-            self._results[level_index:] = [LevelResult(level, passes, intervals)]
+            turns = by_turn(record for record in self._records if record.level == level_index)
+            self._results[level_index:] = [LevelResult(level, passes, intervals, turns)]
             if outcome.interrupted or outcome.gone:
                 return _INTERRUPTED if outcome.interrupted else SERVER_GONE
             if outcome.failures is not None:

@@ -263,6 +263,15 @@ TTFT_FROM_SEND = _latency(
     slo_name="ttft_from_send",
     values=lambda record: [(first_s - record.sent_s) * 1e3 for first_s in record.chunks_s[:1]],
 )
+TTFA = _latency(
+    key="ttfa_ms",
+    label="time to first answer token",
+    meaning="The same without what a reasoning model thinks before it answers. Needs streaming.",
+    formula="first chunk with more than reasoning - scheduled; only if any answer of the pass has reasoning",
+    needs_streaming=True,
+    slo_name="ttfa",
+    values=lambda it: [] if it.first_answer_s is None else [(it.first_answer_s - it.scheduled_s) * 1e3],
+)
 # One mean for each request: a stall shows in the inter-token latency only.
 TPOT = _latency(
     key="tpot_ms",
@@ -384,10 +393,38 @@ OUTPUT_TOKENS = PerRequest(
     values=lambda record: [] if record.output_tokens is None else [record.output_tokens],
 )
 
+REASONING_TOKENS = PerRequest(
+    key="reasoning_tokens",
+    label="reasoning tokens per request",
+    unit="tokens",
+    meaning="What a reasoning model thinks before it answers; part of the output tokens.",
+    formula="by the server's usage or the chunks; only if any answer of the pass has reasoning",
+    values=lambda record: [] if record.reasoning_tokens is None else [record.reasoning_tokens],
+)
+
+
+def _cached_share(sample: Sample) -> float:
+    known = [it for it in sample.answered if it.cached_tokens is not None and it.input_tokens is not None]
+    if total := sum(it.input_tokens or 0 for it in known):
+        return sum(it.cached_tokens or 0 for it in known) / total
+    raise NoValue
+
+
+CACHED_SHARE = Single(
+    key="cached_prompt_share",
+    label="cached prompt tokens",
+    unit="share",
+    meaning="The share of the prompts that the server found in its KV cache: 0.9 is 90 %.",
+    formula="cached tokens / input tokens of answered requests whose usage names them",
+    better="higher",
+    compute=_cached_share,
+)
+
 METRICS: tuple[Metric, ...] = (
     *(SCHEDULED_RATE, SENT_RATE, FINISHED_RATE, OUTPUT_TOKEN_RATE, TOTAL_TOKEN_RATE),
-    *(TTFT, TTFT_FROM_SEND, TPOT, ITL, LATENCY, LATENCY_FROM_SEND, CLIENT_LATENESS),
+    *(TTFT, TTFT_FROM_SEND, TTFA, TPOT, ITL, LATENCY, LATENCY_FROM_SEND, CLIENT_LATENESS),
     *(ERROR_SHARE, GOODPUT, GOODPUT_SHARE, IN_FLIGHT, INPUT_TOKENS, OUTPUT_TOKENS),
+    *(REASONING_TOKENS, CACHED_SHARE),
 )
 """In the order of tables."""
 

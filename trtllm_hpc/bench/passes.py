@@ -109,7 +109,7 @@ class Passes:
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
             client=load.client,
-            verdict=_with_repetition_warning(verdict, len(records), batch),
+            verdict=_with_repetition_warning(verdict, sum(it.turn in (None, 1) for it in records), batch),
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
@@ -120,7 +120,6 @@ class Passes:
         schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=batch.requests)
         count = len(schedule.due_s)
         _check_enough(count, batch)
-        self.feed.put_back(batch.first_index + count)
         self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
         plan = OpenPlan(
             self.target,
@@ -129,6 +128,8 @@ class Passes:
             schedule.due_s,
             first_index=batch.first_index,
             weights=batch.weights[:count],
+            conversations=batch.conversations[:count],
+            until_s=schedule.window.end_s if self.settings.duration_seconds is not None else None,
             max_failures=self.settings.max_failures_in_a_row,
         )
         load = self._load(plan, count_ended)
@@ -153,19 +154,20 @@ class Passes:
             self.clock,
             level.concurrency,
             count=count,
+            conversations=batch.conversations,
             until_s=until_s,
             first_index=batch.first_index,
             weights=batch.weights,
             max_failures=self.settings.max_failures_in_a_row,
         )
         load = self._load(plan, count_ended)
-        # Not the number of replies: with several processes, one may be ahead of the others.
-        self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=batch.first_index))
-        return load, batch, closed_window(load, self.settings)
+        return load, batch, closed_window(load, self.settings, level.concurrency)
 
     def _load(self, plan: Plan, count_ended: Count) -> LoadResult:
         with real_time_priority() as real_time:
             load = run_load(plan, progress=count_ended, processes=self.settings.processes)
+        # Not the number of replies: with several processes, one may be ahead of the others.
+        self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
         return replace(load, client=replace(load.client, real_time=real_time))
 
 
@@ -190,18 +192,21 @@ def _with_repetition_warning(verdict: Verdict, sent: int, batch: PassRequests) -
     return replace(verdict, warnings=[*verdict.warnings, warning])
 
 
-def closed_window(load: LoadResult, settings: Benchmark) -> Window:
+def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:
     """Return the window of a closed loop: from the end of the warm-up to the last send.
 
     After the last send slots run empty. With several processes, the first whose slots
-    run empty ends the window.
+    run empty ends the window; of conversations, the first slot that runs empty. The warm-up
+    counts conversations, too.
     """
     start_s = load.start_s + (settings.warmup_seconds or 0.0)
     warmup = settings.warmup_requests or 0
-    if warmup and load.replies:
-        ends = sorted(reply.ended_s for reply in load.replies)
+    ends = sorted({reply.session or id(reply): reply.ended_s for reply in load.replies}.values())
+    if warmup and ends:
         start_s = ends[min(warmup, len(ends)) - 1]
     end_s = load.saturated_until_s
+    if ends and load.replies[0].session is not None:
+        end_s = ends[-min(slots, len(ends))]
     if end_s is None:
         end_s = max([reply.due_s for reply in load.replies], default=start_s)
     if settings.duration_seconds is not None:
@@ -222,7 +227,7 @@ def _truncated(window: Window, load: LoadResult) -> Window:
 def expected_requests(settings: Benchmark) -> int:
     """Return the requests of all passes together, as far as they are known in advance."""
     counts = [_requests_of(level, settings) for level in levels_of(settings)]
-    if settings.workload.kind == "trace":  # each pass sends it again
+    if settings.replays:  # each pass sends it again
         return WHOLE_TRACE if settings.find_max else max(counts)
     return sum(counts) * settings.repeats
 
@@ -231,7 +236,7 @@ def _requests_of(level: Level, settings: Benchmark) -> int:
     if isinstance(level, OpenLoop):
         return open_length(level, settings)
     count, until_s = closed_length(level, settings)
-    if count is None and settings.workload.kind == "trace":  # it has a fixed length
+    if count is None and settings.replays:  # it has a fixed length
         return timed_length(level, until_s or 0.0, WHOLE_TRACE)
     return count or _CLOSED_LOOP_REQUESTS
 

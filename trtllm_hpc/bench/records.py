@@ -68,6 +68,16 @@ class RequestRecord:
     """The server that answered, if known."""
     lora_task_id: int | None = None
     """Number of its LoRA adapter; ``None`` if it had none."""
+    session: str | None = None
+    """The conversation that it is a turn of; ``None``: it stands alone."""
+    turn: int | None = None
+    """Which turn, from 1."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the server found in its KV cache, if it says so."""
+    reasoning_tokens: int | None = None
+    """Output tokens that the model thought before it answered; ``None`` if no answer of the pass has any."""
+    first_answer_s: float | None = None
+    """When the first token after that came; ``None`` without streaming, or where there is no reasoning."""
     resent: bool = False
     """Whether it was sent again with the adapter's weights, which the server did not have, or not any more.
     The times are from the first send to the last answer."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from trtllm_hpc.bench.load.messages import Target, encode_request
+from trtllm_hpc.bench.load.turns import Conversation
 from trtllm_hpc.bench.workload.build import make_workload
 from trtllm_hpc.bench.workload.request import Request, WorkloadSpec
 
@@ -17,23 +20,27 @@ class PassRequests:
     first_index: int
     """Index of the first one in the workload."""
     requests: list[Request]
+    """Of conversations the first turns."""
     payloads: list[bytes]
     """The same, serialised."""
     weights: list[bytes | None] = field(default_factory=list)
     """What to append to each, if the server does not know its LoRA adapter; empty if it cannot be sent."""
+    conversations: list[Conversation] = field(default_factory=list)
+    """Those that the requests begin."""
 
 
 class RequestFeed:
     """Requests that no earlier pass has sent, so that a server's cache of prompts does not have them.
 
-    Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. ``targets``
+    Given prompts are repeated once all were sent, and each pass sends a trace from its beginning. Of
+    conversations, which only the load counts, their turns are the requests of the workload. ``targets``
     are the models that take turns; ``weights`` those of LoRA adapters, serialised, by task id.
     """
 
     def __init__(
         self, spec: WorkloadSpec, targets: Sequence[Target], weights: Mapping[int, bytes] | None = None
     ) -> None:
-        self._restarts = spec.workload.kind == "trace"
+        self._restarts = spec.settings.replays
         self._spec = spec
         self._targets = targets
         # Over HTTP they cannot be sent: Triton takes no FP16 in JSON.
@@ -48,25 +55,34 @@ class RequestFeed:
         return self.built.requests[: self._sent]
 
     def take(self, count: int) -> PassRequests:
-        """Return the next ``count`` requests; of a trace the first ones, fewer if it is shorter.
+        """Return the next ``count`` requests, or conversations; of a trace the first, fewer if it is shorter.
 
         Raises ConfigError if the workload's file or its settings make no requests.
         """
-        first = 0 if self._restarts else self._sent
+        begins = self._begins()
+        first = 0 if self._restarts else bisect_left(begins, self._sent)
         last = first + count
-        if last > len(self.built.requests) and not self._restarts:
+        if last > len(begins) and not self._restarts:
             # A search has no known number of passes: double the workload, so that it is rebuilt rarely.
-            count = max(last, 2 * len(self.built.requests))
+            count = max(last, 2 * len(begins))
             self.built = make_workload(replace(self._spec, count=count))
-        requests = self.built.requests[first:last]
-        self._sent_before, self._sent = self._sent, max(self._sent, first + len(requests))
+            begins = self._begins()
+        bounds = [*begins, len(self.built.requests)][first : last + 1]
+        talks = [Conversation(a, self.built.requests[a:b]) for a, b in pairwise(bounds)]
+        requests = [talk.turns[0] for talk in talks]
+        self._sent_before, self._sent = self._sent, max(self._sent, bounds[-1])
         payloads = [
             encode_request(request, self._targets[index % len(self._targets)], str(index))
-            for index, request in enumerate(requests, first)
+            for index, request in zip(bounds, requests, strict=False)
         ]
         weights = self._weights or {}
         tasks = [request.lora_task_id for request in requests] if weights else []
-        return PassRequests(first, requests, payloads, [None if it is None else weights[it] for it in tasks])
+        sent_weights = [None if it is None else weights[it] for it in tasks]
+        talks = talks if self._spec.workload.kind == "conversations" else []
+        return PassRequests(bounds[0], requests, payloads, sent_weights, talks)
+
+    def _begins(self) -> list[int]:
+        return [index for index, request in enumerate(self.built.requests) if request.turn in (None, 1)]
 
     def put_back(self, end: int) -> None:
         """Put back the requests of the last pass from index ``end`` on: not sent, or to be sent again."""

@@ -120,6 +120,19 @@ class Pass:
 
 
 @dataclass(frozen=True)
+class TurnFigures:
+    """The measured requests that were the same turn of their conversations."""
+
+    turn: str
+    """``1``; late ones are put together: ``9 to 16``. ``slowest``: that turn of each conversation whose first
+    token took longest."""
+    requests: int
+    failed: int
+    metrics: dict[str, Figure]
+    """Of the answered requests."""
+
+
+@dataclass(frozen=True)
 class LevelResult:
     """One level of load: its passes, and the figures over all of them."""
 
@@ -127,6 +140,8 @@ class LevelResult:
     passes: list[Pass]
     metrics: dict[str, Interval | dict[str, Interval]]
     """By the metric's key; for a distribution, by the statistic's name, too (``p99``)."""
+    turns: list[TurnFigures] = field(default_factory=list)
+    """Of conversations, over all passes."""
 
 
 @dataclass(frozen=True)

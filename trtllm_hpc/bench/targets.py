@@ -52,7 +52,7 @@ def with_protocol(settings: Benchmark, spoken: str, url: str) -> Benchmark:
     protocol = settings.protocol or spoken
     if protocol not in (OPENAI_PROTOCOLS if spoken == "openai" else (spoken,)):
         raise InvalidRequest(
-            f"{url} speaks {spoken}, and the settings say {protocol}.", hint="leave out --protocol"
+            f"{url} speaks {spoken}, and the settings say {protocol}.", hint=f"--protocol {spoken}"
         )
     if settings.workload.lora and protocol == "http":
         raise InvalidRequest(

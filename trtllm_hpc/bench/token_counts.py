@@ -62,6 +62,8 @@ def to_records(
         models: that take turns, recorded as the instance of each request; none if there is only one.
     """
     sent = [requests[reply.index] for reply in replies]
+    by_server = any(answer.usage is not None and answer.usage.reasoning_tokens for answer in parsed)
+    has_reasoning = by_server or any(chunk.thought for answer in parsed for chunk in answer.chunks)
     counts = map(_count, sent, parsed, _reported_lengths(parsed), _retokenize(parsed, sent, tokenizer))
     return [
         RequestRecord(
@@ -83,6 +85,10 @@ def to_records(
             output_by=count.by if reply.ok else None,
             instance=models[reply.index % len(models)] if models else None,
             lora_task_id=request.lora_task_id,
+            session=reply.session,
+            turn=request.turn,
+            cached_tokens=None if answer.usage is None else answer.usage.cached_tokens,
+            **(_reasoning(answer, count) if reply.ok and has_reasoning else {}),
             resent=reply.resent,
         )
         for reply, request, answer, count in zip(replies, sent, parsed, counts, strict=True)
@@ -94,6 +100,15 @@ def _input_tokens(request: Request, answer: ParsedReply) -> dict[str, Any]:
     if answer.usage is not None and answer.usage.input_tokens is not None:
         return {"input_tokens": answer.usage.input_tokens, "input_by": BY_USAGE}
     return {"input_tokens": request.input_tokens, "input_by": request.input_by}
+
+
+def _reasoning(answer: ParsedReply, count: _Count) -> dict[str, Any]:
+    tokens = None if answer.usage is None else answer.usage.reasoning_tokens
+    answers = [len(chunk.text or "") > chunk.thought for chunk in answer.chunks]
+    if tokens is None and len(count.chunks) == len(answers):
+        tokens = sum(of for of, is_answer in zip(count.chunks, answers, strict=True) if not is_answer)
+    first_s = answer.chunks[answers.index(True)].time_s if answer.streamed and any(answers) else None
+    return {"reasoning_tokens": tokens, "first_answer_s": first_s}
 
 
 def _phase(due_s: float, window: Window) -> str:

@@ -100,7 +100,7 @@ class _Listed(_ParameterType):
 
 _TYPES: Mapping[str, Any] = {
     "N": click.INT,
-    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SECONDS", "SHARE", "TOKENS"), click.FLOAT),
+    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SECONDS", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
     "FILE": EXISTING_FILE,
     "FOLDER": EXISTING_FOLDER,
 }
@@ -113,23 +113,14 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
             "Open loop: requests per second, sent even if earlier ones are not answered. Several: a sweep.",
             "--rate",
         ),
-        _Setting(
-            "concurrency",
-            "N[,...]",
-            "Closed loop instead: N requests in flight; each answer makes room for the next request.",
-        ),
+        _Setting("concurrency", "N[,...]", "Closed loop instead: N requests, or conversations, at once."),
         _Setting("arrival", "constant|poisson|gamma|trace", "Distribution of the gaps of an open loop."),
         _Setting("burstiness", "SHAPE", "Shape of gamma gaps: 1 is Poisson, less comes in bursts."),
-        _Setting(
-            "ramp_to_per_second", "RATE", "Change the rate evenly from --rate to this one.", "--ramp-to"
-        ),
-        _Setting("requests", "N", "Measured requests of each level."),
+        _Setting("ramp_to_per_second", "RATE", "Change the rate evenly to this one.", "--ramp-to"),
+        _Setting("requests", "N", "Measured requests, or conversations, of each level."),
         _Setting("duration_seconds", "SECONDS", "Length of each level instead.", "--duration"),
         _Setting(
-            "warmup_requests",
-            "N",
-            "Requests of the same load before each level; recorded, but not counted.",
-            "--warmup",
+            "warmup_requests", "N", "The same load before each level; recorded, not counted.", "--warmup"
         ),
         _Setting("warmup_seconds", "SECONDS", "Length of the warm-up instead."),
         _Setting("processes", "N", "Client processes that share the load, if one core is not enough."),
@@ -138,14 +129,18 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
     "Workload": (
         _Setting(
             "workload.kind",
-            "prompts|dataset|normal|histogram|shared-prefix|trace",
+            "prompts|dataset|normal|histogram|shared-prefix|trace|conversations",
             "Source of prompts and lengths.",
             "--workload",
         ),
         _Setting("workload.prompts", "TEXT", "A prompt; can be repeated.", "--prompt"),
-        _Setting("workload.path", "FILE", "The dataset, histogram or trace.", "--file"),
+        _Setting("workload.path", "FILE", "The dataset, histogram, trace or conversations.", "--file"),
         _Setting("workload.speed", "FACTOR", "Replay a trace this many times faster."),
-        _Setting("workload.input_tokens", "N", "Mean length of a prompt."),
+        _Setting("workload.turns", "N", "Mean number of turns of a conversation."),
+        _Setting("workload.turns_stdev", "TURNS", "Standard deviation of that number."),
+        _Setting("workload.think_seconds", "SECONDS", "Mean time from answer to next turn.", "--think-time"),
+        _Setting("workload.think_seconds_stdev", "SECONDS", "Its standard deviation.", "--think-stdev"),
+        _Setting("workload.input_tokens", "N", "Mean length of a prompt, or of a turn."),
         _Setting(
             "workload.input_tokens_stdev",
             "TOKENS",
@@ -159,7 +154,7 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
             "Standard deviation of the answer length.",
             "--output-stdev",
         ),
-        _Setting("workload.prefix_tokens", "N", "Length of a shared prefix."),
+        _Setting("workload.prefix_tokens", "N", "Length of a shared prefix, or system prompt."),
         _Setting("workload.prefixes", "N", "Number of different prefixes, used in turn."),
         _Setting("workload.max_input_tokens", "N", "Leave out longer prompts; cut drawn lengths to it."),
         _Setting("workload.tokenizer", "FOLDER", "Folder with tokenizer.json."),
@@ -175,16 +170,12 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         _Setting("seed", "N", "Seed of prompts and arrivals."),
     ),
     "Requests": (
-        _Setting(
-            "model",
-            "NAME[,...]",
-            "E.g. ensemble, tensorrt_llm_bls, tensorrt_llm; copies of one model are used in turn.",
-        ),
+        _Setting("model", "NAME[,...]", "E.g. ensemble, tensorrt_llm; copies of one model are used in turn."),
         _Setting(
             "protocol",
             "grpc|http|openai|openai-chat",
             "Triton's gRPC or HTTP, or OpenAI's completions or chat; by default gRPC where the server "
-            "is Triton, else completions.",
+            "is Triton, else completions, and chat for conversations.",
         ),
         _Setting("streaming", None, "Whether to request streamed answers."),
         _Setting("request_timeout_seconds", "SECONDS", "Timeout of each request.", "--timeout-seconds"),

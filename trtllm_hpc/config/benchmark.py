@@ -51,30 +51,44 @@ class LoraShare(LoraAdapter):
 class Workload(Section):
     """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
 
-    kind: Literal["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace"] = "prompts"
+    kind: Literal["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace", "conversations"] = (
+        "prompts"
+    )
     """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
     from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``: prompts
-    with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps."""
+    with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps.
+    ``conversations``: turns with think time, drawn or from a file; each repeats what was said before. Rate,
+    concurrency, ``requests`` and ``warmup_requests`` then count conversations."""
     prompts: list[AnyText] = Field(default=[])
     """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
-    """dataset, histogram, trace: the file to read."""
+    """dataset, histogram, trace: the file to read. conversations: a file instead of drawn ones."""
     input_tokens: TokenCount = 128
-    """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix."""
+    """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix.
+    conversations: mean length of what the user says in a turn."""
     input_tokens_stdev: Deviation = 0.0
-    """normal, shared-prefix: standard deviation of that length."""
+    """normal, shared-prefix, conversations: standard deviation of that length."""
     output_tokens: TokenCount | None = None
-    """normal, shared-prefix: mean length of an answer; ``None`` is ``max_tokens``."""
+    """normal, shared-prefix, conversations: mean length of an answer; ``None`` is ``max_tokens``."""
     output_tokens_stdev: Deviation = 0.0
-    """normal, shared-prefix: standard deviation of that length."""
+    """normal, shared-prefix, conversations: standard deviation of that length."""
     prefix_tokens: TokenCount = 256
-    """shared-prefix: length of each prefix."""
+    """shared-prefix: length of each prefix. conversations: length of each system prompt."""
     prefixes: Count = 1
-    """shared-prefix: number of different prefixes, which take turns."""
+    """shared-prefix: number of different prefixes, which take turns. conversations: of system prompts."""
+    turns: Count = 6
+    """conversations: mean number of turns."""
+    turns_stdev: Deviation = 0.0
+    """conversations: standard deviation of that number."""
+    think_seconds: Deviation = 1.0
+    """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
+    think_seconds_stdev: Deviation = 0.0
+    """conversations: standard deviation of that time."""
     tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
-    """dataset: tokens for each word of an answer (upstream's ``--op-tokens-per-word``)."""
+    """dataset, conversations: tokens for each word of a recorded answer (upstream's
+    ``--op-tokens-per-word``)."""
     speed: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """trace: factor by which the recorded times are shortened."""
+    """trace, conversations: factor by which the recorded times are shortened."""
     max_input_tokens: TokenCount | None = None
     """Longer prompts of a dataset or trace are left out (upstream's ``--max-input-len``), and longer drawn
     lengths are cut; ``None``: the engine's limit."""
@@ -102,7 +116,8 @@ class Benchmark(Section):
 
     @classmethod
     def with_defaults(cls, plain: dict[str, Any]) -> dict[str, Any]:
-        """Seconds replace a number of requests; a trace has its own times; a search repeats each rate."""
+        """Seconds replace a number of requests; a trace has its own times; a search repeats each rate; a
+        conversation is a chat."""
         for seconds, requests in (("duration_seconds", "requests"), ("warmup_seconds", "warmup_requests")):
             if plain.get(seconds) is not None and requests not in plain:
                 plain = {**plain, requests: None}
@@ -110,9 +125,11 @@ class Benchmark(Section):
             plain = {**plain, "repeats": 3}
         workload = plain.get("workload")
         kind = workload.get("kind") if isinstance(workload, dict) else getattr(workload, "kind", None)
-        if kind == "trace":
+        if kind == "trace" or plain.get("arrival") == "trace":
             whole = {"arrival": "trace", "requests": None, "warmup_requests": 0}
             plain = {**whole, **plain}
+        if kind == "conversations" and plain.get("protocol") is None:
+            plain = {**plain, "protocol": "openai-chat"}
         return plain
 
     workload: Workload = Field(default_factory=Workload)
@@ -185,6 +202,11 @@ class Benchmark(Section):
     """Fewer measured requests make the figures invalid."""
     min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
     """A shorter measured window makes the figures invalid."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether each pass sends the same requests from the beginning: those of a file with times."""
+        return self.workload.kind == "trace" or self.arrival == "trace"
 
     @property
     def closed_loop(self) -> bool:

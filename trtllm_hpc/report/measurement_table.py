@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
-from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, PerRequest, distribution
-from trtllm_hpc.bench.records import NoValue, RequestRecord
-from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary, Pass, Tried
+from trtllm_hpc.bench.levels import ClosedLoop
+from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
+from trtllm_hpc.bench.records import RequestRecord, Sample
+from trtllm_hpc.bench.results import Figure, Interval, LevelResult, MeasurementSummary, Pass, Tried, Window
 from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels, load_of
@@ -60,9 +61,9 @@ def measurement_text(
         tables.append(_latencies(measurement, level))
         rows = adapter_rows(measurement, records, level)
         if rows and width >= NARROW:
-            tables.append(Table(*HEADER, right=HEADER[1:]))
-            for row in rows:
-                tables[-1].add_row(*row)
+            tables.append(Table(*HEADER, right=HEADER[1:], rows=rows))
+        if turns := turn_rows(measurement, level):
+            tables.append(Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns))
     lines = [textwrap.fill(sentence, width, break_on_hyphens=False) for sentence in sentences(measurement)]
     parts = (title(measurement), *(as_text(table, width).rstrip("\n") for table in tables), "\n".join(lines))
     return "\n\n".join(parts) + "\n"
@@ -123,13 +124,34 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     return table
 
 
+_PROMPT = ("prompt tokens", "cached share")
+TURN_HEADER = ("turn", "requests", "failed", *_PROMPT, "TTFT p50", "p99", "latency p50", "p99")
+"""The last four in milliseconds."""
+_LATENCY_CELLS = (("latency_ms", "p50"), ("latency_ms", "p99"))
+_OF_ADAPTER = (("ttft_ms", "p50"), ("tpot_ms", "p50"), *_LATENCY_CELLS)
+_OF_PROMPT = (("input_tokens", "p50"), ("cached_prompt_share", "real"))  # a float by itself
+_OF_TURN = (*_OF_PROMPT, ("ttft_ms", "p50"), ("ttft_ms", "p99"), *_LATENCY_CELLS)
+
+
+def turn_rows(measurement: MeasurementSummary, level: int | None) -> list[list[str]]:
+    """Return a row of text for each turn of conversations, and one for the slowest turn of each."""
+    return [
+        [it.turn, f"{it.requests:,}", f"{it.failed:,}", *(_cell(it.metrics, *key) for key in _OF_TURN)]
+        for it in ([] if level is None else measurement.levels[level].turns)
+    ]
+
+
+def _cell(figures: Mapping[str, Figure], key: str, statistic: str) -> str:
+    return quantity(getattr(figures[key], statistic)) if key in figures else NONE
+
+
 TITLE = "By LoRA adapter"
 HEADER = ("LoRA adapter", "requests", "failed", "sent again", "TTFT p50", "TPOT p50", "latency p50", "p99")
 """The last four in milliseconds."""
 
 
 def adapter_rows(
-    measurement: MeasurementSummary, records: Sequence[RequestRecord], level: int
+    measurement: MeasurementSummary, records: Sequence[RequestRecord], level: int | None
 ) -> list[list[str]]:
     """Return a row of text for each adapter, and one for the requests without; nothing if none has any."""
     by_adapter: dict[int | None, list[RequestRecord]] = {}
@@ -158,23 +180,13 @@ def _names(measurement: MeasurementSummary) -> dict[int | None, str]:
 
 def _cells(records: Sequence[RequestRecord]) -> list[str]:
     answered = [record for record in records if record.ok]
+    found = figures(Sample(answered, Window(0.0, 0.0), ClosedLoop(1)), (TTFT, TPOT, LATENCY))
     return [
         f"{len(records):,}",
         f"{len(records) - len(answered):,}",
         f"{sum(record.resent for record in records):,}",
-        _percentile(TTFT, answered, "p50"),
-        _percentile(TPOT, answered, "p50"),
-        _percentile(LATENCY, answered, "p50"),
-        _percentile(LATENCY, answered, "p99"),
+        *(_cell(found, *key) for key in _OF_ADAPTER),
     ]
-
-
-def _percentile(metric: PerRequest, answered: Sequence[RequestRecord], name: str) -> str:
-    try:
-        figures = distribution(value for record in answered for value in metric.values(record))
-    except NoValue:
-        return NONE
-    return quantity(getattr(figures, name))
 
 
 def title(measurement: MeasurementSummary) -> str:
@@ -216,6 +228,8 @@ def _token_sentences(tokens: Mapping[str, Any]) -> Iterator[str]:
             continue
         counted_by = ", ".join(tokens.get(f"{kind}_by") or ["no source"])
         sentence = f"{kind} tokens: {tokens[kind]:,}, counted by {counted_by}"
+        if kind == "input" and tokens.get("kv_hit_share_by_server") is not None:
+            sentence += f"; the server found {tokens['kv_hit_share_by_server']:.0%} of their KV blocks"
         if kind == "output":
             sentence += "".join(f"; {words}" for words in _certainty(tokens))
         yield sentence

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TextIO, TypeAlias
 
 from trtllm_hpc.logs.reading import escaped
@@ -36,8 +36,9 @@ class Table:
         cut: Collection[str] = (),
         optional: Sequence[str] = (),
         gap: int = 3,
+        rows: Iterable[Sequence[Cell]] = (),
     ) -> None:
-        self.headers, self.rows = headers, list[tuple[Cell, ...]]()
+        self.headers, self.rows = headers, [tuple(row) for row in rows]
         self._right, self._one_line, self._cut = right, one_line, cut
         self._least, self._optional, self._gap = least or {}, optional, gap
 

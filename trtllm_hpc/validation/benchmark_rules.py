@@ -9,17 +9,18 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.errors import Diagnostic
 
 _FILES = ("dataset", "histogram", "trace")
+_TALKS = ("conversations",)
+_DRAWN = ("normal", "shared-prefix", *_TALKS)
+_LENGTHS = ("input_tokens", "input_tokens_stdev", "output_tokens", "output_tokens_stdev")
 _KINDS_OF = {
     "prompts": ("prompts",),
-    "path": _FILES,
-    "input_tokens": ("normal", "shared-prefix"),
-    "input_tokens_stdev": ("normal", "shared-prefix"),
-    "output_tokens": ("normal", "shared-prefix"),
-    "output_tokens_stdev": ("normal", "shared-prefix"),
-    "prefix_tokens": ("shared-prefix",),
-    "prefixes": ("shared-prefix",),
-    "tokens_per_word": ("dataset",),
-    "speed": ("trace",),
+    "path": (*_FILES, *_TALKS),
+    "tokens_per_word": ("dataset", *_TALKS),
+    "speed": ("trace", *_TALKS),
+    "lora": ("prompts", *_FILES, *_DRAWN[:-1]),
+    **dict.fromkeys(_LENGTHS, _DRAWN),
+    **dict.fromkeys(("prefix_tokens", "prefixes"), _DRAWN[1:]),
+    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
 _ROUNDING = 1e-6
@@ -47,8 +48,9 @@ def _workload(settings: Benchmark) -> Diagnostics:
     if workload.kind in _FILES and workload.path is None:
         message = f"a workload of kind {workload.kind} is read from a file, and none is named"
         yield in_job("missing", "workload.path", message, "set workload.path")
-    if settings.arrival == "trace" and workload.kind != "trace":
-        message = "only a workload of kind trace has recorded times"
+    has_times = workload.kind == "trace" or (workload.kind in _TALKS and workload.path is not None)
+    if settings.arrival == "trace" and not has_times:
+        message = "only a workload of kind trace, or a file of conversations, has recorded times"
         hint = "set workload.kind to trace, or arrival to constant, poisson or gamma"
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
@@ -72,6 +74,9 @@ def _models(settings: Benchmark) -> Diagnostics:
     if settings.models and settings.model is not None:
         message = "model has no effect beside models"
         yield in_job("conflict", "models", message, "set one of the two", settings.models)
+    if settings.models and settings.workload.kind in _TALKS:
+        message = "all turns of a conversation go to the same model"
+        yield in_job("conflict", "models", message, "set model", settings.models)
     if settings.models and settings.protocol == "http":
         message = "several models cannot take turns over Triton's HTTP"
         yield in_job("conflict", "protocol", message, "set it to grpc", settings.protocol)
@@ -136,7 +141,9 @@ def _too_short(settings: Benchmark) -> Diagnostics:
 
 
 def _least_requests(settings: Benchmark) -> int | None:
-    """Return the measured requests of the smallest level; ``None`` if the server or a file decides."""
+    """Return the measured requests of the smallest level; ``None`` if server, file or turns decide."""
+    if settings.workload.kind in _TALKS:
+        return None
     if settings.duration_seconds is None:
         if settings.find_max and settings.requests is not None:
             window_s = max(SEARCH_WINDOW_S, settings.min_window_seconds)

@@ -100,11 +100,11 @@ def _renamed(sentence: str, named: Named) -> str:
 def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a job file would have them, without those that a given one replaces."""
     dropped = {field for setting in given for field in _REPLACES.get(setting, ())}
-    if given.get("workload.kind") == "trace":
+    if "trace" in (given.get("workload.kind"), given.get("arrival")):
         dropped |= _SET_BY_TRACE
     plain = {field: value for field, value in plain.items() if field not in dropped}
     workload = _workload(plain.pop("workload"), given)
-    if workload["kind"] != "trace" and plain["arrival"] == "trace":
+    if workload["kind"] not in ("trace", "conversations") and plain.get("arrival") == "trace":
         del plain["arrival"]
     for field, value in given.items():
         if field.startswith("workload."):

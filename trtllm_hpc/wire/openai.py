@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trtllm_hpc.wire.events import Event, EventReader
@@ -95,10 +95,19 @@ def _log_probs(plain: Any) -> tuple[float, ...]:
     return tuple(value for value in values or () if isinstance(value, (int, float)))
 
 
+def answer_text(events: Iterable[bytes]) -> str:
+    """Return the text of a chat's stream without what the model thinks; one call parses it, to be quick."""
+    found = json.loads(b"[%b]" % b",".join(event for event in events if event != DONE))
+    choices = [choice for plain in found for choice in plain.get("choices") or () if not choice["index"]]
+    return "".join((choice.get("delta") or {}).get("content") or "" for choice in choices)
+
+
 def _usage(plain: Any) -> Usage | None:
     if not isinstance(plain, dict):
         return None
-    counts = (plain.get(key) for key in ("prompt_tokens", "completion_tokens"))
+    details = [plain.get(f"{of}_tokens_details") or {} for of in ("prompt", "completion")]
+    counts = [plain.get(f"{of}_tokens") for of in ("prompt", "completion")]
+    counts += [it.get(of) for it, of in zip(details, ("cached_tokens", "reasoning_tokens"), strict=True)]
     return Usage(*(count if isinstance(count, int) else None for count in counts))
 
 

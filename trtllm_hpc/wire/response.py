@@ -41,6 +41,10 @@ class Usage:
 
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt: those that the server found in its KV cache."""
+    reasoning_tokens: int | None = None
+    """Of the answer: what the model thought before."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def test_files_are_read(kind: str, content: str, tmp_path: Path) -> None:
     large = Vocabulary(range(3, 32_000), "large", 32_000)
     ids = kind.endswith("-ids")
     built = build(2, kind=kind.removesuffix("-ids"), path=file, token_ids=ids, vocabulary=large)
-    assert len(built.requests) == 2 and built.notes == []
+    assert sum(request.turn in (None, 1) for request in built.requests) == 2 and built.notes == []
 
 
 def test_files_of_every_kind_have_an_example() -> None:
@@ -58,6 +58,7 @@ def test_files_of_every_kind_have_an_example() -> None:
         "dataset",
         *["histogram"] * 2,
         "trace",
+        *["conversations"] * 3,
     ]
 
 

@@ -176,7 +176,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
         ('[{"prompt": "x",\n "max_tokens": true}]', 1, "found True"),
         ('[{"token_ids": [1, "2"]}]', 1, "token_ids must be a list of token ids"),
         ('[{"messages": "x"}]', 1, "messages must be a list of turns"),
-        ('[{"messages": [{"role": "user"}]}]', 1, "a turn must have text in value or content"),
+        ('[{"messages": [{"role": "user"}]}]', 1, "a turn must have text in value, content or text"),
         ('[{"prompt": " "}]', None, "all prompts are empty"),
         ("[" * 100_000, 1, "is not JSON"),
     ],

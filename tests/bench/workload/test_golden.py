@@ -32,6 +32,11 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "normal-ids": ({"kind": "normal", "input_tokens": 12, "input_tokens_stdev": 4.0}, None),
     "histogram": ({"kind": "histogram"}, _BINS),
     "shared-prefix": ({"kind": "shared-prefix", "prefixes": 2, "prefix_tokens": 8, "input_tokens": 5}, None),
+    "conversations": (
+        {"kind": "conversations", "turns": 2, "turns_stdev": 1.0, "think_seconds_stdev": 0.5}
+        | {"input_tokens": 6, "input_tokens_stdev": 2.0, "prefix_tokens": 5, "prefixes": 2},
+        None,
+    ),
     "trace-ids": ({"kind": "trace", "speed": 2.0}, _TRACE),
 }
 

@@ -59,6 +59,7 @@ def token_totals(records: Iterable[RequestRecord], server: ServerTokens | None =
         "output_at_least": _total([_least_tokens(record) for record in answered]),
         "output_at_most": _total([_most_tokens(record) for record in answered]),
         "output_by_server": None if server is None else server.tokens,
+        "kv_hit_share_by_server": None if server is None else server.hit_share,
         "responses": sum(len(record.chunks_s) for record in answered) or None,
         "input_by": _distinct(record.input_by for record in answered),
         "output_by": _distinct(record.output_by for record in answered),

@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.metrics import LATENCY, LATENCY_FROM_SEND, TTFT, TTFT_FROM_SEND
-from trtllm_hpc.bench.records import NO_CONNECTION, NoValue, RequestRecord, Sample
+from trtllm_hpc.bench.records import DRAIN, NO_CONNECTION, NoValue, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES, EXACT_SOURCES, TEXT_SOURCES
@@ -49,6 +49,8 @@ LOW_TEXT_SHARE = 0.2
 """Tokens of texts over the requested ones. Short answers have fewer, too, but then the user should know."""
 MAX_SERVER_DIFFERENCE = 0.1
 """Between the server's count of output tokens and the client's."""
+MAX_DRAINED_TURNS = 0.2
+"""Share of the turns that may be due after the window."""
 METRICS_DELAY_S = 1.0
 """Answers may be missing on a page of metrics for this long."""
 
@@ -99,6 +101,7 @@ def check_pass(
     warnings += [
         *_doubtful_tokens(sample, texts_checked),
         *_doubtful_texts(sample, settings),
+        *_turns_after_the_window(sample),
         *_failed(sample),
         *_resent(sample),
     ]
@@ -331,6 +334,15 @@ def _failed(sample: Sample) -> Iterator[str]:
         )
 
 
+def _turns_after_the_window(sample: Sample) -> Iterator[str]:
+    phases = [record.phase for record in sample.records if record.turn is not None]
+    if phases.count(DRAIN) > MAX_DRAINED_TURNS * len(phases):
+        yield (
+            f"{phases.count(DRAIN)} of {len(phases)} turns were due after the window and count for no "
+            "figure. Use more conversations (--requests), or a longer window (--duration)."
+        )
+
+
 def _resent(sample: Sample) -> Iterator[str]:
     """Say that a server did not keep the adapters: the figures include sending their weights."""
     resent = sum(record.resent for record in sample.measured)
@@ -383,10 +395,12 @@ def latency_growth(sample: Sample) -> str | None:
 def _mean_latencies_ms(sample: Sample) -> list[float] | None:
     """Return the mean latency of each part of the window, by when requests were due; ``None`` if too few."""
     window = sample.window
-    if window.length_s <= 0 or len(sample.answered) < MIN_REQUESTS_PER_PART * PARTS:
+    # Later turns of a conversation have longer prompts.
+    answered = [record for record in sample.answered if record.turn in (None, 1)]
+    if window.length_s <= 0 or len(answered) < MIN_REQUESTS_PER_PART * PARTS:
         return None
     parts: list[list[float]] = [[] for _ in range(PARTS)]
-    for record in sample.answered:
+    for record in answered:
         place = int((record.scheduled_s - window.start_s) / window.length_s * PARTS)
         parts[min(max(place, 0), PARTS - 1)].append((record.ended_s - record.scheduled_s) * 1e3)
     return [sum(part) / len(part) for part in parts] if all(parts) else None

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct
 from typing import Protocol
 
-from hpack import Decoder, Encoder, HPACKError
+from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 """Frame types."""
@@ -240,14 +240,17 @@ class Connection(asyncio.Protocol):
         """Whether any stream is open."""
         return bool(self._streams)
 
-    def open(self, stream: StreamHandler, body: bytes) -> int:
+    def open(self, stream: StreamHandler, body: bytes, more: Mapping[str, str] | None = None) -> int:
         """Queue a request and return its stream id; :meth:`flush` or the event loop sends it soon."""
         stream_id = self._next_id
         self._next_id += 2
         if self._next_id > _MAX_STREAM_ID:
             self.usable = False
         self._streams[stream_id] = stream
-        self._out.add_request(stream_id, self._header_block or self._encode_headers(), body)
+        block = self._header_block or self._encode_headers()
+        if more:  # never in the table, which the block of all requests refers to
+            block += self._encoder.encode([NeverIndexedHeaderTuple(*pair) for pair in more.items()])
+        self._out.add_request(stream_id, block, body)
         if not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.process import UsageMeter, gc_paused, on_sigint
 from trtllm_hpc.bench.load.timing import Clock, KernelTimer
+from trtllm_hpc.bench.load.turns import Conversation, Turns
 from trtllm_hpc.bench.records import NO_CONNECTION, OK
 from trtllm_hpc.bench.results import ClientUse
 from trtllm_hpc.client.lora import is_unknown_adapter
@@ -46,6 +47,11 @@ class Plan:
     """From the index of one payload to that of the next: with several processes their number."""
     weights: Sequence[bytes | None] = field(default=(), kw_only=True)
     """What to append to a payload sent again, if the server does not know its LoRA adapter (gRPC only)."""
+    conversations: Sequence[Conversation] = field(default=(), kw_only=True)
+    """Whose first turns the payloads are."""
+    until_s: float | None = field(default=None, kw_only=True)
+    """Closed loop, and later turns of conversations: nothing is sent from then on, in seconds after the
+    start."""
     max_failures: int = field(default=0, kw_only=True)
     """The load ends when so many requests of a process have failed in a row; 0: never."""
 
@@ -74,13 +80,11 @@ class OpenPlan(Plan):
 
 @dataclass(frozen=True)
 class ClosedPlan(Plan):
-    """A fixed number of requests is outstanding; after the last payload the first is sent again."""
+    """A fixed number of requests or conversations is outstanding; after the last the first is sent again."""
 
     concurrency: int
     count: int | None = None
     """Requests in all; ``None`` needs ``until_s``."""
-    until_s: float | None = None
-    """Nothing is sent from then on, in seconds after the start."""
 
     def __post_init__(self) -> None:
         if self.count is None and self.until_s is None:
@@ -184,8 +188,9 @@ class _Loop(ABC):
         self.start_s = 0.0
         self.count = count
         self.replies: list[Reply] = []
+        self.turns = Turns(plan.conversations, plan.target, plan.clock, self.dispatch)
         self.outstanding = 0
-        """Requests without an answer yet."""
+        """Requests without an answer yet, or conversations that are not over."""
         self.sent = 0
         self.interrupted = False
         self.disconnect_watch = DisconnectWatch()
@@ -209,10 +214,17 @@ class _Loop(ABC):
         try:
             await self.client.connect()
             given_s = control(self.end_early) if control else None
-            with gc_paused(), on_sigint(self._interrupt), KernelTimer(self.on_timer) as timer:
+            with (
+                gc_paused(),
+                on_sigint(self._interrupt),
+                KernelTimer(self.turns.on_timer) as self.turns.timer,
+                KernelTimer(self.on_timer) as timer,
+            ):
                 self.usage = UsageMeter()
                 self.start_s = self.clock.now() + _LEAD_S if given_s is None else given_s
                 self.timer = timer
+                if self.plan.until_s is not None:
+                    self.turns.end_s = self.start_s + self.plan.until_s
                 timer.set(self.clock.zero + self.start_s)
                 await self.over.wait()
                 self.usage.end()
@@ -241,10 +253,17 @@ class _Loop(ABC):
 
     def send(self, position: int, due_s: float) -> None:
         """Send the payload at this position."""
-        reply = Reply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
-        self.replies.append(reply)
         self.outstanding += 1
-        self.client.send(reply, self.plan.payloads[position])
+        if self.plan.conversations:
+            reply = self.turns.begin(position, due_s)
+        else:
+            reply = Reply(self.plan.indices[position], due_s, self.clock.now(), -1.0)
+        self.dispatch(reply, self.plan.payloads[position])
+
+    def dispatch(self, reply: Reply, payload: bytes) -> None:
+        """Send a request."""
+        self.replies.append(reply)
+        self.client.send(reply, payload)
 
     def on_end(self, reply: Reply) -> None:
         if self.over.is_set():
@@ -252,7 +271,6 @@ class _Loop(ABC):
             return
         if self._resends(reply):
             return
-        self.outstanding -= 1
         if self.count is not None:
             self.count(reply)
         fails, is_gone = self.failure_watch.gives_up(reply), self.disconnect_watch.gives_up(reply)
@@ -260,8 +278,10 @@ class _Loop(ABC):
             self.disconnected = is_gone
             self.failures = self.failure_watch.count if fails else None
             self.over.set()
-        elif not self.after(reply) and not self.outstanding:
-            self.over.set()
+        elif not self.turns.goes_on(reply):
+            self.outstanding -= 1
+            if not self.after(reply) and not self.outstanding:
+                self.over.set()
 
     def _resends(self, reply: Reply) -> bool:
         """Send a request again, with the weights of its adapter, if the server does not know that."""

@@ -6,6 +6,7 @@ Requests are serialised before the measurement and replies parsed after it, so t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,10 +69,12 @@ class Target:
 def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
     """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
-    Raises ValueError for a prompt that the model or the protocol does not take, or for a LoRA adapter over
-    OpenAI's protocol.
+    What was said before comes first: as messages of a chat, else a line of the prompt each. Raises ValueError
+    for a prompt that the model or the protocol does not take, or for a LoRA adapter over OpenAI's protocol.
     """
     prompt = list(request.token_ids or ()) if request.prompt is None else request.prompt
+    if request.said and target.protocol != CHAT:
+        prompt = "\n".join([*(message["content"] for message in request.said), request.prompt or ""])
     if target.is_openai:
         return _encode_openai(request, prompt, target)
     values = target.served.prompt_values(prompt) | _options(request, target)
@@ -91,7 +94,7 @@ def _encode_openai(request: Request, prompt: str | list[int], target: Target) ->
     options: dict[str, Any] = {"max_tokens": request.max_tokens}
     if target.min_length_input is not None:
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
-    messages = [{"role": "user", "content": prompt}] if is_chat else []
+    messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
     return openai.encode_request(
         target.model, prompt, messages=messages, stream=target.streaming, options=options
     )
@@ -139,6 +142,8 @@ class Reply:
     error: str | None = None
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
+    session: str | None = None
+    """Its conversation, as the header ``x-session-id`` names it; ``None``: it is no turn of one."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
@@ -159,10 +164,13 @@ class Chunk:
 
     time_s: float
     text: str | None = None
+    """With what the model thinks before it answers, which is generated as well."""
     token_ids: tuple[int, ...] | None = None
     """New ids, first sequence."""
     sequence_length: int | None = None
     """As the model reports it, first sequence; ``None`` if it does not."""
+    thought: int = 0
+    """Letters of the text that the model thought before it answered."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,14 @@ def _added(chunks: Sequence[Chunk]) -> Iterator[str]:
         shown = max(shown, end)
 
 
+def answer_text(reply: Reply, target: Target) -> str:
+    """Return the text of an answer without what the model thought; quick, since other requests are timed."""
+    if target.protocol == CHAT and target.streaming:
+        with suppress(ValueError, LookupError, TypeError, AttributeError):
+            return openai.answer_text(event for _, event in timed_events(reply.chunks))
+    return "".join((chunk.text or "")[chunk.thought :] for chunk in parse_reply(reply, target).chunks)
+
+
 def timed_events(pieces: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
     """Yield the data of a stream's events, each with the time of the piece that completed it."""
     reader, time_s = EventReader(), 0.0
@@ -251,6 +267,6 @@ def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:
     if part.ids is not None:
         return Chunk(time_s, token_ids=tuple(part.ids), sequence_length=part.length)
     text = part.text.decode("utf-8", errors="replace") if isinstance(part.text, bytes) else part.text or ""
-    # What a model thinks before it answers is generated as well.
-    text = part.thought + text
-    return Chunk(time_s, text, sequence_length=part.length) if text or not target.is_openai else None
+    if not (text or part.thought or not target.is_openai):
+        return None
+    return Chunk(time_s, part.thought + text, sequence_length=part.length, thought=len(part.thought))

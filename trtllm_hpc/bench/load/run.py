@@ -65,6 +65,7 @@ def _share_of(plan: Plan, share: int, processes: int) -> Plan:
         "first_index": plan.first_index + share,
         "index_step": processes,
         "weights": plan.weights[share::processes],
+        "conversations": plan.conversations[share::processes],
     }
     if isinstance(plan, OpenPlan):
         return replace(plan, **every_nth, due_s=plan.due_s[share::processes])
@@ -126,7 +127,8 @@ def _merge(plan: Plan, results: list[LoadResult]) -> LoadResult:
         len(results),
     )
     last_sends_s = [
-        max((reply.due_s for reply in result.replies), default=result.start_s) for result in results
+        result.saturated_until_s or max((reply.due_s for reply in result.replies), default=result.start_s)
+        for result in results
     ]
     return LoadResult(
         sorted((reply for result in results for reply in result.replies), key=lambda reply: reply.sent_s),

@@ -7,6 +7,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 _TFD_TIMER_ABSTIME = 1
@@ -72,5 +73,6 @@ class KernelTimer:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def _expired(self) -> None:
-        os.read(self._fd, 8)  # clears the readiness of the descriptor
+        with suppress(BlockingIOError):  # it was set again meanwhile
+            os.read(self._fd, 8)  # clears the readiness of the descriptor
         self._callback()

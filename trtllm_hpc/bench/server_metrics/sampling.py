@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trtllm_hpc.bench.server_metrics.series import Page, output_tokens, values
+from trtllm_hpc.bench.server_metrics.series import Page, hit_share, output_tokens, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
@@ -51,6 +51,8 @@ class ServerTokens:
     """When the first page was written, on the measurement's clock."""
     until_s: float
     """When the last page was written."""
+    hit_share: float | None = None
+    """Share of the prompts' KV blocks that the server found; ``None`` if it does not say."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class Samples:
             return None
         first, last = self._pages[0], self._pages[-1]
         with suppress(ValueError):
-            tokens = output_tokens(first.parse(), last.parse())
-            return None if tokens is None else ServerTokens(round(tokens), first.time_s, last.time_s)
+            pages = first.parse(), last.parse()
+            if (tokens := output_tokens(*pages)) is not None:
+                return ServerTokens(round(tokens), first.time_s, last.time_s, hit_share(*pages))
         return None
 
     @property

@@ -169,6 +169,11 @@ def _ratio(key: str, label: str, group: tuple[str, str], over: str, under: str) 
     return Series(key, label, "share", "engine", (Source(*group, over),), (Source(*group, under),))
 
 
+_REUSED, _MISSED = (Source(*BLOCKS, value) for value in ("reused", "missed"))
+_HITS = Series(
+    "kv_hit_share", "prompts' KV blocks found", "share", "engine", (_REUSED,), (_REUSED, _MISSED), "mean"
+)
+
 SERIES: tuple[Series, ...] = (
     _engine("requests_active", "requests in the engine", "requests", REQUESTS, "active"),
     _engine("requests_scheduled", "requests in the last step", "requests", REQUESTS, "scheduled"),
@@ -188,6 +193,7 @@ SERIES: tuple[Series, ...] = (
     _engine("kv_blocks_free", "KV blocks free", "blocks", BLOCKS, "free"),
     _engine("kv_blocks_max", "KV blocks in total", "blocks", BLOCKS, "max"),
     _engine("kv_blocks_reused", "reused KV blocks", "blocks", BLOCKS, "reused"),
+    _HITS,
     _engine("kv_tokens_per_block", "tokens per KV block", "tokens", BLOCKS, "tokens_per"),
     _engine("memory_gpu_bytes", "GPU memory of the engine", "bytes", MEMORY, "gpu"),
     _engine("memory_cpu_bytes", "host memory of the engine", "bytes", MEMORY, "cpu"),
@@ -260,6 +266,12 @@ def output_tokens(before: Page, after: Page) -> float | None:
     ]
     known = [growth for growth in growths if growth is not None]
     return sum(known) if known and len(known) == len(growths) else None
+
+
+def hit_share(before: Page, after: Page) -> float | None:
+    """Return the share of the prompts' KV blocks that the engine found between two pages, if known."""
+    engines = after.models(*_ENGINE)
+    return _HITS.value(after, before, 0.0, engines.pop()) if len(engines) == 1 else None
 
 
 def describe(key: str) -> Series:

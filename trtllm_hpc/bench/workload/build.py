@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
 from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths, read_bins
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
@@ -34,12 +35,14 @@ _BLOCK = 12
 
 
 def make_workload(spec: WorkloadSpec) -> BuiltWorkload:
-    """Return the first ``spec.count`` requests of the workload; fewer if a trace is shorter.
+    """Return the first ``spec.count`` requests or conversations of the workload; fewer if a trace is short.
 
     A longer workload of the same settings begins with the same requests. Raises ConfigError if the workload's
     file or its settings make no requests; with file and line.
     """
     kind = spec.workload.kind
+    if kind == "conversations":
+        return conversations(spec)
     build = trace if kind == "trace" else _given if kind in ("prompts", "dataset") else _generated
     built = build(spec)
     if not spec.workload.lora:
@@ -60,6 +63,8 @@ def check_file(workload: Workload) -> None:
         read_prompts(path, workload.tokens_per_word)
     elif workload.kind == "trace":
         check_trace(path, workload.tokens_per_word)
+    elif workload.kind == "conversations":
+        check_conversations(path, workload)
     elif workload.kind == "histogram":
         read_bins(path)
 

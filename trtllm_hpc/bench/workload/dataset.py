@@ -15,7 +15,7 @@ OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
 _PROMPT_KEYS = ("prompt", "text", "text_input", "input", "question")
 _IDS_KEYS = ("token_ids", "input_ids")
 _ANSWER_KEYS = ("output", "completion", "answer")
-_CONVERSATION_KEYS = ("conversations", "messages")
+_CONVERSATION_KEYS = ("conversations", "messages", "turns")
 _ASSISTANT_ROLES = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 _MAX_TOKENS = 10_000_000
 _LAYOUTS = "a list of JSON objects, or one JSON object a line"
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     line: int
     """Where it begins, counted from 1."""
     values: dict[str, Any]
-    due_s: float = 0.0
+    due_s: float | None = None
     """In a trace: when it is due, after the first one."""
 
     def error(self, message: str, *, hint: str | None = None) -> ConfigError:
@@ -44,6 +44,17 @@ class Entry(NamedTuple):
             if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
                 raise self.error(f"{key} must be a whole number from 1 to {_MAX_TOKENS:,}; found {value!r}")
             return value
+        return None
+
+    def seconds(self, in_seconds: str, in_milliseconds: str) -> float | None:
+        """Return the value of the one key or the other in seconds; ``None`` if it has neither."""
+        for key, unit_s in ((in_seconds, 1.0), (in_milliseconds, 0.001)):
+            value = self.values.get(key)
+            if value is None:
+                continue
+            if type(value) not in (int, float) or not abs(value) < 1e15:
+                raise self.error(f"{key} must be a number; found {value!r}")
+            return float(value) * unit_s
         return None
 
 
@@ -199,24 +210,45 @@ def _ids(entry: Entry, key: str) -> tuple[int, ...]:
 
 def _conversation(entry: Entry, key: str) -> tuple[str, str | None]:
     """The turns before the first answer as one prompt, and that answer."""
-    turns = entry.values[key]
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise entry.error(f"{key} must be a list of turns, each a JSON object")
     prompts: list[str] = []
-    for turn in turns:
-        role = str(turn.get("from", turn.get("role", "")))
-        text = _turn_text(entry, turn)
-        if role.lower() in _ASSISTANT_ROLES:
+    for role, text, _ in _messages(entry, key):
+        if role in _ASSISTANT_ROLES:
             return "\n".join(prompts), text
         prompts.append(text)
     return "\n".join(prompts), None
 
 
+def turns_of(entry: Entry) -> list[Entry]:
+    """Return an entry for each turn of the user in a whole conversation; one without turns as it is."""
+    key = next((key for key in _CONVERSATION_KEYS if key in entry.values), None)
+    if key is None:
+        return [entry]
+    common = {key: entry.values[key] for key in OUTPUT_LENGTH_KEYS if key in entry.values}
+    first: dict[str, Any] = {key: entry.values.get(key) for key in ("due_s", "timestamp")}
+    turns: list[dict[str, Any]] = []
+    for role, text, turn in _messages(entry, key):
+        if role == "system":
+            first["said"] = [{"role": role, "content": text}]
+        elif role not in _ASSISTANT_ROLES and text.strip():
+            turns.append({**common, **turn, "prompt": text})
+        elif turns:
+            turns[-1]["answer"] = text
+    return [entry._replace(values={**(first if turn is turns[0] else {}), **turn}) for turn in turns]
+
+
+def _messages(entry: Entry, key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    turns = entry.values[key]
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise entry.error(f"{key} must be a list of turns, each a JSON object")
+    for turn in turns:
+        yield str(turn.get("from", turn.get("role", ""))).lower(), _turn_text(entry, turn), turn
+
+
 def _turn_text(entry: Entry, turn: dict[str, Any]) -> str:
-    content = turn.get("value", turn.get("content"))
+    content = turn.get("value", turn.get("content", turn.get("text")))
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
         content = "\n".join(text for text in texts if isinstance(text, str))
     if not isinstance(content, str):
-        raise entry.error("a turn must have text in value or content")
+        raise entry.error("a turn must have text in value, content or text")
     return content

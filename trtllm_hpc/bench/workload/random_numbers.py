@@ -30,6 +30,8 @@ class Stream(enum.IntEnum):
     ARRIVALS = 7
     WARMUP_ARRIVALS = 8
     ADAPTERS = 9
+    TURNS = 10
+    THINK_TIMES = 11
 
 
 def random_source(seed: int, stream: Stream, *keys: int) -> np.random.RandomState:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +51,15 @@ class Request:
     """Where it comes from, to be shown: ``line 17``, ``prefix 2``."""
     lora_task_id: int | None = None
     """Number of its LoRA adapter; ``None``: it has none."""
+    session: str | None = None
+    """The conversation that it is a turn of, in which ``prompt`` is what the user says; ``None``: it stands
+    alone."""
+    turn: int | None = None
+    """From 1."""
+    think_s: float | None = None
+    """From the end of the answer to the turn before; ``None`` for a first turn."""
+    said: Sequence[Mapping[str, str]] | None = None
+    """Messages before it; until it is sent only the system prompt, with the first turn."""
 
 
 class Tokenizer(Protocol):

@@ -46,7 +46,7 @@ class RequestBuilder:
         """
         built: dict[int, Request | None] = {}
         requests: list[Request] = []
-        order = _random_order(len(prompts), self._spec.settings.seed)
+        order = random_order(len(prompts), self._spec.settings.seed)
         while len(requests) < self._spec.count:
             indices = list(islice(order, self._spec.count - len(requests)))
             new = [index for index in dict.fromkeys(indices) if index not in built]
@@ -101,7 +101,8 @@ def too_long_note(left_out: int, seen: int, what: str, limit: int | None) -> str
     return f"Left out {left_out:,} of {seen:,} {what}: longer than {limit} tokens."
 
 
-def _random_order(count: int, seed: int) -> Iterator[int]:
+def random_order(count: int, seed: int) -> Iterator[int]:
+    """Yield all numbers below ``count`` in random order, then again in another, without end."""
     source = random_source(seed, Stream.ORDER)
     while True:
         yield from source.permutation(count).tolist()

@@ -19,6 +19,8 @@ BLOCK_TOKENS = 512
 """Tokens of one of Mooncake's ``hash_ids`` (FAST25-release/traces of kvcache-ai/Mooncake)."""
 
 _INPUT_LENGTH_KEYS = ("input_length", "input_tokens")
+_TIME_KEYS = ("due_s", "timestamp")
+"""In seconds, and in milliseconds."""
 _DIGITS = 9
 _CACHED_BLOCKS = 4096
 
@@ -41,7 +43,7 @@ def trace(spec: WorkloadSpec) -> BuiltWorkload:
 
 def _too_short(spec: WorkloadSpec, timed: Sequence[Entry]) -> Iterator[str]:
     """Yield a sentence if the trace ends before the measurement should; a closed loop ignores its times."""
-    settings, length_s = spec.settings, timed[-1].due_s
+    settings, length_s = spec.settings, timed[-1].due_s or 0.0
     if settings.duration_seconds is None or settings.arrival != "trace" or settings.closed_loop:
         return
     wanted_s = (settings.warmup_seconds or 0.0) + settings.duration_seconds
@@ -57,8 +59,8 @@ def check_trace(path: Path, tokens_per_word: float) -> None:
     timed, generated = _read(path, 1.0)
     for entry in timed:
         if generated:
-            _input_length(entry)
-            _hash_ids(entry)
+            input_length(entry)
+            hash_ids(entry)
             entry.length(OUTPUT_LENGTH_KEYS)
         else:
             _prompt(entry, tokens_per_word)
@@ -66,35 +68,36 @@ def check_trace(path: Path, tokens_per_word: float) -> None:
 
 def _read(path: Path, speed: float) -> tuple[list[Entry], bool]:
     """The entries in the order of their times, and whether prompts must be generated from their lengths."""
-    entries = read_entries(path)
-    times = [_time(entry) for entry in entries]
-    first = min(times)
-    timed = [
-        entry._replace(due_s=round((time - first) / speed, _DIGITS))
-        for time, entry in zip(times, entries, strict=True)
-    ]
-    timed.sort(key=lambda entry: entry.due_s)
-    generated = [_has_only_lengths(entry) for entry in timed]
+    entries = [entry for [entry] in timed([[entry] for entry in read_entries(path)], speed)]
+    generated = [has_only_lengths(entry) for entry in entries]
     if any(generated) and not all(generated):
-        other = timed[generated.index(not generated[0])]
+        other = entries[generated.index(not generated[0])]
         raise other.error("has another layout than the entries before it: prompts, or only lengths")
-    return timed, generated[0]
+    return entries, generated[0]
+
+
+def timed(groups: Sequence[Sequence[Entry]], speed: float) -> list[list[Entry]]:
+    """Return the groups in the order of their first entries' times; only the other entries may have none."""
+    first_s = min(_time(group[0]) for group in groups)
+
+    def with_time(entry: Entry) -> Entry:
+        time_s = entry.seconds(*_TIME_KEYS)
+        return entry if time_s is None else entry._replace(due_s=round((time_s - first_s) / speed, _DIGITS))
+
+    found = [[with_time(entry) for entry in group] for group in groups]
+    return sorted(found, key=lambda group: group[0].due_s or 0.0)
 
 
 def _time(entry: Entry) -> float:
-    """In seconds, from any zero."""
-    for key, unit_s in (("due_s", 1.0), ("timestamp", 0.001)):
-        value = entry.values.get(key)
-        if value is None:
-            continue
-        if type(value) not in (int, float) or not abs(value) < 1e15:
-            raise entry.error(f"{key} must be a number; found {value!r}")
-        return float(value) * unit_s
-    message = "has no time: expected due_s in seconds, or timestamp in milliseconds"
-    raise entry.error(message, hint="use workload.kind dataset for a file without times")
+    found = entry.seconds(*_TIME_KEYS)
+    if found is None:
+        message = "has no time: expected due_s in seconds, or timestamp in milliseconds"
+        raise entry.error(message, hint="use workload.kind dataset for a file without times")
+    return found
 
 
-def _has_only_lengths(entry: Entry) -> bool:
+def has_only_lengths(entry: Entry) -> bool:
+    """Return whether the prompt must be generated."""
     return any(key in entry.values for key in _INPUT_LENGTH_KEYS) and not any(
         key in entry.values for key in ("prompt", "token_ids")
     )
@@ -129,7 +132,7 @@ def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request]
     for entry in timed:
         if len(kept) == spec.count:
             break
-        length = _input_length(entry)
+        length = input_length(entry)
         if spec.limit is not None and length > spec.limit:
             too_long += 1
         else:
@@ -142,14 +145,16 @@ def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request]
     return requests, notes
 
 
-def _input_length(entry: Entry) -> int:
+def input_length(entry: Entry) -> int:
+    """Return the tokens of the prompt."""
     length = entry.length(_INPUT_LENGTH_KEYS)
     if length is None:
         raise entry.error(f"{_INPUT_LENGTH_KEYS[0]} must be a whole number of at least 1")
     return length
 
 
-def _hash_ids(entry: Entry) -> list[int]:
+def hash_ids(entry: Entry) -> list[int]:
+    """Return the numbers of the blocks that the prompt begins with."""
     hashes = entry.values.get("hash_ids") or []
     if not isinstance(hashes, list) or not all(type(number) is int for number in hashes):
         raise entry.error(f"hash_ids must be a list of whole numbers; found {hashes!r}")
@@ -157,16 +162,25 @@ def _hash_ids(entry: Entry) -> list[int]:
 
 
 def _shapes(spec: WorkloadSpec, kept: Sequence[tuple[Entry, int]]) -> Iterator[PromptShape]:
-    seed = spec.settings.seed
-
-    @lru_cache(_CACHED_BLOCKS)
-    def block(number: int) -> Codes:
-        return draw_codes(random_source(seed, Stream.BLOCKS, number), BLOCK_TOKENS)
-
+    codes = PromptCodes(spec.settings.seed)
     for entry, length in kept:
-        shared = [block(number) for number in _hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
-        rest = max(0, length - BLOCK_TOKENS * len(shared))
-        own = draw_codes(random_source(seed, Stream.CONTENTS, entry.line), rest)
-        codes = np.concatenate([*shared, own])[:length]
         tokens = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
-        yield PromptShape(codes, tokens, entry.due_s, f"line {entry.line}")
+        yield PromptShape(codes.of(entry, length), tokens, entry.due_s, f"line {entry.line}")
+
+
+class PromptCodes:
+    """Makes the tokens of prompts of which only lengths and blocks are known: equal blocks, equal tokens."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._block = lru_cache(_CACHED_BLOCKS)(
+            lambda number: draw_codes(random_source(seed, Stream.BLOCKS, number), BLOCK_TOKENS)
+        )
+
+    def of(self, entry: Entry, length: int) -> Codes:
+        """Return the codes of one prompt."""
+        shared = [self._block(number) for number in hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
+        rest = max(0, length - BLOCK_TOKENS * len(shared))
+        own = draw_codes(random_source(self._seed, Stream.CONTENTS, entry.line), rest)
+        codes: Codes = np.concatenate([*shared, own])[:length]
+        return codes

@@ -12,7 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.measurement_table import HEADER, TITLE, adapter_rows
+from trtllm_hpc.report.measurement_table import HEADER, TITLE, TURN_HEADER, adapter_rows, turn_rows
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
@@ -40,7 +40,10 @@ def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
         "figures": [_figures(label, result) for label, result in data.ascending],
         "settings": _setting_tables(data),
         "provenance": _flat_table("Provenance", data.measurement.provenance),
-        "adapters": _adapter_table(data),
+        "adapters": Table(
+            f"{TITLE} (ms)", list(HEADER), adapter_rows(data.measurement, data.records, data.headline)
+        ),
+        "turns": Table("By turn (ms)", list(TURN_HEADER), turn_rows(data.measurement, data.headline)),
         "tokens": _flat_table("Tokens of measured requests", data.measurement.tokens, words=True),
         "used": use_table(data),
         "errors": _error_table(data),
@@ -74,12 +77,6 @@ def cell(figure: object) -> str:
     if not isinstance(figure, Interval):
         return NONE
     return f"{quantity(figure.mean)}\n{plus_minus(figure)}".strip()
-
-
-def _adapter_table(data: ReportData) -> Table:
-    level = data.headline
-    rows = [] if level is None else adapter_rows(data.measurement, data.records, level)
-    return Table(f"{TITLE} (ms)", list(HEADER), rows)
 
 
 def _figures(label: str, result: LevelResult) -> Table:

@@ -1,0 +1,85 @@
+"""Conversations under load: each turn waits for the end of the turn before it, and for its think time."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from trtllm_hpc.bench.load.messages import Reply, Target, answer_text, encode_request
+from trtllm_hpc.bench.load.timing import Clock, KernelTimer
+from trtllm_hpc.bench.workload.request import Request
+
+
+class Conversation(NamedTuple):
+    """Requests that follow each other."""
+
+    first_index: int
+    """Index in the workload of the first turn; those of the others follow."""
+    turns: Sequence[Request]
+
+
+class Turns:
+    """Sends the turns of conversations after their first."""
+
+    timer: KernelTimer
+    end_s = float("inf")
+    """No turn is sent from then on."""
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        target: Target,
+        clock: Clock,
+        send: Callable[[Reply, bytes], None],
+    ) -> None:
+        self._conversations, self._target, self._clock, self._send = conversations, target, clock, send
+        self._talks: dict[str, tuple[Conversation, float, list[Mapping[str, str]]]] = {}
+        """Those that go on: when each has begun, and what was said."""
+        self._begun = Counter[str | None]()
+        self._waiting: list[tuple[float, int, Reply, bytes]] = []
+
+    def begin(self, position: int, due_s: float) -> Reply:
+        """Begin the conversation at this position, and return the reply to its first turn."""
+        conversation = self._conversations[position]
+        first = conversation.turns[0]
+        self._begun[first.session] += 1
+        again = self._begun[first.session]
+        session = f"{first.session}-{again}" if again > 1 else f"{first.session}"
+        self._talks[session] = conversation, due_s, [*(first.said or ())]
+        return Reply(conversation.first_index, due_s, self._clock.now(), -1.0, session=session)
+
+    def goes_on(self, reply: Reply) -> bool:
+        """Prepare the next turn; returns False if there is none, or without an answer to go on from."""
+        if reply.session is None:
+            return False
+        (first_index, turns), begun_s, said = talk = self._talks.pop(reply.session)
+        at = reply.index + 1 - first_index
+        if not reply.ok or at == len(turns):
+            return False
+        turn, recorded_s = turns[at], begun_s + (turns[at].due_s or 0.0) - (turns[0].due_s or 0.0)
+        due_s = max(reply.ended_s + (turn.think_s or 0.0), recorded_s)
+        if due_s >= self.end_s:
+            return False
+        self._talks[reply.session] = talk
+        said.append({"role": "user", "content": turns[at - 1].prompt or ""})
+        # A model that gives the whole text back would say everything twice.
+        before = "\n".join(message["content"] for message in said)
+        answer = answer_text(reply, self._target).removeprefix(before)
+        said.append({"role": "assistant", "content": answer})
+        waiting = Reply(reply.index + 1, due_s, -1.0, -1.0, session=reply.session)
+        payload = encode_request(replace(turn, said=said), self._target, str(waiting.index))
+        heapq.heappush(self._waiting, (due_s, waiting.index, waiting, payload))
+        self.on_timer()
+        return True
+
+    def on_timer(self) -> None:
+        """Send what is due, and wait for the next."""
+        while self._waiting and self._waiting[0][0] <= (now_s := self._clock.now()):
+            _, _, reply, payload = heapq.heappop(self._waiting)
+            reply.sent_s = now_s
+            self._send(reply, payload)
+        if self._waiting:
+            self.timer.set(self._clock.zero + self._waiting[0][0])

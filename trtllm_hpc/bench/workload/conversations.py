@@ -1,0 +1,134 @@
+"""Conversations, drawn or from a file: what the user says in each turn.
+
+What was said before joins it when it is sent, with the server's answers (:mod:`trtllm_hpc.bench.load.turns`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+
+from trtllm_hpc.bench.workload import trace
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, prompt_of, read_entries, turns_of
+from trtllm_hpc.bench.workload.lengths import draw_lengths
+from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
+from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, file_error, settings_error
+from trtllm_hpc.bench.workload.request_builder import random_order
+from trtllm_hpc.config.benchmark import Workload
+
+_Talk = list[tuple[Request, PromptShape | None]]
+"""The turns of a conversation; a shape stands for a prompt that is still to be written."""
+
+
+def conversations(spec: WorkloadSpec) -> BuiltWorkload:
+    """Return the turns of the first ``spec.count`` conversations; raises ConfigError if there are none.
+
+    A file's conversations are repeated in another order when all were taken, unless they have times.
+    """
+    if spec.takes_token_ids:
+        message = "the turns of a conversation are texts, and the model takes token ids"
+        raise settings_error("kind", message, hint="--model ensemble, or --protocol openai-chat")
+    talks, notes, distinct = _drawn(spec) if spec.workload.path is None else _of_file(spec)
+    shapes = [shape for talk in talks for _, shape in talk if shape is not None]
+    made, more = generated_requests(spec, shapes) if shapes else ([], [])
+    texts, requests = iter(made), list[Request]()
+    thinks = _draws(spec, Stream.THINK_TIMES, spec.workload.think_seconds, spec.workload.think_seconds_stdev)
+    for number, talk in enumerate(talks):
+        for turn, (request, shape) in enumerate(talk, 1):
+            usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
+            think_s = usual_s if request.think_s is None else request.think_s
+            text = request.prompt if shape is None else next(texts).prompt
+            said = replace(request, prompt=text, session=f"{spec.settings.seed}-{number}", turn=turn)
+            known = replace(said, think_s=None) if turn == 1 else replace(said, think_s=think_s, said=None)
+            requests.append(known)
+    return BuiltWorkload(requests, [*notes, *more], distinct)
+
+
+def check_conversations(path: Path, workload: Workload) -> None:
+    """Check every conversation of the file without a tokenizer. Raises ConfigError; with file and line."""
+    for group in _groups(path):
+        _turns(group, workload, 1)
+
+
+def _draws(spec: WorkloadSpec, stream: Stream, mean: float, stdev: float) -> Iterator[float]:
+    source = random_source(spec.settings.seed, stream)
+    while True:
+        yield mean + stdev * float(source.standard_normal())
+
+
+def _drawn(spec: WorkloadSpec) -> tuple[list[_Talk], list[str], None]:
+    workload, seed = spec.workload, spec.settings.seed
+    draws = islice(_draws(spec, Stream.TURNS, workload.turns, workload.turns_stdev), spec.count)
+    counts = [max(1, round(drawn)) for drawn in draws]
+    lengths, notes = draw_lengths(replace(spec, count=sum(counts)), workload.prefix_tokens)
+    prefixes = [
+        PromptShape(draw_codes(random_source(seed, Stream.PREFIXES, number), workload.prefix_tokens), 1)
+        for number in range(1, min(workload.prefixes, spec.count) + 1)
+    ]
+    systems, more = generated_requests(spec, prefixes)
+    source = random_source(seed, Stream.CONTENTS)
+    shapes = (PromptShape(draw_codes(source, it.input_tokens), it.output_tokens) for it in lengths)
+    talks = list[_Talk]()
+    for count, system in zip(counts, cycle(systems), strict=False):
+        said = [{"role": "system", "content": system.prompt or ""}]
+        talks.append([(Request(shape.max_tokens, said=said), shape) for shape in islice(shapes, count)])
+    return talks, [*notes, *more], None
+
+
+def _of_file(spec: WorkloadSpec) -> tuple[list[_Talk], list[str], int]:
+    settings, workload = spec.settings, spec.workload
+    groups, codes = _groups(spec.file), trace.PromptCodes(settings.seed)
+    order = random_order(len(groups), settings.seed)
+    if settings.arrival == "trace" and not settings.closed_loop:
+        groups, order = trace.timed(groups, workload.speed), iter(range(len(groups)))
+    chosen = (groups[place] for place in islice(order, spec.count))
+    talks = [_turns(group, workload, settings.max_tokens, codes) for group in chosen]
+    return talks, [], len(groups)
+
+
+def _groups(path: Path) -> list[list[Entry]]:
+    # Of a trace without session_id: an entry goes on with the conversation whose last whole block it has.
+    groups: dict[object, list[Entry]] = {}
+    last_blocks: dict[int, object] = {}
+    for place, entry in enumerate(read_entries(path)):
+        key = entry.values.get("session_id", entry.values.get("session"))
+        blocks = trace.hash_ids(entry)
+        if blocks and key is None:
+            known = (last_blocks.pop(block) for block in reversed(blocks) if block in last_blocks)
+            key = next(known, (place,))
+            whole = blocks[: trace.input_length(entry) // trace.BLOCK_TOKENS]
+            last_blocks |= dict.fromkeys(whole[-1:], key)
+        groups.setdefault((place,) if key is None else str(key), []).extend(turns_of(entry))
+    found = [group for group in groups.values() if group]
+    if not found:
+        raise file_error(path, None, "nothing is said in any conversation")
+    return found
+
+
+def _turns(
+    group: Sequence[Entry], workload: Workload, max_tokens: int, codes: trace.PromptCodes | None = None
+) -> _Talk:
+    talk, before = _Talk(), 0
+    for entry in group:
+        answer = entry.length(OUTPUT_LENGTH_KEYS) or max_tokens
+        think_s, said = entry.seconds("think_s", "delay"), entry.values.get("said")
+        request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", said=said)
+        request = replace(request, think_s=think_s and max(0.0, think_s) / workload.speed)
+        if trace.has_only_lengths(entry):
+            length = trace.input_length(entry)
+            new = max(1, length - before) if trace.hash_ids(entry) else length
+            before = length + answer
+            tokens = np.zeros(0, dtype=np.int32) if codes is None else codes.of(entry, length)[-new:]
+            talk.append((request, PromptShape(tokens, answer)))
+            continue
+        found = prompt_of(entry, workload.tokens_per_word)
+        if found is None or found.prompt is None:
+            raise entry.error("has no text to say")
+        request = replace(request, prompt=found.prompt, max_tokens=found.max_tokens or max_tokens)
+        talk.append((request, None))
+    return talk
