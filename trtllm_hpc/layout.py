@@ -113,21 +113,23 @@ class Instances:
 
     @property
     def behind_door(self) -> int:
-        """Servers that the doors pass requests on to."""
+        """Servers among which the first node's door chooses: of a disaggregated run only the front."""
         return 1 if self.groups else self.count
 
     def first_node(self, instance: int) -> int:
         """Number of the node, within the job, of the instance's leader."""
+        before = 0
+        for group in self.groups:
+            for server in group.servers:
+                if server.number == instance:
+                    return before + server.first_node
+            # The nodes of a component follow those of the component before.
+            before += 0 if group.component is None else _allocation((group,)).nodes
         return instance // self.per_node * self.layout.nodes
 
     @property
     def leaders(self) -> dict[int, list[int]]:
-        """What the door of each node, by its number within the job, passes requests on to: instances.
-
-        In a disaggregated run there is one door only, and behind it the front, as number 0.
-        """
-        if self.groups:
-            return {0: [0]}
+        """The instances that the door of each node, by its number within the job, passes requests on to."""
         nodes: dict[int, list[int]] = {}
         for instance in range(self.count):
             nodes.setdefault(self.first_node(instance), []).append(instance)

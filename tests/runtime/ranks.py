@@ -83,13 +83,11 @@ class Ranks:
             FAKE_STARTED=str(self.started_file(rank)),
             FAKE_PREFIX=prefix,
             TRTLLM_HPC_JOB_ID="77",
-            TRTLLM_HPC_ADDRESS="127.0.0.1",
-            TRTLLM_HPC_HTTP_PORT=http,
             TRTLLM_HPC_GRPC_PORT=grpc,
             TRTLLM_HPC_METRICS_PORT=metrics,
             MASTER_ADDR="127.0.0.1",
             MASTER_PORT=rendezvous,
-            **(environment or {}),
+            **{"TRTLLM_HPC_ADDRESS": "127.0.0.1", "TRTLLM_HPC_HTTP_PORT": http, **(environment or {})},
         )
 
     def facts(self, rank: int = 0) -> dict[str, Any]:

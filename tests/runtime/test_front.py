@@ -21,12 +21,12 @@ def test_the_front_has_the_places_and_the_key_in_a_file_of_its_own(tmp_path: Pat
         run.front, {"backend": "pytorch", "context_servers": dict(servers), "generation_servers": servers}
     )
     run.servers_key.write_text("secret\n")
-    front = Front(run, {"context": [0], "generation": [1]}, 1, None)
+    front = Front(run, {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}, [1], None)
     try:
-        front.start({0: "10.0.0.1:5", 1: "10.0.0.2:6"}, ["llama"])
+        front.start(["llama"])
         found = yaml.safe_load(run.front_started.read_text())
-        assert found["context_servers"]["urls"] == ["10.0.0.1:5"]
-        assert found["generation_servers"]["urls"] == ["10.0.0.2:6"]
+        assert found["context_servers"]["urls"] == ["127.0.0.1:5"]
+        assert found["generation_servers"]["urls"] == ["127.0.0.1:6"]
         assert found["internal_request_auth_key"] == "secret"
         assert run.front_started.stat().st_mode & 0o777 == 0o600
         assert eventually(shown.exists) and "secret" not in shown.read_text()

@@ -34,6 +34,7 @@ OPTIONS = SupervisorOptions(
     companion_silence_seconds=None,
     drain_seconds=0.0,
 )
+ROLES = {"context": [0, 1], "generation": [2]}
 KILLED = "rank 0 on n1 was killed by signal 9"
 
 
@@ -65,8 +66,8 @@ def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> N
             RunEnd(f"1 of 3 instances live, and serve.minimum_instances is 2; instance 0: {KILLED}"),
         ),
         (
-            {"minimum": 2, "roles": {"context": [0], "generation": [1]}},
-            1,
+            {"minimum": 2, "roles": ROLES, "minimums": {"context": 1, "generation": 1}},
+            0,
             RunEnd(f"the context server 0 has ended: {KILLED}", is_cause=False),
         ),
     ],
@@ -74,6 +75,13 @@ def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> N
 def test_too_few_instances_end_the_run(options: dict[str, Any], others: int, end: RunEnd) -> None:
     after = after_end(instance(), [record()], 137, replace(OPTIONS, **options), others)
     assert after == InstanceEnd("failed", KILLED, end)
+
+
+def test_each_phase_has_a_minimum_of_its_own() -> None:
+    options = replace(OPTIONS, minimum=3, roles=ROLES, minimums={"context": 1, "generation": 1})
+    assert after_end(instance(), [record()], 137, options, 1) == InstanceEnd("failed", KILLED)
+    assert early_end(instance(), [BLAMED], options, 1, is_stopping=False) is None
+    assert early_end(instance(), [BLAMED], options, 0, is_stopping=False) is not None
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(3, 3), (0, ExitCode.START), (137, ExitCode.START)])

@@ -225,6 +225,12 @@ def test_a_server_that_does_not_listen_is_not_asked_for_a_token(served: Served) 
     assert http.not_ready() == "the server does not answer"
 
 
+def at(served: Served) -> dict[str, str]:
+    """The variables of a server without a door that is already there."""
+    address, _, port = served.place.rpartition(":")
+    return {"TRTLLM_HPC_ADDRESS": address, "TRTLLM_HPC_HTTP_PORT": port}
+
+
 @pytest.mark.parametrize(
     ("answers", "told"),
     [
@@ -236,7 +242,7 @@ def test_a_token_that_hangs_ends_the_server_at_the_limit(
     served: Served, ranks: Ranks, answers: Mapping[str, tuple[int, str]], told: str
 ) -> None:
     served.answers |= answers
-    environment = {"TRTLLM_HPC_OPENAI": served.place}
+    environment = at(served)
     options: dict[str, Any] = {"driver": "openai", "ready_timeout_seconds": 1}
     code, output = end(ranks.start(behaviour="mute", environment=environment, **options))
     assert code == ExitCode.READINESS
@@ -255,7 +261,7 @@ def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(
     code, output = end(
         ranks.start(
             behaviour="mute",
-            environment={"TRTLLM_HPC_OPENAI": served.place},
+            environment=at(served),
             driver="openai",
             model=str(tmp_path / "oss"),
             ready_timeout_seconds=1,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +239,111 @@ def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Sit
     assert site.types("cancel", run.folder).returncode == 0
 
 
+def test_a_server_and_the_front_that_die_are_back(site: Site) -> None:
+    """Behind TLS, under load: only what the dead server had begun fails. Nobody else reaches a server."""
+    serve = {**SPLIT, "tls": True}
+    job = site.job("split-back", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
+    run = site.serves(job)
+    assert_servers_hear_their_own_node_only(site)
+    with under_load(run) as failures:
+        os.kill(process_of(site, "llm_api.generation.yaml", node=2), signal.SIGKILL)
+        assert eventually(lambda: restarts(site, run) == ["ready 0", "ready 0", "ready 1"], 60)
+        before = run.rank_log("serve.2", 0).read_text().count("generation after")
+        assert eventually(lambda: run.rank_log("serve.2", 0).read_text().count("generation after") > before)
+    # As many as ask at once, and each request has two phases.
+    assert len(failures) <= LOAD, failures
+    [end] = [it for it in read_events(run, "serve") if it.name == "instance_end"]
+    assert end.data["instance"] == 2 and "1 of 3 times" in end.data["then"], end
+    os.kill(process_of(site, "disaggregated", node=0), signal.SIGKILL)
+    assert eventually(lambda: site.status(run)["front_restarts"] != [] and asks(run) is None, 30)
+    said = site.types("status", run.folder).stdout
+    assert "front: restarts: 1; the front of the servers has ended with exit code" in said, said
+    site.cancel(run)
+
+
+LOAD = 4
+"""Clients that ask all the time."""
+
+
+@contextmanager
+def under_load(run: RunPaths) -> Iterator[list[str]]:
+    """Ask again and again; give the errors so far."""
+    failures: list[str] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            if (error := asks(run)) is not None:
+                failures.append(error)
+
+    with ThreadPoolExecutor(LOAD) as clients:
+        asking = [clients.submit(ask) for _ in range(LOAD)]
+        try:
+            yield failures
+        finally:
+            is_over.set()
+    assert all(it.result() is None for it in asking)
+
+
+def asks(run: RunPaths) -> str | None:
+    """Ask for a completion; return the error, if it is not answered."""
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    connection = http.client.HTTPSConnection(
+        endpoint.address,
+        int(endpoint.place.rpartition(":")[2].partition("/")[0]),
+        timeout=20,
+        context=endpoint.tls(),
+    )
+    body = json.dumps({"model": "any", "prompt": "hello", "max_tokens": 2})
+    try:
+        connection.request("POST", "/v1/completions", body, headers=endpoint.authorization)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        return None if answer.status == 200 and "hello hello" in text else f"{answer.status} {text}"
+    except (OSError, http.client.HTTPException) as error:
+        return repr(error)
+    finally:
+        connection.close()
+
+
+def restarts(site: Site, run: RunPaths) -> list[str]:
+    return [f"{it['state']} {it['restarts']}" for it in site.status(run)["instances"]]
+
+
+def process_of(site: Site, word: str, *, node: int) -> int:
+    """The process of ``trtllm-serve`` on a node with a word in its command line."""
+    found = [
+        it.pid
+        for it in user_processes(site.sandbox.nodes[node])
+        if "python" in it.arguments[0] and any(word in argument for argument in it.arguments)
+    ]
+    assert len(found) == 1, found
+    return int(found[0])
+
+
+def assert_servers_hear_their_own_node_only(site: Site) -> None:
+    """Another user on each node asks every port of all nodes that HAProxy or a server listens at."""
+    stranger = ["setpriv", "--reuid=daemon", "--regid=daemon", "--clear-groups", "sh", "-c"]
+    for node in site.sandbox.nodes:
+        lines = node.run(["ss", "-H", "-t", "-l", "-n", "-p"]).splitlines()
+        # MPI's ports and Slurm's are open to all, and answer nothing.
+        found = [(line, *line.split()[3].rpartition(":")) for line in lines]
+        places = [it for it in found if "haproxy" in it[0] or it[1] == "127.0.0.1"]
+        servers = re.findall(r"--port=(\d+)", " ".join(" ".join(it.arguments) for it in user_processes(node)))
+        assert servers and {*servers} <= {port for _, address, _, port in places if address == "127.0.0.1"}
+        for asking in site.sandbox.nodes:
+            for line, address, _, port in places if asking is not node else ():
+                url = f"https://{node.address}:{port}/v1/models"
+                curl = f"curl -sk -m 2 -o /dev/null -w '%{{http_code}}' {url} || true"
+                said = asking.run([*stranger, curl])
+                is_door = "haproxy" in line and address != "127.0.0.1"
+                assert said == ("401" if is_door else "000"), (asking.name, line, said)
+
+
 def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
-    job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=SPLIT, companion={"enabled": False})
+    serve = {**SPLIT, "restarts": 0}
+    job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
     run = site.serves(job)
     kill(site, "worker")
     failure = eventually_failed(site, run)

@@ -169,6 +169,22 @@ def test_what_the_partition_never_gives_is_refused(
     assert state(checked(needs=(LIMITS,), **lifted), "partition-limits") == "warn"
 
 
+def test_other_users_on_the_nodes_of_a_server_without_a_key(
+    checked: Checked, slurm: Callable[..., None]
+) -> None:
+    slurm(limits=GPU_PARTITION)
+    openai: dict[str, Any] = {
+        "engine": {"backend": "pytorch"},
+        "model": {"path": "/models/a", "synthetic": None},
+    }
+    found = checked(needs=(LIMITS,), **openai)["neighbours"]
+    assert found.state == "warn" and "reach it at 127.0.0.1 there without a key" in found.message
+    assert "neighbours" not in checked(needs=(LIMITS,)), "Triton listens on Unix sockets"
+    assert "neighbours" not in checked(needs=(LIMITS,), **openai, cluster={"exclusive": True})
+    slurm(limits=f"{GPU_PARTITION} OverSubscribe=EXCLUSIVE")
+    assert "neighbours" not in checked(needs=(LIMITS,), **openai)
+
+
 def test_limits_that_are_kept_or_not_known(checked: Checked, slurm: Callable[..., None]) -> None:
     slurm(limits=GPU_PARTITION)
     assert state(checked(needs=(LIMITS,)), "partition-limits") == "ok"

@@ -148,11 +148,23 @@ def servers_can_be_split(facts: JobFacts) -> Diagnostics:
         message = "the front of the servers listens on its own node only, behind the door"
         yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
     if serve.renew:
-        message = "servers of two phases are not renewed: the front knows them by their first addresses"
+        message = "while the door lets requests end, the front could not reach the servers through it"
         yield in_job("conflict", "serve.renew", message, "set it to false", serve.renew)
+    if serve.minimum_instances is not None:
+        message = "has no effect on servers of two phases"
+        hint = "set serve.disaggregated.context.minimum_servers, or generation.minimum_servers"
+        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
     phases = serve.disaggregated
     if phases is None:
         return
+    for name, phase in phases.roles:
+        if phase.minimum_servers is not None and phase.minimum_servers > phase.servers:
+            field = f"serve.disaggregated.{name}.minimum_servers"
+            message, hint = (
+                f"is more than the phase has ({phase.servers})",
+                f"set it to {phase.servers} or less",
+            )
+            yield in_job("conflict", field, message, hint, phase.minimum_servers)
     needed = topology_of(phases, job, cluster).nodes
     if serve.nodes is not None and serve.nodes != needed and cluster.phases is not None:
         message = f"the servers of both phases take {needed} nodes, some for each phase as the profile says"

@@ -87,6 +87,8 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     endpoint = status.endpoint
     if endpoint is not None:
         yield f"endpoint: {endpoint.places} on {endpoint.host}"
+        if status.front_restarts:
+            yield f"front: restarts: {len(status.front_restarts)}; {status.front_restarts[-1]}"
         if status.gateway_failure is not None:
             yield f"gateway: {status.gateway_failure}"
             yield f"next: trtllm-hpc logs {call_name(run)} --stage gateway"

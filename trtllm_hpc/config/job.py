@@ -89,6 +89,9 @@ class Phase(Section):
     two ranks."""
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """With ``trtllm-serve``, how many servers."""
+    minimum_servers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """With ``trtllm-serve``, fewest servers of the phase that must serve, start or be restarted for the run
+    to live; ``None``: all."""
     tensor_parallel: Parallelism | None = None
     """Instead of ``engine.tensor_parallel``. With Triton, only in the generation phase: the context phase
     uses the job's engine."""
@@ -172,8 +175,8 @@ class Serve(Section):
     minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """How often an instance that has served before is started again after it died. ``None``: 3 times if there
-    are several, never if there is one."""
+    """How often an instance, or a server of a phase, that has served before is started again after it died.
+    ``None``: 3 times if there are several, never if there is one."""
     nodes: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Nodes for all instances together; ``None`` takes as few as the GPUs allow."""
     cpus_per_rank: Count = 2

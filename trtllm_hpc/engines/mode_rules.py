@@ -14,7 +14,7 @@ _FIRST_RELEASE = {
     # all_models/disaggregated_serving is there from backend v0.15.0 on.
     "disaggregated": "0.15.0",
 }
-_OF_SERVERS = ("servers", "moe_expert_parallel", "max_seq_len", "llm_api")
+_OF_SERVERS = ("servers", "minimum_servers", "moe_expert_parallel", "max_seq_len", "llm_api")
 """Keys of a phase that only servers of ``trtllm-serve`` have."""
 
 

@@ -177,8 +177,8 @@ class Plan:
     @property
     def restarts(self) -> int:
         """How often an instance is started again."""
-        if self.instances.groups or not self.has_door:
-            return 0  # the front, or the client, knows the servers by the addresses that they began with
+        if not self.has_door:
+            return 0  # the client knows the server by the address that it began with
         if self.job.serve.restarts is not None:
             return self.job.serve.restarts
         return 3 if self.instances.count > 1 else 0
@@ -188,6 +188,13 @@ class Plan:
         """The servers of each phase of a disaggregated run: ``context:0 generation:1,2``."""
         groups = self.instances.groups
         return " ".join(f"{it.role}:{','.join(str(one.number) for one in it.servers)}" for it in groups)
+
+    @property
+    def minimums(self) -> str:
+        """Fewest servers of each phase that must live: ``context:1 generation:2``."""
+        phases = self.job.serve.disaggregated
+        roles = phases.roles if phases is not None and self.instances.groups else ()
+        return " ".join(f"{name}:{phase.minimum_servers or phase.servers}" for name, phase in roles)
 
     @property
     def phases(self) -> tuple[Plan, ...]:

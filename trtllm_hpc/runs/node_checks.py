@@ -159,10 +159,10 @@ def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:
     for name, text in render_configurations(plan).items():
         write_text(paths.folder / name, text)
     if plan.front is not None:
-        roles = {group.role: [one.number for one in group.servers] for group in plan.instances.groups}
-        places = {it: f"127.0.0.1:{9000 + it}" for numbers in roles.values() for it in numbers}
+        groups = plan.instances.groups
+        servers = {it.role: [f"127.0.0.1:{9000 + one.number}" for one in it.servers] for it in groups}
         # As the run's own: any free port, and a key.
-        front = with_addresses(plan.front.configuration, roles, places, 0) | {AUTH_KEY: "0" * 43}
+        front = with_addresses(plan.front.configuration, servers, 0) | {AUTH_KEY: "0" * 43}
         write_json(paths.front_started, front)
     with write_aside(paths.runtime) as aside:
         aside.write_bytes(runtime_zipapp())

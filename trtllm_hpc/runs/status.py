@@ -110,6 +110,8 @@ class RunStatus:
     """What it has used."""
     bad_nodes: tuple[BadNode, ...] = ()
     """Nodes because of which servers of the run have ended; its next jobs do not get them."""
+    front_restarts: tuple[str, ...] = ()
+    """Why the front of a disaggregated run was started again, each time."""
     gateway_failure: str | None = None
     """Why nobody answers over OpenAI's protocol any more, though the server does over Triton's."""
     visitors: tuple[Visitor, ...] = ()
@@ -203,6 +205,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         causes,
         run_use(run, stages),
         run.bad_nodes,
+        _front_restarts(run) if endpoint is not None else (),
         _gateway_failure(run) if endpoint is not None else None,
         visitors_of(run.paths),
         tuple({str(it.data.get("warning")): None for it in run.events("serve") if it.name == UNLIKE}),
@@ -280,6 +283,17 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     recorded = [event.data for event in run.events(stage) if "reason" in event.data]
     last = recorded[-1] if recorded else {}
     return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
+
+
+def _front_restarts(run: RunSnapshot) -> tuple[str, ...]:
+    """Return why the present server's front was started again."""
+    found: list[str] = []
+    for event in run.events("serve"):
+        if event.name == "stage_begin":
+            found.clear()
+        elif event.name == "front_restarted":
+            found.append(run.quoted(str(event.data.get("why"))))
+    return tuple(found)
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:

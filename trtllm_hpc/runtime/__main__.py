@@ -178,6 +178,7 @@ def _add_server_commands(commands: _Commands) -> None:
         certificate=_MAYBE_FILE,
         leaders={"type": _leaders, "required": True, "help": "NODE:INSTANCE,INSTANCE of each node"},
         roles={"type": _numbers, "default": {}, "help": "PHASE:SERVER,SERVER of a disaggregated run"},
+        minimums={"type": _counts, "default": {}, "help": "PHASE:COUNT, how many servers must live"},
         drain_seconds={"type": float, "default": 0.0},
         **dict.fromkeys(("companion_start_seconds", "companion_silence_seconds"), _MAYBE_SECONDS),
         **dict.fromkeys(("hang_seconds", "idle_seconds"), _MAYBE_SECONDS),
@@ -297,6 +298,10 @@ def _numbers(text: str) -> dict[str, list[int]]:
     """Return the lists of ``context:0 generation:1,2``."""
     pairs = (word.partition(":") for word in text.split())
     return {name: [int(number) for number in numbers.split(",")] for name, _, numbers in pairs}
+
+
+def _counts(text: str) -> dict[str, int]:
+    return {name: number for name, (number,) in _numbers(text).items()}
 
 
 def _leaders(text: str) -> dict[int, list[int]]:

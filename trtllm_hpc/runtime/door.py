@@ -37,8 +37,6 @@ OPENAI_KINDS = ("openai",)
 
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
-OPENAI_VARIABLE = "TRTLLM_HPC_OPENAI"
-"""Environment variable: ``address:port`` at which ``trtllm-serve`` listens, which has no Unix sockets."""
 
 DOOR_RESTARTS = 3
 """How often HAProxy is started again on a node."""
@@ -87,8 +85,9 @@ class Door:
     """HAProxy on node number ``node`` of the job, before the ``instances`` whose leaders are there.
 
     ``ports`` are by the names of the frontends: the kinds, or the same with ``_INSTANCE``. ``further`` says
-    where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on. Raises
-    StartFailed if there is no HAProxy here.
+    where HAProxy reaches other servers, by ``http_1``, ``grpc_1``, ``metrics_1`` and so on, and the front of
+    a disaggregated run at each start, by ``openai_front_0`` and so on. Raises StartFailed if there is no
+    HAProxy here.
     """
 
     def __init__(
@@ -175,6 +174,7 @@ class Door:
             lines = [line.split(",") for line in self._ask("show stat").splitlines()]
         except OSError:
             return 0
+        # The front's own ways to the servers of its phases have other names.
         up = [line[0] for line in lines if len(line) > 17 and line[17] == "UP" and line[1] != "BACKEND"]
         protocols = OPENAI_KINDS if self._kinds == OPENAI_KINDS else ("http", "grpc")
         return min(map(up.count, protocols))
@@ -206,10 +206,6 @@ class Door:
         The file beside it, with the suffix ``.port``, has the port of a server that listens on no socket.
         """
         return self.folder / str(instance)
-
-    def port(self, instance: int) -> int:
-        """Return the port of a server on this node that listens on no socket."""
-        return int(self.sockets(instance).with_suffix(".port").read_text(encoding="utf-8"))
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
         found = {}

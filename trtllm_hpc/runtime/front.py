@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,81 +16,125 @@ from typing import Any
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_bound
-from trtllm_hpc.runtime.records import RELAY_VARIABLE
+from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
 _GRACE_S = 10.0
 """For a process to let its answers end."""
 _BACKLOG = 1024
+FRONT_RESTARTS = 3
+"""How often the front is started again, after 1, 2 and 4 s."""
+_SERVERS_FIRST_S = 30.0
+"""From the probe's fault to the front's: a server that causes it is found to have failed in this time."""
 _MOST_STARTS = 3
 """Starts of the gateway in all; each after the first by the next request."""
 
 
 def with_addresses(
-    config: Mapping[str, Any], roles: Mapping[str, Sequence[int]], places: Mapping[int, str], port: int
+    config: Mapping[str, Any], servers: Mapping[str, Sequence[str]], port: int
 ) -> dict[str, Any]:
-    """Return the front's file with its own address and ``places``, each server's ``address:port``."""
-    groups = {f"{role}_servers": numbers for role, numbers in roles.items()}
-    servers = {
-        name: {**config[name], "urls": [places[it] for it in numbers]} for name, numbers in groups.items()
+    """Return the front's file with its own address, and each phase's ``servers``: ``address:port``."""
+    groups = {
+        f"{role}_servers": {**config[f"{role}_servers"], "urls": urls} for role, urls in servers.items()
     }
-    return {"hostname": "127.0.0.1", "port": port, **config, **servers}
+    return {"hostname": "127.0.0.1", "port": port, **config, **groups}
 
 
 class Front:
-    """Starts ``trtllm-serve disaggregated`` once all servers are ready, and watches it.
+    """Starts ``trtllm-serve disaggregated`` once all servers are ready, watches it, and starts it again.
 
-    ``roles`` are the servers of each phase. The front listens at ``port`` of this node, and may leave a
-    question unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
+    ``servers`` are addresses of this node's door, which lead to the servers of each phase: they stay the same
+    when a server is started again. Each front listens at the next of ``ports`` of this node, as upstream's
+    binds none that had open connections a minute ago (without SO_REUSEADDR). It may leave a question
+    unanswered for ``hang_seconds``, as the probe counts; ``None``: for ever.
     """
 
     def __init__(
-        self, paths: RunPaths, roles: Mapping[str, Sequence[int]], port: int, hang_seconds: float | None
+        self,
+        paths: RunPaths,
+        servers: Mapping[str, Sequence[str]],
+        ports: Sequence[int],
+        hang_seconds: float | None,
     ) -> None:
-        self._paths, self._roles, self._port = paths, roles, port
+        self._paths, self._servers, self._ports = paths, servers, ports
         self._hang_seconds = hang_seconds
+        self._models: Sequence[str] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._http: OpenAIHttp | None = None
         self._probe: Probe | None = None
+        self._has_served = False
+        self._restarts = 0
+        self._restart_at: float | None = None
+        self._fault_since: float | None = None
 
-    def start(self, places: Mapping[int, str], models: Sequence[str]) -> None:
-        """Start it, unless it runs; ``places`` are each server's ``address:port``."""
-        if self._process is not None:
-            return
-        config = read_json(self._paths.front)
+    def start(self, models: Sequence[str]) -> None:
+        """Start it, unless it was started before."""
+        if self._process is None:
+            self._models = models
+            self._begin()
+
+    def _begin(self) -> None:
+        config, port = read_json(self._paths.front), self._ports[self._restarts]
         assert isinstance(config, dict)
         # A front that does not know the key takes it for one of the servers', and does not look at it.
         config[AUTH_KEY] = self._paths.servers_key.read_text(encoding="utf-8").strip()
         # JSON is YAML.
-        write_json(self._paths.front_started, with_addresses(config, self._roles, places, self._port))
+        write_json(self._paths.front_started, with_addresses(config, self._servers, port))
+        self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models)
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
-        self._http = OpenAIHttp(f"127.0.0.1:{self._port}", models)
+        self._restart_at = None
 
     def is_ready(self) -> bool:
         """Return whether it has passed on a question, and its answer."""
-        if self._http is None or self._http.ready_models() is None:
+        if self._http is None or (models := self._http.ready_models()) is None:
             return False
+        self._has_served = True
         if self._hang_seconds is not None and self._probe is None:
             self._probe = Probe(self._http, self._hang_seconds, self._hang_seconds)
-            self._probe.begin(self._http.ready_models() or [])
+            self._probe.begin(models)
         return True
 
-    @property
-    def fault(self) -> str | None:
-        """Why it serves nobody any more, in a sentence."""
-        if self._process is not None and self._process.poll() is not None:
-            return f"the front of the servers has ended with exit code {self._process.returncode}"
-        return None if self._probe is None else self._probe.fault
+    def watch(self, *, servers_ready: bool) -> str | None:
+        """Start it again if it has ended after it had served; return a sentence once the run must end."""
+        if self._process is None:
+            return None
+        if self._restart_at is not None:
+            if time.monotonic() > self._restart_at:
+                self._begin()
+            return None
+        if self._process.poll() is None:
+            return self._standstill(servers_ready)
+        self._end_probe()
+        why = f"the front of the servers has ended with exit code {self._process.returncode}"
+        if not self._has_served or self._restarts == FRONT_RESTARTS:
+            return why
+        self._restart_at = time.monotonic() + 2**self._restarts
+        self._restarts += 1
+        try_event(self._paths, "serve", "front_restarted", why=why)
+        return None
 
-    def not_ready(self) -> str:
-        """Return how far it has come."""
-        return "it was not started" if self._http is None else self._http.not_ready()
+    def _standstill(self, servers_ready: bool) -> str | None:
+        """Return a sentence if it answers nothing although the servers do."""
+        if not servers_ready:
+            self._end_probe()  # without them it cannot answer
+        elif self._probe is None:
+            if self._has_served:
+                self.is_ready()
+        elif self._probe.fault is not None:
+            self._fault_since = self._fault_since or time.monotonic()
+            if time.monotonic() - self._fault_since > _SERVERS_FIRST_S:
+                return f"the front of the servers: {self._probe.fault}"
+        return None
+
+    def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.end()
+        self._probe = self._fault_since = None
 
     def close(self) -> None:
         """End it."""
-        if self._probe is not None:
-            self._probe.end()
+        self._end_probe()
         _end(self._process)
 
 

@@ -36,8 +36,6 @@ class ReadyRecord(JsonRecord):
     models: list[str]
     started_at: float
     """When its leader started its server, in seconds since the epoch."""
-    place: str | None = None
-    """``address:port`` of a server with OpenAI's protocol."""
     endpoint: dict[str, Any] = field(default_factory=dict)
     """Without a door: the fields of :class:`~trtllm_hpc.runtime.records.Endpoint` that say where the server
     answers."""
@@ -93,7 +91,7 @@ class Leader:
         if SOCKETS_VARIABLE not in os.environ:
             where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
             endpoint = {**where, **self._driver.endpoint()}
-        ReadyRecord(names, self._started_at, self._driver.place, endpoint).write(self._ready_record)
+        ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:

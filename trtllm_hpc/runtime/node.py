@@ -22,6 +22,9 @@ _SIOCGIFADDR = 0x8915
 _PORTS = range(20_000, 32_000)
 """Below Linux's default range of ephemeral ports (32768 on), so that no outgoing connection takes one."""
 
+_drawn: set[int] = set()
+"""Ports that this process has drawn, and may not have bound yet."""
+
 _NVIDIA_SMI_TIMEOUT_S = 30
 
 SHM = Path("/dev/shm")
@@ -88,9 +91,9 @@ def free_ports(count: int) -> list[int]:
 
     Drawn at random, so that two jobs that start in the same second hardly ever draw the same.
     """
-    draw = random.Random(os.urandom(16))
+    draw, left = random.Random(os.urandom(16)), sorted({*_PORTS} - _drawn)
     found: list[int] = []
-    for port in draw.sample(_PORTS, len(_PORTS)):
+    for port in draw.sample(left, len(left)):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind(("0.0.0.0", port))
@@ -98,6 +101,7 @@ def free_ports(count: int) -> list[int]:
                 continue
         found.append(port)
         if len(found) == count:
+            _drawn.update(found)
             return found
     raise SystemExit(
         f"error: {socket.gethostname()} has no {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}."

@@ -79,6 +79,8 @@ class PartitionLimits:
     """Those that may use it; ``None``: all."""
     groups: frozenset[str] | None
     """Unix groups that may use it; ``None``: all."""
+    is_shared: bool = True
+    """Whether jobs of other users may run on the nodes of a job."""
 
 
 def query_cluster() -> SlurmFacts:
@@ -118,6 +120,7 @@ def query_limits(slurm_conf: str | None = None) -> tuple[PartitionLimits, ...]:
                 minutes=minutes_of(fields.get("MaxTime", "")),
                 accounts=_names(fields.get("AllowAccounts", "ALL")),
                 groups=_names(fields.get("AllowGroups", "ALL")),
+                is_shared=fields.get("OverSubscribe") != "EXCLUSIVE" and fields.get("ExclusiveUser") != "YES",
             )
             partitions.append(limits)
     return tuple(partitions)

@@ -174,6 +174,32 @@ def limits(context: Context) -> Diagnostic | None:
     return ok("every stage asks for no more than its partition allows")
 
 
+def neighbours(context: Context) -> Diagnostic | None:
+    """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
+    cluster = context.cluster
+    if not context.on_slurm or not context.has_job or context.job.frontend != "openai" or cluster.exclusive:
+        return None
+    if shutil.which("scontrol") is None:
+        return None
+    try:
+        known = {item.name: item for item in context.limits}
+    except SubmissionError:
+        return None  # the check of the limits says why
+    default = next((item.name for item in known.values() if item.is_default), "")
+    serve = context.plan.stage("serve")
+    components = () if serve is None else serve.components
+    asked = [
+        next((it.value for it in one.directives if it.option == "--partition"), default) for one in components
+    ]
+    names = [name for value in asked for name in str(value).split(",") if name in known]
+    if not any(known[name].is_shared for name in names):
+        return None
+    return warn(
+        "other users' jobs may run on the server's nodes, and reach it at 127.0.0.1 there without a key",
+        "set exclusive: true in the cluster profile, if that matters",
+    )
+
+
 def _beyond(
     stage: str, phase: str | None, asked: Mapping[str, str], most: PartitionLimits
 ) -> Diagnostic | None:
@@ -274,6 +300,7 @@ CHECKS = (
     Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
     Check("partition", "the partition has the profile's GPUs", partition, LIMITS),
     Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
+    Check("neighbours", "no other user reaches a server without the key", neighbours, LIMITS),
     Check("pyxis", "srun takes container images", pyxis, SRUN),
     Check("pyxis-scope", "pyxis keeps imported images as long as the profile says", pyxis_scope),
     Check("apptainer", "apptainer is there", apptainer),

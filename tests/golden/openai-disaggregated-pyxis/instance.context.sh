@@ -17,8 +17,8 @@ firsts=([0]=0 [1]=0)
 first=${firsts[TRTLLM_HPC_INSTANCE]}
 leader=$(srun --nodelist="$(nodes_from "$first" 1)" --nodes=1 --ntasks=1 --mpi=none --overlap \
   "$python" "$run/runtime.pyz" leader)
-read -r MASTER_ADDR SERVER_PORT _ _ MASTER_PORT <<< "$leader"
-export MASTER_ADDR MASTER_PORT TRTLLM_HPC_OPENAI="$MASTER_ADDR:$SERVER_PORT"
+read -r MASTER_ADDR _ _ _ MASTER_PORT <<< "$leader"
+export MASTER_ADDR MASTER_PORT
 
 # One trtllm-llmapi-launch for each rank; the first that fails ends the others.
 status=0

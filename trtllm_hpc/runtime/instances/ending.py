@@ -47,7 +47,10 @@ def after_end(
     options: SupervisorOptions,
     others: int,
 ) -> InstanceEnd:
-    """Return what follows when an instance has ended although the run goes on; ``others`` still live."""
+    """Return what follows when an instance has ended although the run goes on.
+
+    ``others`` still live; in a disaggregated run, of its phase.
+    """
     if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
         # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
         return InstanceEnd("ended", instance.reason)
@@ -56,11 +59,10 @@ def after_end(
         living, state = others + 1, "restarting"
     else:
         living, state = others, "failed"
-    if living >= options.minimum:
+    if living >= options.minimum_beside(instance.number):
         return InstanceEnd(state, reason)
     code = returncode if 0 < returncode < 128 else ExitCode.START
-    if options.roles:
-        role = next(name for name, numbers in options.roles.items() if instance.number in numbers)
+    if (role := options.role(instance.number)) is not None:
         sentence = f"the {role} server {instance.number} has ended: {reason}"
     elif options.count == 1:
         sentence = reason
@@ -86,7 +88,7 @@ def early_end(
 
     Also while the run stops: a companion that got no answers has asked for it, and does not know why.
     """
-    is_needed = not _restarts(instance, options) and others < options.minimum
+    is_needed = not _restarts(instance, options) and others < options.minimum_beside(instance.number)
     judge = verdict(records)
     if judge is None or not (is_stopping or is_needed):
         return None

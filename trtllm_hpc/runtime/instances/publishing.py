@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import fingerprint
-from trtllm_hpc.runtime.front import Front
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.starting import Doors
 from trtllm_hpc.runtime.leader import ReadyRecord
@@ -47,8 +46,10 @@ class Publisher:
         if len(known) < len(living):
             return False  # an instance has just ended
         front = self._doors.front
-        if front is not None and not _is_ready(front, known):
-            return False
+        if front is not None:
+            front.start(next(iter(known.values())).models)
+            if not front.is_ready():
+                return False
         self._ready_since = self._ready_since or time.monotonic()
         wanted = len(living) if front is None else 1
         reached = wanted if self._options.door is None else self._doors.own.servers_up()
@@ -105,15 +106,6 @@ class Publisher:
             "metrics_port": ports.get("metrics", 0),
             "openai_url": f"{scheme}://{address}:{ports['openai']}/v1" if "openai" in ports else None,
         }
-
-
-def _is_ready(front: Front, records: Mapping[int, ReadyRecord]) -> bool:
-    """Start the front with the addresses of the servers, and return whether it is ready."""
-    places = {number: record.place for number, record in records.items() if record.place is not None}
-    if len(places) < len(records):
-        return False
-    front.start(places, next(iter(records.values())).models)
-    return front.is_ready()
 
 
 def _phases(paths: RunPaths, started_at: float, ready_at: float) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths, serve_steps
 from trtllm_hpc.runtime.certificate import make_certificate, take_certificate
 from trtllm_hpc.runtime.door import DOOR_RESTARTS, SOCKETS_VARIABLE, Door, DoorRecord, write_key
-from trtllm_hpc.runtime.front import Front, Gateway
+from trtllm_hpc.runtime.front import FRONT_RESTARTS, Front, Gateway
 from trtllm_hpc.runtime.heartbeat import watch_ranks
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.node import free_ports
@@ -68,15 +68,25 @@ class Doors:
         further: dict[str, str] = {}
         for record in records.values():
             further |= {name: f"{record.address}:{port}" for name, port in record.ports.items()}
-        local = options.leaders.get(0, ())
-        self._own = Door(paths, 0, options.door, self.ports, local, further)
+        local, ports = options.leaders.get(0, ()), dict(self.ports)
+        if options.roles:
+            fronts = free_ports(1 + FRONT_RESTARTS)
+            further |= {f"openai_front_{start}": f"127.0.0.1:{port}" for start, port in enumerate(fronts)}
+            for numbers in options.roles.values():
+                ports |= {
+                    f"server_{it}": free for it, free in zip(numbers, free_ports(len(numbers)), strict=True)
+                }
+            servers = {
+                role: [f"127.0.0.1:{ports[f'server_{it}']}" for it in numbers]
+                for role, numbers in options.roles.items()
+            }
+            self.front = Front(paths, servers, fronts, options.hang_seconds)
+        self._own = Door(paths, 0, options.door, ports, local, further)
         folders = {instance: self._own.sockets(instance) for instance in local}
         for node, record in records.items():
             folders |= {instance: Path(record.folder) / str(instance) for instance in others[node]}
         if "openai" in self.ports and "http" in self.ports:
             self.gateway = Gateway(paths, self._own.gateway)
-        if options.roles:
-            self.front = Front(paths, options.roles, self._own.port(0), options.hang_seconds)
         return [
             Instance(number, step, folders.get(number, self._own.sockets(number)))
             for number, step in enumerate(serve_steps(options.count))

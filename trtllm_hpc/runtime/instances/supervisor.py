@@ -128,8 +128,9 @@ class RunSupervisor:
 
     def _publish_or_watch(self) -> None:
         front, gateway = self._doors.front, self._doors.gateway
-        if front is not None and front.fault is not None:
-            self._end_run(RunEnd(front.fault))
+        all_ready = all(instance.state == "ready" for instance in self._instances if instance.lives)
+        if front is not None and (why := front.watch(servers_ready=all_ready)) is not None:
+            self._end_run(RunEnd(why))
         if gateway is not None and (why := gateway.tick()) is not None:
             try_event(self._paths, "serve", "gateway_failed", why=why)
             following = f"read {self._paths.batch_log('gateway')}"
@@ -169,7 +170,10 @@ class RunSupervisor:
             self._end_if_lost(instance, child)
 
     def _others(self, instance: Instance) -> int:
-        return sum(other.lives for other in self._instances if other is not instance)
+        """Return how many others live: of the same phase, in a disaggregated run."""
+        role = self._options.role
+        others = (it for it in self._instances if it is not instance)
+        return sum(other.lives for other in others if role(other.number) == role(instance.number))
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         """End the step of an instance that is lost; look once a second."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.door import OPENAI_VARIABLE, SOCKETS_VARIABLE
+from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.served_model import Chat, chat_of, vocabulary_variables, with_auth_key
 from trtllm_hpc.runtime.server_http import PROMPT, Asked, Question, Refused, quickly
@@ -62,11 +62,6 @@ class OpenAIDriver:
             processes=partial(descendants, os.getpid()),
         )
 
-    @property
-    def place(self) -> str | None:
-        """``address:port`` at which the server listens."""
-        return self._place
-
     def endpoint(self) -> dict[str, Any]:
         """Return the URL of the endpoint in a run without a door."""
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
@@ -75,8 +70,6 @@ class OpenAIDriver:
 
 def _place(options: RankOptions) -> str:
     """Return where the server listens: it has no Unix sockets."""
-    if (given := os.environ.get(OPENAI_VARIABLE)) is not None:
-        return given  # a server of a phase, which the front calls
     if SOCKETS_VARIABLE not in os.environ:
         return f"{os.environ['TRTLLM_HPC_ADDRESS']}:{os.environ['TRTLLM_HPC_HTTP_PORT']}"
     if options.rank != 0:

@@ -76,11 +76,6 @@ class TritonDriver:
         http, _, metrics = self._ports
         return TritonHttp(os.environ.get("TRTLLM_HPC_ADDRESS", ""), http, metrics, self._sockets)
 
-    @property
-    def place(self) -> str | None:
-        """Nothing: the door knows the sockets."""
-        return None
-
     def endpoint(self) -> dict[str, Any]:
         """Return the ports of the endpoint in a run without a door."""
         http, grpc, metrics = self._ports
