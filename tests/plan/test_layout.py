@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -99,7 +100,11 @@ def test_servers_of_both_phases_have_their_seats(
 ) -> None:
     placed = place_groups([WantedGroup(*group, gpus) for group in wanted], spread=spread)
     assert seats(placed) == expected
-    assert (placed.components, placed.behind_door, placed.leaders) == ((allocation,), 1, {0: [0]})
+    assert (placed.components, placed.behind_door) == ((allocation,), 1)
+    # "context server 0: 2 ranks on node 1, GPUs 0-1", or "on nodes 1-2, ...": a door on the first one.
+    on = [re.search(r"server (\d+): .* on nodes? (\d+)", seat) for seat in expected]
+    found = [(int(it[2]), int(it[1])) for it in on if it is not None]
+    assert [(node, number) for node, numbers in placed.leaders.items() for number in numbers] == found
     assert placed.world_sizes == [ranks for _, count, ranks in wanted for _ in range(count)]
 
 
@@ -114,4 +119,4 @@ def test_phases_with_nodes_of_their_own_share_none() -> None:
         "generation server 4: 8 ranks on generation node 2, GPUs 0-7",
     ]
     assert placed.components == (Layout(4, 1, 4, 4), Layout(24, 3, 8, 8))
-    assert (placed.nodes, placed.leaders) == (4, {0: [0]})
+    assert (placed.nodes, placed.leaders) == (4, {0: [0, 1], 1: [2], 2: [3], 3: [4]})

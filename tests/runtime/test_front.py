@@ -1,35 +1,96 @@
-"""The front of a disaggregated run gets the servers' places and their key."""
+"""The front of a disaggregated run gets the servers' addresses and their key, and is started again."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.front import Front
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import read_events
+
+ANSWERS = """
+import http.server, json, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+    def log_message(self, *_): pass
+config = json.load(open(sys.argv[1]))
+server = http.server.HTTPServer((config["hostname"], config["port"]), Handler)
+open(sys.argv[2], "w").write(str(os.getpid()))
+server.serve_forever()
+"""
 
 
-def test_the_front_has_the_places_and_the_key_in_a_file_of_its_own(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path / "run")
-    run.make_folders()
-    shown = tmp_path / "shown"
-    run.script("front").write_text(f'echo "$0 $*" > {shown}\nexec sleep 60\n')
+@pytest.fixture
+def run(tmp_path: Path) -> RunPaths:
+    made = RunPaths(tmp_path / "run")
+    made.make_folders()
     servers = {"num_instances": 1, "router": {"type": "round_robin"}}
     write_json(
-        run.front, {"backend": "pytorch", "context_servers": dict(servers), "generation_servers": servers}
+        made.front, {"backend": "pytorch", "context_servers": dict(servers), "generation_servers": servers}
     )
-    run.servers_key.write_text("secret\n")
-    front = Front(run, {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}, [1], None)
-    try:
-        front.start(["llama"])
-        found = yaml.safe_load(run.front_started.read_text())
-        assert found["context_servers"]["urls"] == ["127.0.0.1:5"]
-        assert found["generation_servers"]["urls"] == ["127.0.0.1:6"]
-        assert found["internal_request_auth_key"] == "secret"
-        assert run.front_started.stat().st_mode & 0o777 == 0o600
-        assert eventually(shown.exists) and "secret" not in shown.read_text()
-        assert "secret" not in run.front.read_text()
-    finally:
-        front.close()
+    made.servers_key.write_text("secret\n")
+    return made
+
+
+@pytest.fixture
+def front(run: RunPaths) -> Iterator[Front]:
+    servers = {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}
+    made = Front(run, servers, free_ports(4), None)
+    yield made
+    made.close()
+
+
+def test_the_front_has_the_places_and_the_key_in_a_file_of_its_own(
+    run: RunPaths, front: Front, tmp_path: Path
+) -> None:
+    shown = tmp_path / "shown"
+    run.script("front").write_text(f'echo "$0 $*" > {shown}\nexec sleep 60\n')
+    front.start(["llama"])
+    found = yaml.safe_load(run.front_started.read_text())
+    assert found["context_servers"]["urls"] == ["127.0.0.1:5"]
+    assert found["generation_servers"]["urls"] == ["127.0.0.1:6"]
+    assert found["internal_request_auth_key"] == "secret"
+    assert run.front_started.stat().st_mode & 0o777 == 0o600
+    assert eventually(shown.exists) and "secret" not in shown.read_text()
+    assert "secret" not in run.front.read_text()
+
+
+def test_a_front_that_has_served_is_started_again_at_another_port(
+    run: RunPaths, front: Front, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    words = [sys.executable, "-c", ANSWERS, str(run.front_started), str(pid)]
+    run.script("front").write_text(f"exec {shlex.join(words)}\n")
+    front.start(["llama"])
+    first = yaml.safe_load(run.front_started.read_text())["port"]
+    assert eventually(front.is_ready)
+    killed = int(pid.read_text())
+    os.kill(killed, signal.SIGKILL)
+    # The supervisor looks again and again; the run goes on.
+    assert eventually(
+        lambda: front.watch(servers_ready=True) is None and int(pid.read_text() or killed) != killed
+    )
+    assert eventually(front.is_ready)
+    assert yaml.safe_load(run.front_started.read_text())["port"] != first
+    [event] = read_events(run, "serve")
+    assert event.name == "front_restarted"
+    assert event.data["why"] == "the front of the servers has ended with exit code -9"
+
+
+def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> None:
+    run.script("front").write_text("exit 3\n")
+    front.start(["llama"])
+    assert eventually(lambda: front.watch(servers_ready=True) is not None)
+    assert front.watch(servers_ready=True) == "the front of the servers has ended with exit code 3"

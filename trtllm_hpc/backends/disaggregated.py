@@ -33,6 +33,8 @@ _EVENTS = 1024
 
 _BUFFER_SIZED = "1.3.0rc3"
 """From this version on upstream itself makes a buffer of ``max_seq_len`` tokens (TensorRT-LLM 11082)."""
+_CONVERSATIONS = "1.3.0rc4"
+"""1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
 _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
 """Keys of the front's file that the plan knows better."""
 _OF_COPIES = ("engine", "instances")
@@ -73,7 +75,7 @@ class Disaggregated(TrtllmServe):
         assert phases is not None
         start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
         command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
-        router = {} if phases.router is None else {"router": {"type": phases.router}}
+        router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
         servers = {
             f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
         }
@@ -230,7 +232,23 @@ def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
         yield in_job("unknown-key", f"{section}.{it.path}", f"{version}{it.message}", hint)
 
 
+def router_is_there(facts: JobFacts) -> Diagnostics:
+    """The front has the router, and the router its arguments."""
+    phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
+    if phases is None:
+        return
+    if phases.router is None and phases.router_args:
+        message = "arguments need the router that takes them"
+        yield in_job("conflict", f"{field}_args", message, "set serve.disaggregated.router, or remove it")
+    if phases.router_args.get("use_tokens"):
+        message = "the router would fail at every chat, and at every request of the generation phase"
+        yield in_job("conflict", f"{field}_args.use_tokens", message, "remove it", True)
+    if phases.router == "conversation" and facts.image_is_at_least(_CONVERSATIONS) is False:
+        message = "the image's TensorRT-LLM is older than this router, which came after 1.3.0rc3"
+        yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
+
+
 RULES = (
     *(phases_have_servers, servers_can_be_split, kv_cache_can_be_sent, phases_have_no_copies),
-    front_keys_are_taken,
+    *(front_keys_are_taken, router_is_there),
 )

@@ -135,8 +135,11 @@ class Disaggregated(Section):
     """How ``trtllm-serve`` sends the KV cache (``cache_transceiver_config.backend``)."""
     kv_transfer_tokens: TokenCount | None = None
     """Size of the buffer in which the KV cache is sent; upstream advises the longest prompt or more."""
-    router: Literal["round_robin", "load_balancing", "kv_cache_aware"] | None = None
-    """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default."""
+    router: Literal["round_robin", "load_balancing", "kv_cache_aware", "conversation"] | None = None
+    """How ``trtllm-serve``'s front chooses a server of a phase; ``None``: the release's default.
+    ``conversation``: the same one for the same header ``X-Session-ID``, or for a prompt that goes on."""
+    router_args: dict[OneLine, Any] = Field(default={})
+    """Arguments of ``router``, for example ``{match_threshold: 0.6}`` of ``conversation``."""
     request_timeout_seconds: Seconds = 180
     """How long the front waits for an answer."""
     front: dict[OneLine, Any] = Field(default={})

@@ -46,7 +46,14 @@ def phases_have_gpus(facts: EngineFacts) -> Diagnostics:
             if value != Phase.model_fields[key].get_default(call_default_factory=True):
                 message = f"has no effect on a {name} phase with Triton"
                 yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
-    for key in ("kv_transfer", "kv_transfer_tokens", "router", "request_timeout_seconds", "front"):
+    for key in (
+        "kv_transfer",
+        "kv_transfer_tokens",
+        "router",
+        "router_args",
+        "request_timeout_seconds",
+        "front",
+    ):
         value = getattr(phases, key)
         if value != Disaggregated.model_fields[key].default:
             message = "has no effect with Triton, only with serve.frontend: openai"
