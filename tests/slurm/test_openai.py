@@ -341,6 +341,24 @@ def assert_servers_hear_their_own_node_only(site: Site) -> None:
                 assert said == ("401" if is_door else "000"), (asking.name, line, said)
 
 
+@pytest.mark.thorough
+def test_servers_of_phases_that_hang_are_started_again(site: Site) -> None:
+    """Each answered the question that made it ready, and goes on to say that it is healthy."""
+    serve = {**SPLIT, "hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
+    job = site.job("split-hangs", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
+    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
+
+    def restarted() -> list[str]:
+        ends = [it for it in read_events(run, "serve") if it.name == "instance_end"]
+        return [it.data["why"] for it in ends if "1 of 3 times" in it.data["then"]]
+
+    assert eventually(lambda: len(restarted()) == 3, 60), read_events(run, "serve")
+    assert all("has answered nothing for" in why for why in restarted()), restarted()
+    assert eventually(lambda: "ready 1" in restarts(site, run), 30)
+    assert site.status(run)["state"] == "serving"
+    site.cancel(run)
+
+
 def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
     serve = {**SPLIT, "restarts": 0}
     job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
