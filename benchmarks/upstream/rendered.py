@@ -64,10 +64,11 @@ def write_front_file(paths: RunPaths, counts: Mapping[str, int]) -> None:
     Args:
         counts: how many servers each phase has.
     """
-    first = dict(zip(counts, (0, next(iter(counts.values()))), strict=True))
-    roles = {role: range(first[role], first[role] + count) for role, count in counts.items()}
-    places = {number: f"10.0.0.{number + 1}:8000" for numbers in roles.values() for number in numbers}
+    servers = {
+        role: [f"127.0.0.1:{9000 + 100 * at + one}" for one in range(count)]
+        for at, (role, count) in enumerate(counts.items())
+    }
     if (key := getattr(paths, "servers_key", None)) is not None:  # the supervisor has made it by then
         key.write_text("0" * 32)
     with mock.patch.object(front, "start_bound"):
-        front.Front(paths, roles, 0, None).start(places, ())
+        front.Front(paths, servers, [0], None).start(())
