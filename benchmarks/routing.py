@@ -221,15 +221,13 @@ async def one_heavy(servers: Servers) -> float:
 async def small(servers: Servers, at_once: int, seconds: float) -> tuple[float, float]:
     """Return the median latency in ms, and the requests a second."""
     latencies: list[float] = []
-    end = time.perf_counter() + seconds
-    body = {
-        "user": "one",
-        "messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": "hi"}],
-    }
+    end, system = time.perf_counter() + seconds, {"role": "system", "content": _SYSTEM}
     async with servers.session() as session:
 
         async def loop() -> None:
             while (began := time.perf_counter()) < end:
+                question = {"role": "user", "content": f"question {began}"}
+                body = {"user": f"user {began}", "messages": [system, question]}
                 async with session.post(servers.url, json=body) as reply:
                     await reply.read()
                 latencies.append(time.perf_counter() - began)
