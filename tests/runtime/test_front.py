@@ -94,3 +94,36 @@ def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> 
     front.start(["llama"])
     assert eventually(lambda: front.watch(servers_ready=True) is not None)
     assert front.watch(servers_ready=True) == "the front of the servers has ended with exit code 3"
+
+
+def test_a_front_that_is_not_watched_is_asked_nothing_once_it_serves(
+    run: RunPaths, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+    words = [sys.executable, "-c", ANSWERS, str(run.front_started), str(pid)]
+    run.script("front").write_text(f"exec {shlex.join(words)}\n")
+    front.start(["llama"])
+    assert eventually(front.is_ready)
+    monkeypatch.setattr(front, "is_ready", lambda: pytest.fail("it was asked"))
+    assert front.watch(servers_ready=True) is None
+
+
+def test_a_front_that_does_not_answer_after_its_restart_ends_the_run(
+    run: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.runtime.front._ANSWER_S", 0.2)
+    pid = tmp_path / "pid"
+    words = [sys.executable, "-c", ANSWERS, str(run.front_started), str(pid)]
+    run.script("front").write_text(f"exec {shlex.join(words)}\n")
+    servers = {"context": ["127.0.0.1:5"], "generation": ["127.0.0.1:6"]}
+    front = Front(run, servers, free_ports(4), 45.0)
+    try:
+        front.start(["llama"])
+        assert eventually(front.is_ready)
+        run.script("front").write_text("exec sleep 60\n")
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        assert eventually(lambda: front.watch(servers_ready=True) is not None)
+        said = front.watch(servers_ready=True)
+        assert said == "the front of the servers has not answered for 0 s since its start"
+    finally:
+        front.close()

@@ -96,6 +96,8 @@ def test_variables_that_hinder_are_named() -> None:
     ]
     assert hindrances({"UCX_TLS": "rc,cuda_copy", "NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}) == []
     assert hindrances({"UCX_TLS": "^ib"}) == hindrances({"UCX_TLS": "all"}) == hindrances({}) == []
+    assert hindrances({"UCX_TLS": "^cuda_ipc", "UCX_IB_ROCE_LOCAL_SUBNET": "n"}) == []
+    assert len(hindrances({"UCX_TLS": "^sm,cuda_copy", "UCX_IB_ROCE_LOCAL_SUBNET": "y"})) == 2
 
 
 def test_three_tasks_measure_each_other(runtime: Runtime) -> None:

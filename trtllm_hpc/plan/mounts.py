@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.cluster import ClusterProfile
@@ -38,15 +38,16 @@ def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
     """Return every path in a job file that jobs read, with its key."""
     engine, repository = job.engine, job.repository
     speculative, phases = engine.speculative, job.serve.disaggregated
-    drafts = engine.llm_api.get("speculative_config") or {}
-    draft = next((drafts[key] for key in _DRAFT_MODELS if str(drafts.get(key)).startswith("/")), None)
+    settings = [engine.llm_api, *(phase.llm_api for _, phase in phases.roles)] if phases else [engine.llm_api]
+    drafts = [it for each in settings if isinstance(it := each.get("speculative_config"), Mapping)]
+    found = [str(it.get(key)) for it in drafts for key in _DRAFT_MODELS]
     named: dict[str, Iterable[str | None]] = {
         "model.path": [job.model.path],
         "engine.directory": [engine.directory],
         "engine.quantization.calibration_dataset": [engine.quantization.calibration_dataset],
         "engine.quantization.checkpoint": [engine.quantization.checkpoint],
         "engine.speculative.model": [speculative.model] if speculative is not None else [],
-        "engine.llm_api.speculative_config": [draft],
+        "engine.llm_api.speculative_config": [it for it in found if it.startswith("/")],
         "model.tokenizer": [job.model.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,
         "engine.lora.directories": engine.lora.directories,

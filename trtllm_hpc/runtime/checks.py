@@ -222,8 +222,11 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
 
 
 _HINDRANCES = {
-    "UCX_TLS": (r"(?!.*(cuda|all|\^)).+", "UCX uses only these transports, none of which knows GPU memory"),
-    "UCX_IB_ROCE_LOCAL_SUBNET": (r".+", "transfers of the KV cache may hang"),
+    "UCX_TLS": (
+        r"\^(.*,)?cuda(_copy)?(,.*)?|(?!\^)(?!.*(cuda|all)).+",
+        "UCX uses no transport that knows GPU memory",
+    ),
+    "UCX_IB_ROCE_LOCAL_SUBNET": (r"(?i)y|yes|1|on|true|try", "transfers of the KV cache may hang"),
     "NCCL_IB_DISABLE": ("1", "NCCL uses sockets instead of InfiniBand and RoCE"),
     "NCCL_NET": ("(?i)socket", "NCCL uses sockets instead of InfiniBand and RoCE"),
     "NCCL_P2P_DISABLE": ("1", "the GPUs of a node exchange data through its memory"),
@@ -246,9 +249,7 @@ def transports(host: str, found: Sequence[str]) -> Diagnostic:
     """Check that no variable limits the transports of NCCL and the KV cache."""
     if not found:
         return ok(f"no variable limits UCX or NCCL on {host}")
-    hint = (
-        "disaggregated servers start without UCX_TLS; else add unset UCX_TLS... to the profile's setup lines"
-    )
+    hint = f"add 'unset {' '.join(it.partition('=')[0] for it in found)}' to the profile's setup lines"
     return warn(f"the environment on {host} has {'; '.join(found)}", hint)
 
 

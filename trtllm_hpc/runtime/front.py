@@ -20,6 +20,8 @@ from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
 
+_ANSWER_S = 120.0
+"""For a front that was started again to answer, while all servers are ready."""
 _GRACE_S = 10.0
 """For a process to let its answers end."""
 _BACKLOG = 1024
@@ -67,6 +69,7 @@ class Front:
         self._restarts = 0
         self._restart_at: float | None = None
         self._fault_since: float | None = None
+        self._unanswered_since: float | None = None
 
     def start(self, models: Sequence[str]) -> None:
         """Start it, unless it was started before."""
@@ -83,7 +86,7 @@ class Front:
         write_json(self._paths.front_started, with_addresses(config, self._servers, port))
         self._http = OpenAIHttp(f"127.0.0.1:{port}", self._models)
         self._process = start_bound(["bash", str(self._paths.script("front"))], os.environ)
-        self._restart_at = None
+        self._restart_at = self._unanswered_since = None
 
     def is_ready(self) -> bool:
         """Return whether it has passed on a question, and its answer."""
@@ -119,8 +122,10 @@ class Front:
         if not servers_ready:
             self._end_probe()  # without them it cannot answer
         elif self._probe is None:
-            if self._has_served:
-                self.is_ready()
+            if self._has_served and self._hang_seconds is not None and not self.is_ready():
+                self._unanswered_since = self._unanswered_since or time.monotonic()
+                if time.monotonic() - self._unanswered_since > _ANSWER_S:
+                    return f"the front of the servers has not answered for {_ANSWER_S:.0f} s since its start"
         elif self._probe.fault is not None:
             self._fault_since = self._fault_since or time.monotonic()
             if time.monotonic() - self._fault_since > _SERVERS_FIRST_S:
@@ -130,7 +135,7 @@ class Front:
     def _end_probe(self) -> None:
         if self._probe is not None:
             self._probe.end()
-        self._probe = self._fault_since = None
+        self._probe = self._fault_since = self._unanswered_since = None
 
     def close(self) -> None:
         """End it."""

@@ -33,9 +33,9 @@ _Nodes: TypeAlias = dict[int, tuple[dict[str, Any], Any]]
 
 _MEETING = "TRTLLM_HPC_MEETING"
 """Environment variable with the place where the nodes meet, on the first node: ``address port key``."""
-_ARRIVAL_S, _ANSWER_S, _WAIT_S = 45.0, 15.0, 2.5
-"""How long the first node waits for the others and for what a pair has measured, and each node for a packet:
-the kernel sends a lost one again after a second."""
+_ARRIVAL_S, _ANSWER_S, _WAIT_S, _KEY_S = 45.0, 15.0, 2.5, 0.5
+"""How long the first node waits for the others and for what a pair has measured, and each node for a packet
+(the kernel sends a lost one again after a second) and for the key of whoever calls it."""
 _SEND_S, _RECEIVE_S, _PINGS, _CHUNK = 0.2, 0.15, 50, 256 * 1024
 """The receiver counts while the sender certainly sends."""
 _SLOWER, _ETHERNET = 4, 0.12
@@ -64,10 +64,10 @@ def check_network(paths: RunPaths, options: Namespace) -> int:
     peers = socket.create_server((own_address(options.interface), 0))
     Thread(target=_serve_peers, args=(peers, key), daemon=True).start()
     hello = {"key": key, "number": options.first + task_number(), "host": host, "at": peers.getsockname()}
-    if hello["number"] == 0:
-        meeting = socket.create_server((address, int(port)), backlog=options.nodes)
-        Thread(target=_lead, args=(paths, options, meeting, key), daemon=True).start()
     try:
+        if hello["number"] == 0:
+            meeting = socket.create_server((address, int(port)), backlog=options.nodes)
+            Thread(target=_lead, args=(paths, options, meeting, key), daemon=True).start()
         code, said = _follow(address, int(port), hello)
     except OSError as error:
         code, said = ExitCode.START, [f"{host} and the first node, {address}, cannot talk: {error}"]
@@ -113,7 +113,8 @@ def _measure(place: tuple[str, int], key: str) -> dict[str, Any]:
             for _ in range(_PINGS):
                 began = time.perf_counter()
                 _say(talk, 0)
-                talk.readline()
+                if not talk.readline():
+                    raise ConnectionError("the other node has closed the connection")
                 trips.append(round((time.perf_counter() - began) * 1e6, 1))
             wrong = "small packets arrive, but not large ones (is the MTU the same everywhere?): {}"
             _send(talk)
@@ -128,9 +129,10 @@ def _serve_peers(server: socket.socket, key: str) -> None:
     """Do the other side of a measurement, one peer after another; what goes wrong is reported there."""
     while True:
         peer, _ = server.accept()
-        peer.settimeout(_WAIT_S)
+        peer.settimeout(_KEY_S)  # somebody else may call
         with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as talk:
-            if hmac.compare_digest(json.loads(talk.readline(100)), key):
+            if hmac.compare_digest(talk.readline(100).decode().strip(), json.dumps(key)):
+                peer.settimeout(_WAIT_S)
                 for _ in range(_PINGS):
                     _say(talk, json.loads(talk.readline(10)))
                 rate = _receive(talk)
@@ -160,24 +162,27 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
     began, nodes = time.monotonic(), _gather(meeting, key, options.nodes)
     if len(nodes) == options.nodes:
         links = [link for each in rounds(options.talking) for link in _round(each, nodes)]
-        # What looks slow is measured again, alone: other pairs may have been in the way.
-        for link in slow(links)[:3]:
-            links[links.index(link)] = max(link, *_round([link.pair], nodes), key=lambda it: it.rate)
+        # What failed or looks slow is measured again, alone: other pairs may have been in the way.
+        for link in [*(it for it in links if it.error), *slow(links)][:3]:
+            again = _round([link.pair], nodes)
+            links[links.index(link)] = max(*again, link, key=lambda it: (it.error is None, it.rate))
         code, said = judge(links, options.minimum or 0)
         where = interface_towards(meeting.getsockname()[0])
         record: dict[str, Any] = {"transport": f"TCP sockets over {where}", "said": said}
         record |= {"seconds": round(time.monotonic() - began, 2), "links": [asdict(it) for it in links]}
-        write_json(paths.network, record)
-        write_text(paths.network_table, table(links, record))
+        with suppress(OSError):  # a full disk is no fault of the network
+            write_json(paths.network, record)
+            write_text(paths.network_table, table(links, record))
     else:
         here = ", ".join(sorted(hello["host"] for hello, _ in nodes.values()))
-        said = [f"only {len(nodes)} of {options.nodes} nodes came within {_ARRIVAL_S:.0f} s ({here})"]
+        said = [f"only {len(nodes)} of {options.nodes} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
         code = ExitCode.START
     event, name = ("preflight_failed", "reason") if code else ("preflight_warning", "warning")
     for sentence in said:
         try_event(paths, "serve", event, **{name: f"network: {sentence}"})
     for number, (_, talk) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
-        _say(talk, {"code": code, "said": [] if number else said})
+        with suppress(OSError):  # its task has ended
+            _say(talk, {"code": code, "said": [] if number else said})
 
 
 def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
@@ -185,12 +190,13 @@ def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
     until = time.monotonic() + _ARRIVAL_S
     while len(nodes) < count and (left := until - time.monotonic()) > 0:
         meeting.settimeout(left)
-        with suppress(OSError, ValueError, LookupError, TypeError):  # somebody else may call
+        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # somebody else may call
             line, _ = meeting.accept()
-            line.settimeout(_ANSWER_S)
+            line.settimeout(_WAIT_S)
             talk = line.makefile("rwb")
             hello = json.loads(talk.readline(1000))
             if hmac.compare_digest(hello["key"], key):
+                line.settimeout(_ANSWER_S)
                 nodes[hello["number"]] = hello, talk
     return nodes
 
@@ -199,11 +205,12 @@ def _round(pairs: Sequence[_Pair], nodes: _Nodes) -> list[Link]:
     """Have pairs measure at the same time."""
     links = []
     for one, other in pairs:
-        _say(nodes[one][1], {"at": nodes[other][0]["at"]})
+        with suppress(OSError):  # no figures will come, either
+            _say(nodes[one][1], {"at": nodes[other][0]["at"]})
     for one, other in pairs:
         found: dict[str, Any] = {"error": f"no figures within {_ANSWER_S:.0f} s"}
         with suppress(OSError, ValueError):
-            found = json.loads(nodes[one][1].readline())
+            found = json.loads(nodes[one][1].readline() or b"-")
         links.append(Link((one, other), nodes[one][0]["host"], nodes[other][0]["host"], **found))
     return links
 
@@ -227,7 +234,8 @@ def rounds(talking: str) -> list[list[_Pair]]:
 def slow(links: Sequence[Link]) -> list[Link]:
     """Return the pairs that are much slower than most, the slowest first."""
     good = sorted((link for link in links if not link.error), key=lambda link: link.rate)
-    return [link for link in good if link.rate < median(it.rate for it in good) / _SLOWER]
+    usual = median(link.rate for link in good) if good else 0.0
+    return [link for link in good if link.rate < usual / _SLOWER]
 
 
 def judge(links: Sequence[Link], minimum: float) -> tuple[int, list[str]]:

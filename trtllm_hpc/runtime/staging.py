@@ -64,37 +64,51 @@ def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
     digest = hashlib.sha256(json.dumps([os.path.realpath(source), files]).encode()).hexdigest()
     copy = folder / f".trtllm-hpc-{os.geteuid()}" / digest[:16]
     if not folder.is_dir():
-        folder.mkdir(parents=True)
-        folder.chmod(0o1777)  # for the copies of every user, as in /tmp
-    for own in (copy.parent, name.parent, copy, copy / name.name):
-        with suppress(FileExistsError):
-            own.mkdir(mode=0o700)  # a gated model may be given to one user only
-        if own.is_symlink() or own.stat().st_uid != os.geteuid():
-            message = f"{own} on {progress.host} is another user's"
-            raise StartFailed(message, hint="name another node_models_folder in the profile")
+        with suppress(FileExistsError):  # another job was faster
+            folder.mkdir(parents=True)
+            folder.chmod(0o1777)  # for the copies of every user, as in /tmp
+    _own(copy.parent, progress.host)
     print(f"{progress.host}: {source} goes to {copy}, unless it is there", flush=True)
     with (copy.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_unused(copy, days, progress.host)
+        for own in (name.parent, copy, copy / name.name):
+            _own(own, progress.host)
         (copy / "used").touch()
         missing = {it: size for it, size, _ in files if size_fault(copy / name.name / it, it, size)}
         remove(copy / "partial")
-        _make_room(copy, sum(missing.values()), days, progress.host)
+        _check_room(folder, sum(missing.values()), progress.host)
         if missing:
             _copy(source, copy, name.name, missing, progress)
         link(name, Path("..", *copy.parts[-2:], name.name))
     print(f"{progress.host}: {len(missing)} of {len(files)} files were copied", flush=True)
 
 
-def _make_room(copy: Path, needed: int, days: float, host: str) -> None:
-    """Remove copies that were not used for long, and links to nothing; raises StartFailed."""
-    folder = copy.parents[1]
+def _own(folder: Path, host: str) -> None:
+    """Make a folder that no other user can enter; raises StartFailed if it is another user's."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)  # a gated model may be given to one user only
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        message = f"{folder} on {host} is another user's"
+        raise StartFailed(message, hint="name another node_models_folder in the profile")
+
+
+def _remove_unused(copy: Path, days: float, host: str) -> None:
+    """Remove other copies that were not used for long, and links of runs, old ones and those to nothing."""
+    oldest = time.time() - days * 86_400
     for used in copy.parent.glob("*/used"):
-        if time.time() - used.stat().st_mtime > days * 86_400:
+        if used.stat().st_mtime < oldest and used.parent != copy:
             print(f"{host}: {used.parent} is removed: no run has used it for {days} days", flush=True)
             remove(used.parent)
-    for it in folder.glob("trtllm-hpc-*/*"):
-        if it.is_symlink() and not it.exists():
-            remove(it.parent)
+    for it in copy.parents[1].glob("trtllm-hpc-*"):
+        with suppress(OSError):  # another user's
+            leads_nowhere = any(link.is_symlink() and not link.exists() for link in it.iterdir())
+            if it.stat().st_uid == os.geteuid() and (leads_nowhere or it.stat().st_mtime < oldest):
+                remove(it)
+
+
+def _check_room(folder: Path, needed: int, host: str) -> None:
+    """Raise StartFailed if the disk is too small for what is missing."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         message = f"{host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
