@@ -378,7 +378,8 @@ def assert_the_key_alone_is_taken(endpoint: Endpoint) -> None:
     for given, status in ((bearer, 200), (bearer.lower()[:7] + bearer[7:], 200), (bearer + " x", 401)):
         assert _status(endpoint, given) == status
     for given in (bearer + "\0", bearer + "\0x", bearer + ",x", "x, " + bearer, bearer.replace(" ", "  ")):
-        assert _status(endpoint, given) == 401, given
+        # From HAProxy 3.0 on, a header with a NUL is not HTTP.
+        assert _status(endpoint, given) in ((400, 401) if "\0" in given else (401,)), given
 
 
 def _status(endpoint: Endpoint, authorization: str) -> int:
