@@ -77,5 +77,5 @@ def test_a_slow_link_and_lost_packets_between_two_nodes_are_named(four: Person) 
     said, lost = refused(four)
     assert f"{names[1]} and {names[2]} cannot talk over TCP" in said, said
     record = json.loads(lost.network.read_text())
-    assert record["seconds"] < 5
+    assert record["seconds"] < 10  # one pair has waited 2.5 s
     assert [link["pair"] for link in record["links"] if link["error"]] == [[1, 2]]

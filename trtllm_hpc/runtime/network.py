@@ -162,8 +162,10 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
     began, nodes = time.monotonic(), _gather(meeting, key, options.nodes)
     if len(nodes) == options.nodes:
         links = [link for each in rounds(options.talking) for link in _round(each, nodes)]
-        # What failed or looks slow is measured again, alone: other pairs may have been in the way.
-        for link in [*(it for it in links if it.error), *slow(links)][:3]:
+        # What failed or looks slow is measured again, alone: other pairs may have been in the way. Not what
+        # timed out: the kernel has sent its packets again by then.
+        failed = [it for it in links if it.error and "timed out" not in it.error]
+        for link in [*failed, *slow(links)][:3]:
             again = _round([link.pair], nodes)
             links[links.index(link)] = max(*again, link, key=lambda it: (it.error is None, it.rate))
         code, said = judge(links, options.minimum or 0)
