@@ -129,7 +129,7 @@ def test_what_does_not_go_with_a_chat(words: tuple[str, ...], sentence: str) -> 
 @pytest.mark.parametrize("protocol", ["openai", "openai-chat"])
 def test_a_real_server_is_measured(url: str, model: Path, tmp_path: Path, protocol: str) -> None:
     """It ends its streams without ``[DONE]``, and tells the tokens in its last event."""
-    quick = {"requests": 4, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0}
+    quick = {"requests": 12, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0}
     load = {"concurrency": 2, "warmup_requests": 1, "max_tokens": 6}
     settings: dict[str, Any] = {**quick, **load, "model": str(model), "protocol": protocol}
     found = trtllm_hpc.bench_url(url, tmp_path, **settings)
