@@ -158,7 +158,7 @@ class Conversations:
     lost: list[str] = field(default_factory=list)
 
     @property
-    def at_home(self) -> float:
+    def kept(self) -> float:
         """Share of the turns that went to the instance of most of their conversation's turns."""
         most = [max(turns.count(each) for each in set(turns)) for turns in self.instances if turns]
         return sum(most) / sum(map(len, self.instances))
@@ -246,10 +246,10 @@ async def while_one_dies(servers: Servers, way: str) -> Conversations:
 
 @dataclass
 class Figures:
-    """Of one way in one round."""
+    """What one value of ``serve.routing`` gave in one round."""
 
     way: str
-    at_home: float
+    kept: float
     cached: float
     later_p50_ms: float
     later_p95_ms: float
@@ -260,7 +260,7 @@ class Figures:
 
     def __str__(self) -> str:
         return (
-            f"{self.way}: {self.at_home:.1%} of turns at their instance, {self.cached:.0%} of tokens cached, "
+            f"{self.way}: {self.kept:.1%} of turns at their instance, {self.cached:.0%} of tokens cached, "
             f"later turns {self.later_p50_ms:.1f} ms (p95 {self.later_p95_ms:.1f}), imbalance "
             f"{self.imbalance:.2f}, alone {self.median_ms:.2f} ms, {self.rate:.0f} requests/s, "
             f"{self.lost_to_death} lost as an instance died"
@@ -269,8 +269,8 @@ class Figures:
 
 def measure(folder: Path, way: str, conversations: int, turns: int, seconds: float) -> Figures:
     """Measure one way."""
-    with Servers(folder / "talk", way) as servers:
-        talk = asyncio.run(converse(servers, way, conversations, turns))
+    with Servers(folder / "conversations", way) as servers:
+        held = asyncio.run(converse(servers, way, conversations, turns))
     with Servers(folder / "heavy", way) as servers:
         imbalance = asyncio.run(one_heavy(servers))
     with Servers(folder / "small", way, server=("--token-us", "0")) as servers:
@@ -278,11 +278,11 @@ def measure(folder: Path, way: str, conversations: int, turns: int, seconds: flo
         _, rate = asyncio.run(small(servers, 32, seconds))
     with Servers(folder / "death", way) as servers:
         lost = asyncio.run(while_one_dies(servers, way)).lost
-    later = sorted(talk.later_s)
+    later = sorted(held.later_s)
     return Figures(
         way,
-        talk.at_home,
-        talk.cached_tokens / talk.prompt_tokens,
+        held.kept,
+        held.cached_tokens / held.prompt_tokens,
         median(later) * 1e3,
         later[int(len(later) * 0.95)] * 1e3,
         imbalance,
@@ -298,13 +298,13 @@ def faults(rows: Sequence[Figures], bound: float) -> list[str]:
     by_way = {way: [row for row in rows if row.way == way] for way in WAYS}
     for way in ("session", "prefix"):
         pairs = list(zip(by_way[way], by_way["least"], strict=True))
-        at_home = min(row.at_home for row in by_way[way])
+        kept = min(row.kept for row in by_way[way])
         added = median(row.median_ms - least.median_ms for row, least in pairs)
         rate = median(row.rate / least.rate for row, least in pairs)
         imbalance = max(row.imbalance for row in by_way[way])
         print(f"{way}: {added:+.3f} ms at the median, {rate:.3f} of the rate of least")
         for name, value, holds in (
-            ("turns at their instance", at_home, at_home >= 0.99),
+            ("turns at their instance", kept, kept >= 0.99),
             ("imbalance", imbalance, imbalance <= bound + 0.05),
             ("ms added", added, added <= 0.1),
             ("of the rate", rate, rate >= 0.95),

@@ -63,7 +63,7 @@ def _described(kind: Any, label: str, example: str) -> str:
     root = schema["items"] if schema.get("type") == "array" else schema
     what = resolved(root, schema).get("description", _OF_A_MAP)
     if root is not schema:
-        what = f"A list, each item of it: {_lower(what)}"
+        what = f"A list. Each item is {_lower(what)}"
     text = f"{label}{_lower(what) if label else what}\n\n```json\n{example}\n```\n"
     rows = list(_rows(root, schema, "[]" if root is not schema else "", (root.get("$ref", ""),)))
     return text + ("\n| field | type | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n" if rows else "")

@@ -29,16 +29,16 @@ names none.
 
 ## Add a run
 
-Once your run of such a job has served:
+After a run of one of these jobs has served:
 
 ```console
 $ trtllm-hpc jobs ran RUN --by "Ana, Example University" >> jobs/runs.toml
 $ make golden
 ```
 
-`jobs ran` takes the GPUs, the image with the hash of its header, the release, and the keys of `engine` that
-you changed, from the run's `lock.json`, and tokens/s from its companion's measurement (0: there is none).
-Read the entry before you send it: it has the name that you typed and the image's path.
+`jobs ran` reads the GPUs, the image and the hash of its header, the release, and the keys of `engine` that
+you changed in the run's `lock.json`. The tokens/s are those of the companion's measurement; 0 means that
+there is none. Read the entry before you send it: it has the name that you typed and the image's path.
 
 ## Job files
 

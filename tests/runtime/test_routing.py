@@ -152,4 +152,4 @@ def test_conversations_go_on_when_their_instance_dies_and_return_when_it_is_back
 
 
 def test_turns_stay_with_their_instance_under_load(by_prefix: Servers) -> None:
-    assert asyncio.run(converse(by_prefix, "prefix", 30, 3)).at_home >= 0.99
+    assert asyncio.run(converse(by_prefix, "prefix", 30, 3)).kept >= 0.99

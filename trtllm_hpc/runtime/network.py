@@ -89,37 +89,37 @@ def _follow(address: str, port: int, hello: dict[str, Any]) -> tuple[int, list[s
                 raise
             time.sleep(0.05)
     line.settimeout(None)
-    talk = line.makefile("rwb")
-    _say(talk, hello)
-    for text in talk:
+    stream = line.makefile("rwb")
+    _say(stream, hello)
+    for text in stream:
         order = json.loads(text)
         if "code" in order:
             return order["code"], order["said"]
-        _say(talk, _measure(tuple(order["at"]), hello["key"]))
+        _say(stream, _measure(tuple(order["at"]), hello["key"]))
     raise ConnectionError("its task has ended")
 
 
-def _say(talk: Any, record: Any) -> None:
-    talk.write(json.dumps(record).encode() + b"\n")
-    talk.flush()
+def _say(stream: Any, record: Any) -> None:
+    stream.write(json.dumps(record).encode() + b"\n")
+    stream.flush()
 
 
 def _measure(place: tuple[str, int], key: str) -> dict[str, Any]:
     """Return round trip and rates between this node and a peer, or what is wrong."""
     trips, wrong = list[float](), "{}"
     try:
-        with socket.create_connection(place, _WAIT_S) as peer, peer.makefile("rwb") as talk:
-            _say(talk, key)
+        with socket.create_connection(place, _WAIT_S) as peer, peer.makefile("rwb") as stream:
+            _say(stream, key)
             for _ in range(_PINGS):
                 began = time.perf_counter()
-                _say(talk, 0)
-                if not talk.readline():
+                _say(stream, 0)
+                if not stream.readline():
                     raise ConnectionError("the other node has closed the connection")
                 trips.append(round((time.perf_counter() - began) * 1e6, 1))
             wrong = "small packets arrive, but not large ones (is the MTU the same everywhere?): {}"
-            _send(talk)
+            _send(stream)
             peer.shutdown(socket.SHUT_WR)
-            there, back = float(talk.readline()), _receive(talk)
+            there, back = float(stream.readline()), _receive(stream)
             return {"trip_us": median(trips), "there": there, "back": back, "rate": min(there, back)}
     except (OSError, ValueError) as error:
         return {"error": wrong.format(error)}
@@ -130,29 +130,29 @@ def _serve_peers(server: socket.socket, key: str) -> None:
     while True:
         peer, _ = server.accept()
         peer.settimeout(_KEY_S)  # somebody else may call
-        with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as talk:
-            if hmac.compare_digest(talk.readline(100).decode().strip(), json.dumps(key)):
+        with peer, suppress(OSError, ValueError, TypeError), peer.makefile("rwb") as stream:
+            if hmac.compare_digest(stream.readline(100).decode().strip(), json.dumps(key)):
                 peer.settimeout(_WAIT_S)
                 for _ in range(_PINGS):
-                    _say(talk, json.loads(talk.readline(10)))
-                rate = _receive(talk)
-                while talk.read(_CHUNK):
+                    _say(stream, json.loads(stream.readline(10)))
+                rate = _receive(stream)
+                while stream.read(_CHUNK):
                     pass
-                _say(talk, rate)
-                _send(talk)
+                _say(stream, rate)
+                _send(stream)
 
 
-def _send(talk: Any) -> None:
+def _send(stream: Any) -> None:
     data, until = bytes(_CHUNK), time.monotonic() + _SEND_S
     while time.monotonic() < until:
-        talk.write(data)
-    talk.flush()
+        stream.write(data)
+    stream.flush()
 
 
-def _receive(talk: Any) -> float:
+def _receive(stream: Any) -> float:
     """Return GB/s of what arrives from the first byte on."""
-    buffer, total, began = bytearray(_CHUNK), len(talk.read(1)), time.monotonic()
-    while time.monotonic() - began < _RECEIVE_S and (count := talk.readinto(buffer)):
+    buffer, total, began = bytearray(_CHUNK), len(stream.read(1)), time.monotonic()
+    while time.monotonic() - began < _RECEIVE_S and (count := stream.readinto(buffer)):
         total += count
     return round(total / 1e9 / (time.monotonic() - began), 4)
 
@@ -182,9 +182,9 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
     event, name = ("preflight_failed", "reason") if code else ("preflight_warning", "warning")
     for sentence in said:
         try_event(paths, "serve", event, **{name: f"network: {sentence}"})
-    for number, (_, talk) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
+    for number, (_, stream) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
         with suppress(OSError):  # its task has ended
-            _say(talk, {"code": code, "said": [] if number else said})
+            _say(stream, {"code": code, "said": [] if number else said})
 
 
 def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
@@ -195,11 +195,11 @@ def _gather(meeting: socket.socket, key: str, count: int) -> _Nodes:
         with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # somebody else may call
             line, _ = meeting.accept()
             line.settimeout(_WAIT_S)
-            talk = line.makefile("rwb")
-            hello = json.loads(talk.readline(1000))
+            stream = line.makefile("rwb")
+            hello = json.loads(stream.readline(1000))
             if hmac.compare_digest(hello["key"], key):
                 line.settimeout(_ANSWER_S)
-                nodes[hello["number"]] = hello, talk
+                nodes[hello["number"]] = hello, stream
     return nodes
 
 
@@ -218,7 +218,7 @@ def _round(pairs: Sequence[_Pair], nodes: _Nodes) -> list[Link]:
 
 
 def rounds(talking: str) -> list[list[_Pair]]:
-    """Return the pairs of nodes that talk in rounds, in each of which a node is in one pair at most."""
+    """Return the pairs of nodes that stream in rounds, in each of which a node is in one pair at most."""
     pairs, found = set(), list[list[_Pair]]()
     for word in talking.split():
         ours, _, theirs = (

@@ -36,7 +36,7 @@ class Turns:
         send: Callable[[Reply, bytes], None],
     ) -> None:
         self._conversations, self._target, self._clock, self._send = conversations, target, clock, send
-        self._talks: dict[str, tuple[Conversation, float, list[Mapping[str, str]]]] = {}
+        self._open: dict[str, tuple[Conversation, float, list[Mapping[str, str]]]] = {}
         """Those that go on: when each has begun, and what was said."""
         self._begun = Counter[str | None]()
         self._waiting: list[tuple[float, int, Reply, bytes]] = []
@@ -48,14 +48,14 @@ class Turns:
         self._begun[first.session] += 1
         again = self._begun[first.session]
         session = f"{first.session}-{again}" if again > 1 else f"{first.session}"
-        self._talks[session] = conversation, due_s, [*(first.said or ())]
+        self._open[session] = conversation, due_s, [*(first.said or ())]
         return Reply(conversation.first_index, due_s, self._clock.now(), -1.0, session=session)
 
     def goes_on(self, reply: Reply) -> bool:
         """Prepare the next turn; returns False if there is none, or without an answer to go on from."""
         if reply.session is None:
             return False
-        (first_index, turns), begun_s, said = talk = self._talks.pop(reply.session)
+        (first_index, turns), begun_s, said = state = self._open.pop(reply.session)
         at = reply.index + 1 - first_index
         if not reply.ok or at == len(turns):
             return False
@@ -63,7 +63,7 @@ class Turns:
         due_s = max(reply.ended_s + (turn.think_s or 0.0), recorded_s)
         if due_s >= self.end_s:
             return False
-        self._talks[reply.session] = talk
+        self._open[reply.session] = state
         said.append({"role": "user", "content": turns[at - 1].prompt or ""})
         # A model that gives the whole text back would say everything twice.
         before = "\n".join(message["content"] for message in said)

@@ -21,7 +21,7 @@ from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSp
 from trtllm_hpc.bench.workload.request_builder import random_order
 from trtllm_hpc.config.benchmark import Workload
 
-_Talk = list[tuple[Request, PromptShape | None]]
+_Turns = list[tuple[Request, PromptShape | None]]
 """The turns of a conversation; a shape stands for a prompt that is still to be written."""
 
 
@@ -33,13 +33,13 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     if spec.takes_token_ids:
         message = "the turns of a conversation are texts, and the model takes token ids"
         raise settings_error("kind", message, hint="--model ensemble, or --protocol openai-chat")
-    talks, notes, distinct = _drawn(spec) if spec.workload.path is None else _of_file(spec)
-    shapes = [shape for talk in talks for _, shape in talk if shape is not None]
+    all_turns, notes, distinct = _drawn(spec) if spec.workload.path is None else _of_file(spec)
+    shapes = [shape for turns in all_turns for _, shape in turns if shape is not None]
     made, more = generated_requests(spec, shapes) if shapes else ([], [])
     texts, requests = iter(made), list[Request]()
     thinks = _draws(spec, Stream.THINK_TIMES, spec.workload.think_seconds, spec.workload.think_seconds_stdev)
-    for number, talk in enumerate(talks):
-        for turn, (request, shape) in enumerate(talk, 1):
+    for number, turns in enumerate(all_turns):
+        for turn, (request, shape) in enumerate(turns, 1):
             usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
             think_s = usual_s if request.think_s is None else request.think_s
             text = request.prompt if shape is None else next(texts).prompt
@@ -61,7 +61,7 @@ def _draws(spec: WorkloadSpec, stream: Stream, mean: float, stdev: float) -> Ite
         yield mean + stdev * float(source.standard_normal())
 
 
-def _drawn(spec: WorkloadSpec) -> tuple[list[_Talk], list[str], None]:
+def _drawn(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
     workload, seed = spec.workload, spec.settings.seed
     draws = islice(_draws(spec, Stream.TURNS, workload.turns, workload.turns_stdev), spec.count)
     counts = [max(1, round(drawn)) for drawn in draws]
@@ -73,22 +73,22 @@ def _drawn(spec: WorkloadSpec) -> tuple[list[_Talk], list[str], None]:
     systems, more = generated_requests(spec, prefixes)
     source = random_source(seed, Stream.CONTENTS)
     shapes = (PromptShape(draw_codes(source, it.input_tokens), it.output_tokens) for it in lengths)
-    talks = list[_Talk]()
+    all_turns = list[_Turns]()
     for count, system in zip(counts, cycle(systems), strict=False):
         said = [{"role": "system", "content": system.prompt or ""}]
-        talks.append([(Request(shape.max_tokens, said=said), shape) for shape in islice(shapes, count)])
-    return talks, [*notes, *more], None
+        all_turns.append([(Request(shape.max_tokens, said=said), shape) for shape in islice(shapes, count)])
+    return all_turns, [*notes, *more], None
 
 
-def _of_file(spec: WorkloadSpec) -> tuple[list[_Talk], list[str], int]:
+def _of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
     settings, workload = spec.settings, spec.workload
     groups, codes = _groups(spec.file), trace.PromptCodes(settings.seed)
     order = random_order(len(groups), settings.seed)
     if settings.arrival == "trace" and not settings.closed_loop:
         groups, order = trace.timed(groups, workload.speed), iter(range(len(groups)))
     chosen = (groups[place] for place in islice(order, spec.count))
-    talks = [_turns(group, workload, settings.max_tokens, codes) for group in chosen]
-    return talks, [], len(groups)
+    all_turns = [_turns(group, workload, settings.max_tokens, codes) for group in chosen]
+    return all_turns, [], len(groups)
 
 
 def _groups(path: Path) -> list[list[Entry]]:
@@ -112,8 +112,8 @@ def _groups(path: Path) -> list[list[Entry]]:
 
 def _turns(
     group: Sequence[Entry], workload: Workload, max_tokens: int, codes: trace.PromptCodes | None = None
-) -> _Talk:
-    talk, before = _Talk(), 0
+) -> _Turns:
+    turns, before = _Turns(), 0
     for entry in group:
         answer = entry.length(OUTPUT_LENGTH_KEYS) or max_tokens
         think_s, said = entry.seconds("think_s", "delay"), entry.values.get("said")
@@ -124,11 +124,11 @@ def _turns(
             new = max(1, length - before) if trace.hash_ids(entry) else length
             before = length + answer
             tokens = np.zeros(0, dtype=np.int32) if codes is None else codes.of(entry, length)[-new:]
-            talk.append((request, PromptShape(tokens, answer)))
+            turns.append((request, PromptShape(tokens, answer)))
             continue
         found = prompt_of(entry, workload.tokens_per_word)
         if found is None or found.prompt is None:
             raise entry.error("has no text to say")
         request = replace(request, prompt=found.prompt, max_tokens=found.max_tokens or max_tokens)
-        talk.append((request, None))
-    return talk
+        turns.append((request, None))
+    return turns
