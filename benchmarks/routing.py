@@ -4,13 +4,14 @@
 
 HAProxy has the configuration that ``trtllm-hpc`` renders for two instances with a key. Behind it are two
 servers of ``benchmarks.prefix_server``, whose prompts take the time that a block cache leaves. In each round
-all ways are measured in turn, each with fresh servers:
+all ways are measured in turn, each with fresh servers, but for the last:
 
 - conversations with a common system prompt: the share of turns that reach their conversation's instance, the
   share of prompt tokens that were cached, and the time of later turns;
 - one conversation 50 times heavier than each of 20 others: the most open requests of an instance;
 - an instance that dies: the conversations go on;
-- small requests without a wait: the median latency, and the rate at 32 at once.
+- small requests without a wait: the median latency, and the rate at 32 at once. All ways ask the same
+  servers, in turns of a quarter of a second, since fresh servers alone differ by a third.
 
 Bounds: 99 % of turns, an imbalance within ``serve.routing_imbalance``, 0.1 ms added to the median, 0.95 of
 the rate of ``least``. The exit code is 1 when one is broken.
@@ -54,17 +55,24 @@ _START_LIMIT_S = 20.0
 _AT_ONCE = 40
 """Conversations."""
 _THINK_S = 0.3
+_SMALL_TURN_S = 0.25
 _SYSTEM = " ".join(f"rule{number}" for number in range(512))
 
 
 class Servers:
-    """HAProxy as rendered, and ``count`` servers behind it; a context manager."""
+    """HAProxy as rendered before ``count`` servers, or the servers at ``ports``; a context manager."""
 
-    def __init__(self, folder: Path, routing: str, count: int = 2, server: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        routing: str,
+        count: int = 2,
+        server: Sequence[str] = (),
+        ports: Sequence[int] = (),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.ports = free_ports(count + 1)
-        self._port = self.ports.pop()
-        self._stack = ExitStack()
+        [self._port, *fresh] = free_ports(1 if ports else count + 1)
+        self.ports, self._started = list(ports or fresh), fresh
         serve = {"instances": count, "routing": routing}
         model = {"path": "/models/any", "synthetic": None}
         job = JobFile.model_validate(
@@ -93,11 +101,13 @@ class Servers:
         self.prompt_url = f"http://127.0.0.1:{self._port}/v1/completions"
 
     def __enter__(self) -> Servers:
-        self.processes = [self.start(port) for port in self.ports]
-        self._stack.callback(self._end_servers)
-        door = self._stack.enter_context(subprocess.Popen(self._door[0], env=self._door[1]))
-        self._stack.callback(door.terminate)
-        asyncio.run(self.all_ready())
+        with ExitStack() as stack:
+            self.processes = [self.start(port) for port in self._started]
+            stack.callback(self._end_servers)
+            door = stack.enter_context(subprocess.Popen(self._door[0], env=self._door[1]))
+            stack.callback(door.terminate)
+            asyncio.run(self.all_ready())
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -236,6 +246,21 @@ async def small(servers: Servers, at_once: int, seconds: float) -> tuple[float, 
     return median(latencies) * 1e3, len(latencies) / seconds
 
 
+def small_in_turns(folder: Path, seconds: float) -> dict[str, tuple[float, float]]:
+    """Return for each way the median latency in ms alone, and the requests a second at 32 at once."""
+    alone: dict[str, list[float]] = {way: [] for way in WAYS}
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    with ExitStack() as stack:
+        first = stack.enter_context(Servers(folder / WAYS[0], WAYS[0], server=("--token-us", "0")))
+        others = [stack.enter_context(Servers(folder / way, way, ports=first.ports)) for way in WAYS[1:]]
+        doors = list(zip(WAYS, [first, *others], strict=True))
+        for turn in range(int(seconds / _SMALL_TURN_S)):
+            for way, servers in doors[turn % len(doors) :] + doors[: turn % len(doors)]:
+                alone[way].append(asyncio.run(small(servers, 1, _SMALL_TURN_S))[0])
+                rates[way].append(asyncio.run(small(servers, 32, _SMALL_TURN_S))[1])
+    return {way: (median(alone[way]), median(rates[way])) for way in WAYS}
+
+
 async def while_one_dies(servers: Servers, way: str) -> Conversations:
     """Hold conversations while an instance is killed."""
     talking = asyncio.ensure_future(converse(servers, way, _AT_ONCE, 6))
@@ -267,15 +292,12 @@ class Figures:
         )
 
 
-def measure(folder: Path, way: str, conversations: int, turns: int, seconds: float) -> Figures:
-    """Measure one way."""
+def measure(folder: Path, way: str, conversations: int, turns: int, cost: tuple[float, float]) -> Figures:
+    """Measure one way, whose ``cost`` is known: the latency of a small request, and their rate."""
     with Servers(folder / "conversations", way) as servers:
         held = asyncio.run(converse(servers, way, conversations, turns))
     with Servers(folder / "heavy", way) as servers:
         imbalance = asyncio.run(one_heavy(servers))
-    with Servers(folder / "small", way, server=("--token-us", "0")) as servers:
-        median_ms, _ = asyncio.run(small(servers, 1, seconds))
-        _, rate = asyncio.run(small(servers, 32, seconds))
     with Servers(folder / "death", way) as servers:
         lost = asyncio.run(while_one_dies(servers, way)).lost
     later = sorted(held.later_s)
@@ -286,8 +308,7 @@ def measure(folder: Path, way: str, conversations: int, turns: int, seconds: flo
         median(later) * 1e3,
         later[int(len(later) * 0.95)] * 1e3,
         imbalance,
-        median_ms,
-        rate,
+        *cost,
         len(lost),
     )
 
@@ -329,9 +350,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="routing-") as folder:
         for turn in range(options.rounds):
+            costs = small_in_turns(Path(folder) / f"{turn}-small", options.seconds)
             for way in WAYS[:: -1 if turn % 2 else 1]:
                 where = Path(folder) / f"{turn}-{way}"
-                rows.append(measure(where, way, options.conversations, options.turns, options.seconds))
+                rows.append(measure(where, way, options.conversations, options.turns, costs[way]))
                 print(rows[-1], flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
