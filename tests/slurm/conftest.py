@@ -181,6 +181,21 @@ class Person:
         return found
 
 
+def bare_server(folder: Path, **serve: Any) -> dict[str, Any]:
+    """Sections of a job whose server is ready at once, for tests of Slurm in which nobody asks it."""
+    program = shutil.copy(Path(__file__).with_name("bare_server.py"), folder)
+    model = folder / "model of a bare server"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}", encoding="utf-8")
+    (model / "model.safetensors").write_bytes(bytes(4096))
+    return {
+        "model": {"path": str(model)},
+        "engine": {"backend": "command"},
+        "serve": {"command": [sys.executable, str(program), "{address}", "{port}"], **serve},
+        "companion": {"enabled": False},
+    }
+
+
 def user_processes(node: Node) -> list[Any]:
     """Processes on a node that run as the ordinary user."""
     return [process for process in node.processes() if _uid(process.pid) == USER.pw_uid]

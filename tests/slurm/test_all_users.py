@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.schemas.check import documented
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.sandbox import Sandbox
@@ -26,11 +26,9 @@ COLLEAGUE = "games"
 
 
 def test_everybody_sees_all_runs_unless_accounting_hides_them_from_all_but_operators(
-    person: Person, engine_alone: Path
+    person: Person,
 ) -> None:
-    serve = {"door": "none", "cpus_per_rank": 1}
-    companion = {"companion": {"enabled": False}}
-    job = person.job("shown", engine={"directory": str(engine_alone)}, serve=serve, **companion)
+    job = person.job("shown", **bare_server(person.folder, door="none", keep_running=True))
     _, run = person.submit(job, "--set", "cluster.gpu_request=gres", wait=False)
     colleague = replace(person, user=pwd.getpwnam(COLLEAGUE))
     words = ("runs", "--all-users", "--cluster", person.profile)

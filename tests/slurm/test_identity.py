@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.sharing import sandbox_name
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.sandbox import Sandbox, network, processes
@@ -29,11 +29,6 @@ from trtllm_hpc.scheduler.slurm import Slurm, run_command
 pytestmark = pytest.mark.slurm
 
 NODES, GPUS = 2, 4
-SERVER: dict[str, Any] = {
-    "repository": {"bls_instances": 1},
-    "serve": {"keep_running": True, "ready_timeout_seconds": 120},
-    "companion": {"enabled": False},
-}
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +65,9 @@ def people(sandbox: Sandbox, installed: Path, home: Path) -> Iterator[tuple[Pers
         assert person.has_no_jobs()
 
 
-def started(person: Person, engine: Path) -> tuple[RunPaths, str]:
+def started(person: Person) -> tuple[RunPaths, str]:
     """A server of theirs that is ready, and its job."""
-    job = person.job("demo", engine={"directory": str(engine)}, **SERVER)
+    job = person.job("demo", **bare_server(person.folder, keep_running=True))
     run = person.serves(job)
     return run, serve_of(person, run)["job_id"]
 
@@ -94,13 +89,13 @@ def runs_on(person: Person, job: str) -> bool:
 
 
 def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
-    sandbox: Sandbox, people: tuple[Person, Person], engine_alone: Path, monkeypatch: pytest.MonkeyPatch
+    sandbox: Sandbox, people: tuple[Person, Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ana, bob = people
-    (first, first_job), (second, second_job) = started(ana, engine_alone), started(ana, engine_alone)
+    (first, first_job), (second, second_job) = started(ana), started(ana)
     start_anew(sandbox, monkeypatch)
-    mine, my_job = started(ana, engine_alone)
-    theirs, their_job = started(bob, engine_alone)
+    mine, my_job = started(ana)
+    theirs, their_job = started(bob)
     assert [my_job, their_job] == [first_job, second_job], "ids begin again"
 
     for run, job, owner in ((first, my_job, "nobody"), (second, their_job, "daemon")):
@@ -127,11 +122,11 @@ def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
 
 
 def test_accounting_remembers_the_job_whose_id_another_job_has(
-    sandbox: Sandbox, people: tuple[Person, Person], engine_alone: Path
+    sandbox: Sandbox, people: tuple[Person, Person]
 ) -> None:
     """The controller has lost its state, and the database has not."""
     ana, bob = people
-    run, job = started(ana, engine_alone)
+    run, job = started(ana)
     ana.slurm("scancel", job)
     accounted = ("sacct", "--noheader", "--allocations", "--format=State,End", f"--jobs={job}")
     assert eventually(lambda: ana.slurm(*accounted).strip().startswith("CANCELLED"), 60)
@@ -139,11 +134,11 @@ def test_accounting_remembers_the_job_whose_id_another_job_has(
     before = serve_of(ana, run)
     assert before["state"] == "CANCELLED"
     forget_every_job(sandbox)
-    theirs, their_job = started(bob, engine_alone)
+    theirs, their_job = started(bob)
     assert int(their_job) <= int(job)
     while int(their_job) < int(job):
         assert bob.types("cancel", theirs.folder).returncode == 0
-        theirs, their_job = started(bob, engine_alone)
+        theirs, their_job = started(bob)
     assert serve_of(ana, run) == before
     assert ana.types("cancel", run.folder).returncode == 0
     assert runs_on(bob, their_job)
