@@ -60,7 +60,7 @@ def url(model: Path) -> Iterator[str]:
             return False
 
     try:
-        assert eventually(is_up, 60), (model / "log").read_text()
+        assert eventually(is_up, 180), (model / "log").read_text()
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()

@@ -158,7 +158,7 @@ def test_a_greedy_completion_is_what_ensemble_answers(
     for prompt, text in zip(prompts, expected, strict=True):
         chunks = list(client.completions.create(prompt=prompt, max_tokens=40, stream=True, **GREEDY))
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
-        assert len(chunks) > 10 and chunks[-1].choices[0].finish_reason in ("length", "stop")
+        assert len(chunks) > 1 and chunks[-1].choices[0].finish_reason in ("length", "stop")
     echoed = client.completions.create(prompt=[PROMPT, "A"], max_tokens=40, echo=True, **GREEDY)
     assert [each.text for each in echoed.choices] == [PROMPT + expected[0], "A" + expected[-1]]
 

@@ -19,7 +19,14 @@ from trtllm_hpc.runtime.records import Endpoint
 pytestmark = pytest.mark.slurm
 
 SERVE = [str(Path(sys.executable).with_name("transformers")), "serve", "{model}", "--device", "cpu"]
-FEW = {"requests": 4, "concurrency": 2, "max_tokens": 4, "min_requests": 1, "min_window_seconds": 0.01}
+FEW = {
+    "requests": 4,
+    "concurrency": 2,
+    "max_tokens": 4,
+    "min_requests": 1,
+    "min_window_seconds": 0.01,
+    "max_late_share": 1.0,
+}
 
 
 def job_file(person: Person, name: str, command: list[str], **serve: Any) -> Path:
