@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -83,6 +84,7 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
         assert found.get(f"import-{part}", {"outcome": "ok"})["outcome"] == "ok"
     assert "joins 2 ranks on sbx" in found["ranks-joined"]["sentence"]
     assert "between two nodes" in found["ranks-bandwidth"]["sentence"]
+    assert re.match(r"\d+\.\d+ GB/s between the nodes, round trip \d+ us", found["node-network"]["sentence"])
     assert "front.yaml" in found["image-parsers"]["sentence"]
     record = json.loads(bundle.read_text())
     options = {name for it in record["facts"]["image"]["serve_options"]["serve"] for name in it["aliases"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memor
 from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
+from trtllm_hpc.runtime.records import read_events
 
 _HAPROXY = (2, 4)
 """The door's configuration needs it (docs/explanation/decisions/door.md)."""
@@ -28,6 +30,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
+        "node-network": _network(paths) if wanted.measures_network else None,
         "node-transports": transports(facts["host"], hindrances(os.environ)),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
@@ -81,6 +84,22 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
         return ok(f"{wanted.network_interface} on {facts['host']} has an IPv4 address")
     message = f"{facts['host']} has no interface {wanted.network_interface} with an IPv4 address"
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
+
+
+def _network(paths: RunPaths) -> Diagnostic:
+    """Judge what the step before this one has measured between the nodes."""
+    hint = "set network_interface in the cluster profile, or show the sentence to the site"
+    said = [event.data for event in read_events(paths) if event.name.startswith("preflight_")]
+    if faults := [data["reason"] for data in said if "reason" in data]:
+        return fail("; ".join(faults), hint)
+    try:
+        record = json.loads(paths.network.read_text())
+    except (OSError, ValueError):
+        return fail("the network between the nodes was not measured", "the same command with --keep")
+    if warnings := [data["warning"] for data in said]:
+        return warn("; ".join(warnings), hint)
+    rate, trip = min(it["rate"] for it in record["links"]), max(it["trip_us"] for it in record["links"])
+    return ok(f"{rate:.2f} GB/s between the nodes, round trip {trip:.0f} us ({record['transport']})")
 
 
 def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
