@@ -21,6 +21,9 @@ from trtllm_hpc.runtime.records import read_events
 _HAPROXY = (2, 4)
 """The door's configuration needs it (docs/explanation/decisions/door.md)."""
 _TIMEOUT_S = 30
+_NODES = "nodes"
+_SLOW_GBPS = 1.0
+"""Below this, in GB/s, tensor parallelism over nodes waits for the network most of the time."""
 
 
 def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dict[str, Any]]:
@@ -30,7 +33,7 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-haproxy": _haproxy(wanted, facts),
         "node-mpi-plugin": _mpi_plugin(wanted, facts),
         "node-interface": _interface(wanted, facts),
-        "node-network": _network(paths) if wanted.measures_network else None,
+        "node-network": network_between(paths, _NODES) if wanted.measures_network else None,
         "node-transports": transports(facts["host"], hindrances(os.environ)),
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
@@ -86,20 +89,28 @@ def _interface(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
     return fail(f"{message} (it has: {', '.join(present)})", "set network_interface in the cluster profile")
 
 
-def _network(paths: RunPaths) -> Diagnostic:
-    """Judge what the step before this one has measured between the nodes."""
-    hint = "set network_interface in the cluster profile, or show the sentence to the site"
-    said = [event.data for event in read_events(paths) if event.name.startswith("preflight_")]
-    if faults := [data["reason"] for data in said if "reason" in data]:
-        return fail("; ".join(faults), hint)
+def network_between(paths: RunPaths, whom: str) -> Diagnostic:
+    """Judge what an earlier step has measured between ``nodes``, or by NCCL between the ranks of these."""
+    of_ranks, lists = whom != _NODES, {"reason": list[str](), "warning": list[str]()}
+    hint = "set network_interface in the profile; NCCL_DEBUG=INFO in its environment shows what NCCL chooses"
+    for event in read_events(paths):
+        for kind, text in event.data.items():
+            if event.name.startswith("preflight_") and text.startswith("network: between ranks") == of_ranks:
+                lists[kind].append(text.removeprefix("network: "))
+    if lists["reason"]:
+        return fail("; ".join(lists["reason"]), hint)
     try:
         record = json.loads(paths.network.read_text())
-    except (OSError, ValueError):
-        return fail("the network between the nodes was not measured", "the same command with --keep")
-    if warnings := [data["warning"] for data in said]:
-        return warn("; ".join(warnings), hint)
+        record = record["ranks"] if of_ranks else record
+    except (OSError, ValueError, LookupError):
+        why = lists["warning"] or [f"the network between {whom} was not measured"]
+        return unknown(why[0], "the same command with --keep, then the logs preflight_*.out")
     rate, trip = min(it["rate"] for it in record["links"]), max(it["trip_us"] for it in record["links"])
-    return ok(f"{rate:.2f} GB/s between the nodes, round trip {trip:.0f} us ({record['transport']})")
+    rate = min([rate, *record.get("all_reduce", {}).values()])
+    said = f"{rate:.2f} GB/s between {whom}, round trip {trip:.0f} us ({record['transport']})"
+    if of_ranks and rate < _SLOW_GBPS and len({it["a"].partition("(")[2] for it in record["links"]}) > 1:
+        lists["warning"].append("slow for tensor parallelism")
+    return warn("; ".join([said, *lists["warning"]]), hint) if lists["warning"] else ok(said)
 
 
 def _gpus(wanted: Wanted, facts: dict[str, Any]) -> Diagnostic | None:
