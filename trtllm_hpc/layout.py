@@ -148,6 +148,22 @@ class Instances:
             words = [*chain(*phases), ":".join(",".join(dict.fromkeys(phase)) for phase in phases)]
         return " ".join(word for word in words if {",", ":"} & set(word)) if self.nodes > 1 else ""
 
+    @property
+    def worlds(self) -> str:
+        """Ranks of each server that has several, by their numbers among all tasks of the job: ``0,1 2,3``."""
+        size, before, found = self.layout.world_size, 0, list[list[int]]()
+        if not self.groups:
+            found = [[*range(one * size, (one + 1) * size)] for one in range(self.count)]
+        for group in self.groups:
+            on, own = _allocation(self.groups if group.component is None else (group,)), group.layout
+            for one in group.servers:
+                firsts = (
+                    on.ranks_per_node * (one.first_node + it) + one.first_gpu for it in range(own.nodes)
+                )
+                found.append([before + first + it for first in firsts for it in range(own.ranks_per_node)])
+            before += 0 if group.component is None else on.world_size
+        return " ".join(",".join(map(str, ranks)) for ranks in found if len(ranks) > 1)
+
 
 def _span(first: int, layout: Layout) -> str:
     return ",".join(map(str, range(first, first + layout.nodes)))

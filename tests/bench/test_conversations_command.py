@@ -31,13 +31,14 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
     options = [
         *("--workload", "conversations", "--turns", "3", "--think-time", "0.01", "--input-tokens", "20"),
         *("--prefix-tokens", "12", "--tokenizer", str(tokenizer), "--concurrency", "2", "--requests", "6"),
-        *("--warmup", "0", "--save-as", "talks", *map(str, LENIENT)),
+        *("--session", "user", "--warmup", "0", "--save-as", "talks", *map(str, LENIENT)),
     ]
     with openai_server(script) as endpoint:
         place = ["--url", endpoint.openai_url or "", "--output", str(tmp_path / "out")]
         shown = CliRunner().invoke(trtllm_hpc, ["bench", *place, *options])
     assert shown.exit_code == 0, shown.output
     assert {path for path, _, _ in script.asked} == {"/v1/chat/completions"}
+    assert script.sessions == [None] * 18 and len({body["user"] for body in script.bodies}) == 6
     files = RunPaths(tmp_path / "out").measurement("talks")
     found, records = read_measurement(files.summary), read_records(files.requests)
     assert len(records) == 18 and {record.turn for record in records} == {1, 2, 3}
@@ -51,6 +52,14 @@ def test_conversations_are_measured_by_turn_and_shown(tmp_path: Path) -> None:
     assert figures["cached_prompt_share"] == 0.25 and {"ttfa_ms", "reasoning_tokens"} <= set(figures)
     assert "cached share" in shown.stdout and "slowest" in shown.stdout
     assert "By turn (ms)" in files.report.read_text(encoding="utf-8")
+
+
+def test_the_field_user_needs_openais_protocol() -> None:
+    options = ["--workload", "conversations", "--session", "user", "--protocol", "grpc"]
+    refused = CliRunner().invoke(
+        trtllm_hpc, ["bench", "--url", "http://127.0.0.1:9", "--output", "/tmp/none", *options]
+    )
+    assert refused.exit_code == 2 and "only OpenAI's protocol has the field user" in refused.output
 
 
 def test_late_turns_are_put_together_and_the_slowest_of_each_conversation_is_found() -> None:

@@ -133,6 +133,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tensorrt-llm-two-nodes": (
         {
             "name": "llama-70b-fp8",
+            "preflight": {"network": "nccl"},
             "model": {"path": "/models/it's Llama 3", "synthetic": None, "family": "llama"},
             "engine": {
                 "backend": "tensorrtllm",
@@ -403,7 +404,7 @@ CASES |= {
         },
     ),
     "openai-heterogeneous-apptainer": (
-        _SPLIT_SERVERS,
+        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
         {
             "name": "apptainer",
             "gpus_per_node": 8,

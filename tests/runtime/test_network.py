@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
+import sys
+from argparse import Namespace
 from dataclasses import replace
 from itertools import combinations
 
@@ -14,6 +17,7 @@ from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.layout import WantedGroup, place, place_groups
 from trtllm_hpc.runtime.checks import hindrances
+from trtllm_hpc.runtime.nccl import _Rank
 from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import read_events
@@ -44,6 +48,10 @@ def test_only_nodes_that_will_talk_are_paired() -> None:
     phases = [WantedGroup("context", 2, 2, 4), WantedGroup("generation", 1, 8, 4)]
     for apart in (False, True):
         assert place_groups(phases, spread=False, apart=apart).talking == "1,2 0:1,2"
+    assert place_groups(phases, spread=False).worlds == "0,1 2,3 4,5,6,7,8,9,10,11"
+    assert place_groups(phases, spread=False, apart=True).worlds == "0,1 2,3 4,5,6,7,8,9,10,11"
+    assert place(2, 8, **one_place).worlds == "0,1,2,3,4,5,6,7 8,9,10,11,12,13,14,15"  # type: ignore[arg-type]
+    assert place(4, 1, **one_place).worlds == ""  # type: ignore[arg-type]
     assert (
         place_groups(
             [WantedGroup("context", 1, 1, 4), WantedGroup("generation", 1, 2, 4)], spread=False
@@ -129,3 +137,44 @@ def test_three_tasks_measure_each_other(runtime: Runtime) -> None:
         "The nodes that will talk, by TCP sockets over lo"
     )
     assert not [event for event in read_events(runtime.paths) if event.name == "preflight_failed"]
+
+
+RANKS = ("nccl", "--worlds=0,1", "--ranks=2", "--ranks-per-node=2", "--first=0", "--interface=lo")
+
+
+def test_without_pytorch_ranks_are_not_measured(runtime: Runtime) -> None:
+    ended = runtime(*RANKS, "--address=127.0.0.1", "--port=9", SLURM_PROCID="0")
+    assert ended.returncode == 0
+    assert (
+        "warning: preflight: network: between ranks: NCCL is not measured: No module named 'torch'"
+        in ended.stderr
+    )
+
+
+@pytest.mark.long
+def test_two_ranks_measure_an_all_reduce(runtime: Runtime) -> None:
+    [port] = free_ports(1)
+    command = [sys.executable, "-m", "trtllm_hpc.runtime", "--run", runtime.paths.folder, *RANKS]
+    command += ["--address=127.0.0.1", f"--port={port}"]
+    ranks = [
+        subprocess.Popen(command, env={**os.environ, "SLURM_PROCID": str(number)}, stderr=subprocess.PIPE)
+        for number in (0, 1)
+    ]
+    for rank in ranks:
+        rank.communicate(timeout=60)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    record = json.loads(runtime.paths.network.read_text())["ranks"]
+    assert record["transport"] == "Gloo" and set(record["all_reduce"]) == {"0,1"}
+    [link] = record["links"]
+    assert link["pair"] == [0, 1] and link["rate"] > 0 and link["trip_us"] > 0
+    assert "all-reduce of ranks 0,1:" in runtime.paths.network_table.read_text()
+
+
+def test_a_step_between_ranks_that_fails_ends_the_job_with_its_name(runtime: Runtime) -> None:
+    rank = _Rank(runtime.paths, Namespace(first=3))
+    with pytest.raises(SystemExit), rank.bound("an exchange with rank 1", 9):
+        raise RuntimeError("connection\nreset")
+    [event] = read_events(runtime.paths)
+    assert event.name == "preflight_failed"
+    assert event.data["reason"].endswith("an exchange with rank 1 fails: connection reset")
+    assert event.data["reason"].startswith("network: between ranks: rank 3 (")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,12 +78,19 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the
     # stand-in has a part of the keys.
     wrong = {name: row for name, row in found.items() if row["outcome"] != "ok"}
-    assert set(wrong) <= {"node-gpus", "node-locked-memory", "image-facts", "ranks-bandwidth"}, wrong
+    assert set(wrong) <= {
+        "node-gpus",
+        "node-locked-memory",
+        "image-facts",
+        "node-network",
+        "ranks-bandwidth",
+    }, wrong
     assert "fail" not in outcomes(wrong), wrong
     for part in ("build", "front", "ranks"):
         assert found.get(f"import-{part}", {"outcome": "ok"})["outcome"] == "ok"
     assert "joins 2 ranks on sbx" in found["ranks-joined"]["sentence"]
     assert "between two nodes" in found["ranks-bandwidth"]["sentence"]
+    assert re.match(r"\d+\.\d+ GB/s between nodes, round trip \d+ us", found["node-network"]["sentence"])
     assert "front.yaml" in found["image-parsers"]["sentence"]
     record = json.loads(bundle.read_text())
     options = {name for it in record["facts"]["image"]["serve_options"]["serve"] for name in it["aliases"]}

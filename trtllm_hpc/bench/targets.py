@@ -97,6 +97,7 @@ def _openai_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
         streaming=settings.streaming is not False,
         timeout_s=settings.request_timeout_seconds,
         decoupled=True,
+        session=settings.workload.session,
         min_length_input="min_tokens" if settings.exact_output else None,
     )
 
@@ -123,6 +124,7 @@ def _triton_target(settings: Benchmark, endpoint: Endpoint, name: str, protocol:
         streaming=served.decoupled if settings.streaming is None else settings.streaming,
         timeout_s=settings.request_timeout_seconds,
         decoupled=served.decoupled,
+        session=settings.workload.session,
         stream_input=next((known for known in STREAM_INPUTS if known in served.inputs), None),
         min_length_input=_min_length_input(name, served) if settings.exact_output else None,
     )

@@ -140,6 +140,11 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         _Setting("workload.turns_stdev", "TURNS", "Standard deviation of that number."),
         _Setting("workload.think_seconds", "SECONDS", "Mean time from answer to next turn.", "--think-time"),
         _Setting("workload.think_seconds_stdev", "SECONDS", "Its standard deviation.", "--think-stdev"),
+        _Setting(
+            "workload.session",
+            "header|user|none",
+            "How a turn names its conversation: x-session-id, OpenAI's user.",
+        ),
         _Setting("workload.input_tokens", "N", "Mean length of a prompt, or of a turn."),
         _Setting(
             "workload.input_tokens_stdev",

@@ -16,6 +16,7 @@ Rate = Annotated[float, Field(gt=0, le=100_000)]
 Protocol = Literal["grpc", "http", "openai", "openai-chat"]
 """``grpc`` and ``http`` are Triton's, ``openai`` is ``/v1/completions``, ``openai-chat``
 ``/v1/chat/completions``."""
+SessionName = Literal["header", "user", "none"]
 OPENAI_PROTOCOLS = ("openai", "openai-chat")
 Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 
@@ -84,6 +85,9 @@ class Workload(Section):
     """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
     think_seconds_stdev: Deviation = 0.0
     """conversations: standard deviation of that time."""
+    session: SessionName = "header"
+    """conversations: how a turn names its conversation: by the header ``x-session-id`` (``header``), by
+    OpenAI's ``user``, or not at all (``none``), as clients for which ``serve.routing: prefix`` is meant."""
     tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
     """dataset, conversations: tokens for each word of a recorded answer (upstream's
     ``--op-tokens-per-word``)."""

@@ -144,6 +144,12 @@ class Plan:
         return (self,) if self.component is None else self.phases
 
     @property
+    def measures_network(self) -> bool:
+        """Whether the job first measures the network between its nodes."""
+        wanted = self.job.preflight.network != "none" and self.cluster.scheduler == "slurm"
+        return wanted and bool(self.instances.talking)
+
+    @property
     def has_door(self) -> bool:
         """Whether a proxy stands in front of the server, which is started and watched by a supervisor."""
         return self.job.serve.door != "none"

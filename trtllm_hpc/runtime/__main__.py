@@ -132,8 +132,14 @@ def _add_stage_commands(commands: _Commands) -> None:
         **dict.fromkeys(("tokenizer", "model"), _MAYBE_FILE),
         without_mpi=_FLAG,
     )
-    where = {"talking": _WORD, **dict.fromkeys(("nodes", "first"), _NUMBER), "interface": _MAYBE_WORD}
-    _add(commands, "network", "measure the network between nodes", **where, minimum={"type": float})
+    where = {"first": _NUMBER, "interface": _MAYBE_WORD, "minimum": {"type": float}}
+    _add(commands, "network", "measure the network between nodes", talking=_WORD, nodes=_NUMBER, **where)
+    where |= {
+        "worlds": _WORD,
+        "address": _WORD,
+        **dict.fromkeys(("ranks", "ranks_per_node", "port"), _NUMBER),
+    }
+    _add(commands, "nccl", "measure NCCL between the ranks of servers", **where)
     paths_of = dict.fromkeys(("source", "link"), _FILE)
     _add(commands, "stage-model", "copy the model to this node", **paths_of, days=_NUMBER, first=_NUMBER)
     spawns = _add(commands, "spawns", "fail unless processes can be spawned by MPI", launcher=_WORD)
@@ -243,6 +249,10 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.network import check_network
 
             return check_network(paths, options)
+        case "nccl":
+            from trtllm_hpc.runtime.nccl import check_ranks
+
+            return check_ranks(paths, options)
         case "stage-model":
             from trtllm_hpc.runtime.staging import stage_model
 

@@ -71,9 +71,14 @@ def check_network(paths: RunPaths, options: Namespace) -> int:
         code, said = _follow(address, int(port), hello)
     except OSError as error:
         code, said = ExitCode.START, [f"{host} and the first node, {address}, cannot talk: {error}"]
-        try_event(paths, "serve", "preflight_failed", reason=f"network: {said[0]}")
+    return conclude(paths, code, said)
+
+
+def conclude(paths: RunPaths, code: int, said: Sequence[str]) -> int:
+    """Report what ends the job, or what the user should know; returns the exit code."""
+    kind, event, name = ("error", "failed", "reason") if code else ("warning", "warning", "warning")
     for sentence in said:
-        kind = "error" if code else "warning"
+        try_event(paths, "serve", f"preflight_{event}", **{name: f"network: {sentence}"})
         print(f"{kind}: preflight: network: {sentence}.", file=sys.stderr, flush=True)
     return code
 
@@ -179,9 +184,6 @@ def _lead(paths: RunPaths, options: Namespace, meeting: socket.socket, key: str)
         here = ", ".join(sorted(hello["host"] for hello, _ in nodes.values()))
         said = [f"only {len(nodes)} of {options.nodes} nodes came within {_ARRIVAL_S:.0f} s: {here}"]
         code = ExitCode.START
-    event, name = ("preflight_failed", "reason") if code else ("preflight_warning", "warning")
-    for sentence in said:
-        try_event(paths, "serve", event, **{name: f"network: {sentence}"})
     for number, (_, stream) in sorted(nodes.items(), reverse=True):  # this process ends with the last answer
         with suppress(OSError):  # its task has ended
             _say(stream, {"code": code, "said": [] if number else said})
@@ -266,10 +268,10 @@ def _named(late: Sequence[Link], links: Sequence[Link]) -> str:
     return f"{node}: {', '.join(parts)}"
 
 
-def table(links: Sequence[Link], record: dict[str, Any]) -> str:
+def table(links: Sequence[Link], record: dict[str, Any], who: str = "nodes that will talk") -> str:
     """Return what was measured, for a person."""
-    wide = max(len(name) for link in links for name in (link.a, link.b))
-    rows = [f"The nodes that will talk, by {record['transport']}, measured in {record['seconds']:.1f} s", ""]
+    wide = max((len(name) for link in links for name in (link.a, link.b)), default=4)
+    rows = [f"The {who}, by {record['transport']}, measured in {record['seconds']:.1f} s", ""]
     rows.append(f"{'from':{wide}}  {'to':{wide}}  round trip       there        back")
     for it in links:
         figures = f"{it.trip_us:7.0f} us  {it.there:6.2f} GB/s  {it.back:6.2f} GB/s"

@@ -20,7 +20,7 @@ _KINDS_OF = {
     "lora": ("prompts", *_FILES, *_DRAWN[:-1]),
     **dict.fromkeys(_LENGTHS, _DRAWN),
     **dict.fromkeys(("prefix_tokens", "prefixes"), _DRAWN[1:]),
-    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev"), _TALKS),
+    **dict.fromkeys(("turns", "turns_stdev", "think_seconds", "think_seconds_stdev", "session"), _TALKS),
 }
 """The kinds of workload that read each key; all kinds read the other keys."""
 _ROUNDING = 1e-6
@@ -48,6 +48,9 @@ def _workload(settings: Benchmark) -> Diagnostics:
     if workload.kind in _FILES and workload.path is None:
         message = f"a workload of kind {workload.kind} is read from a file, and none is named"
         yield in_job("missing", "workload.path", message, "set workload.path")
+    if workload.session == "user" and settings.protocol not in OPENAI_PROTOCOLS:
+        message = "only OpenAI's protocol has the field user"
+        yield in_job("conflict", "workload.session", message, "set it to header", workload.session)
     has_times = workload.kind == "trace" or (workload.kind in _TALKS and workload.path is not None)
     if settings.arrival == "trace" and not has_times:
         message = "only a workload of kind trace, or a file of conversations, has recorded times"

@@ -18,7 +18,7 @@ from trtllm_hpc.bench.load.messages import Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.records import OK
 from trtllm_hpc.errors import NotReady
-from trtllm_hpc.runtime.records import INSTANCE_HEADER, SESSION_HEADER
+from trtllm_hpc.runtime.records import INSTANCE_HEADER
 
 _CONNECT_TIMEOUT_S = 10.0
 _MIN_RECONNECT_PAUSE_S, _MAX_RECONNECT_PAUSE_S = 0.05, 1.0
@@ -251,9 +251,8 @@ class GrpcClient:
         for connection in self._connections:
             if connection.has_room:
                 call.connection = connection
-                session = call.reply.session
-                more = None if session is None else {SESSION_HEADER: session}
-                call.stream_id = connection.open(call, call.body, more)
+                metadata, _ = self.target.named(call.reply.session, b"")
+                call.stream_id = connection.open(call, call.body, metadata)
                 return
         call.connection = None
         self._waiting.append(call)

@@ -10,7 +10,6 @@ import aiohttp
 from trtllm_hpc.bench.load.messages import CHAT, Reply, Target
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.errors import NotReady
-from trtllm_hpc.runtime.records import SESSION_HEADER
 from trtllm_hpc.wire import openai, triton_response
 from trtllm_hpc.wire.response import error_message
 from trtllm_hpc.wire.triton_request import generate_url
@@ -86,7 +85,7 @@ class HttpClient:
     async def _request(self, reply: Reply, payload: bytes) -> None:
         reply.sent_s = self._clock.now()
         try:
-            headers = {} if reply.session is None else {SESSION_HEADER: reply.session}
+            headers, payload = self._target.named(reply.session, payload)
             async with self._session.post(self._url, data=payload, headers=headers) as response:
                 await self._receive(reply, response)
         except asyncio.TimeoutError:

@@ -5,6 +5,7 @@ Requests are serialised before the measurement and replies parsed after it, so t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,8 +15,8 @@ from trtllm_hpc.bench.records import OK
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.lora import Adapter
 from trtllm_hpc.client.options import BY_NAME
-from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol
-from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, Protocol, SessionName
+from trtllm_hpc.runtime.records import SESSION_HEADER, Endpoint
 from trtllm_hpc.wire import openai
 from trtllm_hpc.wire.events import EventReader
 from trtllm_hpc.wire.response import Response, Usage, WrongResponse
@@ -49,6 +50,17 @@ class Target:
     """Input for the least length of answers (OpenAI's protocol: ``min_tokens``); ``None`` sends none."""
     instance: int | None = None
     """The instance behind the door that gets the requests, over gRPC; ``None``: any."""
+    session: SessionName = "header"
+    """How a turn names its conversation."""
+
+    def named(self, session: str | None, payload: bytes) -> tuple[dict[str, str], bytes]:
+        """Return headers (over gRPC, metadata) and payload of a request that names its conversation."""
+        if session is None or self.session == "none":
+            return {}, payload
+        if self.session == "header":
+            return {SESSION_HEADER: session}, payload
+        # First: the door reads only the beginning of a long request.
+        return {}, b'{"user":%b,%b' % (json.dumps(session).encode(), payload.removeprefix(b"{"))
 
     @property
     def takes_token_ids(self) -> bool:
@@ -143,7 +155,7 @@ class Reply:
     chunks: list[tuple[float, bytes]] = field(default_factory=list)
     """Each response, or piece of a stream over HTTP, with its time of arrival; one unless streamed."""
     session: str | None = None
-    """Its conversation, as the header ``x-session-id`` names it; ``None``: it is no turn of one."""
+    """Name of its conversation; ``None``: it is not a turn of a conversation."""
     resent: bool = False
     """Whether it was sent a second time, with the weights of its LoRA adapter, which the server lacked."""
 
