@@ -184,6 +184,11 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         _Setting("slo", "LIMITS", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
         _Setting("no_slo", None, "No limits, not even the job file's."),
         _Setting("find_max", None, "Find the highest rate at which --slo holds."),
+        _Setting(
+            "check",
+            None,
+            "Whether to see first, in a second or two, that 64 requests at once garble no answers.",
+        ),
         _Setting("max_error_share", "SHARE", "Figures are invalid if a larger share of requests failed."),
         _Setting("max_failures_in_a_row", "N", "End when so many requests in a row have failed; 0: never."),
         _Setting("max_late_share", "SHARE", "Figures are invalid if a larger share was sent late."),

@@ -205,6 +205,8 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
     """The search, the limits, tokens, errors, and the verdict last."""
     if load := measurement.provenance.get("server", {}).get("load"):
         yield f"load: {load}"
+    if measurement.check is not None:
+        yield f"check: {measurement.check.sentence}"
     if measurement.search is not None:
         yield f"search: {search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)
