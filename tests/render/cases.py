@@ -383,6 +383,11 @@ for _name, _job in _FRONTENDS.items():
         }
         CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
 
+CASES["openai-profiled"] = (
+    {**_SIXTEEN_RANKS, "serve": {"nodes": 2, "profile": {"ranks": [0, 8], "iterations": "200-220"}}},
+    {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS},
+)
+
 _PHASES = {
     "context": {"partition": "h100", "gpu_type": "h100"},
     "generation": {"partition": "gb200", "account": "answers", "gpus_per_node": 4, "gpu_type": "gb200"},
@@ -428,6 +433,7 @@ _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
 BASES = {
+    "openai-profiled": "openai-sixteen-ranks-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "sandbox-instances": "sandbox-two-ranks",
     "renewed": "sandbox-two-ranks",

@@ -24,7 +24,7 @@ from tests.schemas.check import documented
 from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
-from tests.upstream.container import add_llm_api
+from tests.upstream.container import add_llm_api, add_nsys
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
@@ -80,7 +80,14 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     """From copies of the model on the nodes' own disks."""
     words = ["--set", "model.stage=node", "--set", "cluster.node_models_folder=/dev/shm/models"]
-    run = chain(site, "served", *words)
+    add_nsys(site.container.folder / "bin", site.container.python)
+    run = chain(site, "served", *words, "--set", "serve.profile.ranks=[1]")
+    [profile] = run.profiles.iterdir()
+    report = json.loads(profile.read_text())
+    assert profile.name == "serve_1.nsys-rep" and Path(report["program"][0]).name == "trtllm-llmapi-launch"
+    assert report["environment"]["TLLM_PROFILE_START_STOP"] == "100-150"
+    measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
+    assert f"nsys-ui {profile}" in (measured.profile or "")
     assert answers(run) == ["the river the river"]
     assert "files were copied" in run.rank_log("staging", 1).read_text()
 

@@ -193,7 +193,7 @@ class Backend:
 
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
         """Return the programs that the preflight looks for on every node."""
-        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)))
+        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
         """Return what the user should know, though nothing is wrong."""
@@ -267,8 +267,8 @@ class TritonBackend(Backend):
         return "grpc" if has_adapter else "both"
 
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the launcher; each rank looks for its ``tritonserver`` itself."""
-        return () if spec.launcher is None else (spec.launcher,)
+        """Return the launcher and the profiler; each rank looks for its ``tritonserver`` itself."""
+        return (*(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
 
 
 def _sockets() -> list[str]:

@@ -26,7 +26,7 @@ from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
-from trtllm_hpc.bench.provenance import provenance, workload_provenance
+from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
 from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
@@ -363,6 +363,7 @@ class _Run:
             ),
             search=self._search,
             check=self.check,
+            profile=profile_sentence(self._paths, self.server.job),
         )
         write_measurement(self._files.summary, measurement)
         return measurement

@@ -213,6 +213,8 @@ class MeasurementSummary:
     """With ``find_max``: the highest rate at which the limits hold."""
     check: QuickCheck | None = None
     """The answers under load, before the first level; ``None`` if they were not checked."""
+    profile: str | None = None
+    """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     format: int = FORMAT
     """Version of the file format."""
 

@@ -226,7 +226,30 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "model.stage", message, hint, stage)
 
 
+def profile_can_be_made(facts: JobFacts) -> Diagnostics:
+    """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
+    job, profile = facts.job, facts.job.serve.profile
+    if profile is None:
+        return
+    known = {"torch": ("pytorch",), "nsys": ("pytorch", "tensorrtllm", "python")}[profile.tool]
+    if job.engine.backend not in known:
+        message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
+        hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
+        yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
+    if max(profile.ranks) >= job.engine.world_size and job.serve.mode != "disaggregated":
+        message = f"there is no rank {max(profile.ranks)}"
+        hint = f"take numbers from 0 to {job.engine.world_size - 1}"
+        yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
+    first, last = map(int, profile.iterations.split("-"))
+    if last < first:
+        hint = f'write "{last}-{first}"'
+        yield in_job(
+            "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
+        )
+
+
 RULES = (
+    profile_can_be_made,
     model_can_be_staged,
     ranks_spread,
     gpus_suffice,
