@@ -137,3 +137,22 @@ def test_profiles_that_cannot_be_made(files: Folder, engine: str, profile: str, 
     job = f"{JOB}{model}\nengine: {{{engine}, dtype: float16}}\nserve: {{profile: {profile}}}\n"
     found = {it.field: it.message for it in files.diagnostics(job, NEWER)}
     assert words in found[f"serve.profile.{key}"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "code", "words"),
+    [
+        ("backend: pytorch", "1.1.0", "release", "has no --otlp_traces_endpoint"),
+        ("backend: command", "1.2.0", "conflict", "the server's own options"),
+        ("backend: pytorch", "1.2.0", None, ""),
+    ],
+)
+def test_traces_by_release(files: Folder, engine: str, version: str, code: str | None, words: str) -> None:
+    command = 'command: [vllm, serve, --port, "{port}"], ' if "command" in engine else ""
+    serve = f"serve: {{{command}tracing: {{endpoint: http://here:4317}}}}"
+    job = f"{JOB}model: {{path: /models/llama}}\nengine: {{{engine}}}\n{serve}\n"
+    if code is None:
+        assert files.load(job, NEWER).job.serve.tracing is not None
+        return
+    found = files.diagnostic(job, NEWER.replace("1.2.0", version))
+    assert (found.code, found.field) == (code, "serve.tracing") and words in found.message

@@ -250,6 +250,7 @@ class TritonBackend(Backend):
             # Two jobs may share a node, and two ranks too: the prefix carries both.
             "--backend-config=python,shm-region-prefix-name={prefix}",
             *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
+            *_traces(facts.job),
             *map(literal, self.options(facts, layout)),
             *map(literal, triton.options),
         ]
@@ -269,6 +270,19 @@ class TritonBackend(Backend):
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
         """Return the launcher and the profiler; each rank looks for its ``tritonserver`` itself."""
         return (*(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
+
+
+def _traces(job: JobFile) -> list[str]:
+    if job.serve.tracing is None:
+        return []
+    # By default one request of a thousand is traced.
+    traces = (
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        "rate=1",
+        f"opentelemetry,url={job.serve.tracing.endpoint}",
+    )
+    return [literal(f"--trace-config={it}") for it in traces]
 
 
 def _sockets() -> list[str]:

@@ -164,6 +164,14 @@ class Profile(Section):
     """First and last step of the engine, counted from its first request."""
 
 
+class Tracing(Section):
+    """Spans of each request, for OpenTelemetry."""
+
+    endpoint: Annotated[OneLine, Field(pattern=r"^https?://[^\s]+\z")]
+    """URL of the collector, over OTLP: ``http://HOST:4317`` for ``trtllm-serve``, which speaks gRPC unless
+    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise; ``http://HOST:4318/v1/traces`` for Triton."""
+
+
 class Serve(Section):
     """The serve stage."""
 
@@ -226,6 +234,9 @@ class Serve(Section):
     """Variables of every rank's server."""
     profile: Profile | None = None
     """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
+    tracing: Tracing | None = None
+    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The door and the gateway pass the
+    header ``traceparent`` on."""
     openai: Literal["gateway", "none"] = "gateway"
     """``gateway``: behind the door, Triton also speaks OpenAI's protocol, through a gateway that the first
     request starts."""

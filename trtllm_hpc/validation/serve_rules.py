@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
+from trtllm_hpc.backends.trtllm_serve import TRACES
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import serve_options
 
 
 def ranks_spread(facts: JobFacts) -> Diagnostics:
@@ -248,7 +250,21 @@ def profile_can_be_made(facts: JobFacts) -> Diagnostics:
         )
 
 
+def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
+    """The server has an option for traces."""
+    job = facts.job
+    if job.serve.tracing is None:
+        return
+    if job.engine.backend == "command":
+        message, hint = "serve.command has the server's own options", "remove it, and write the option there"
+        yield in_job("conflict", "serve.tracing", message, hint)
+    elif job.frontend == "openai" and TRACES not in serve_options(facts.release):
+        message, hint = f"this trtllm-serve has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
+        yield in_job("release", "serve.tracing", message, hint)
+
+
 RULES = (
+    traces_can_be_sent,
     profile_can_be_made,
     model_can_be_staged,
     ranks_spread,
