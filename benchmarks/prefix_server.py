@@ -70,7 +70,12 @@ def make_app(port: int, blocks: int, token_us: float) -> web.Application:
         return web.json_response({"most": state["most"]})
 
     app = web.Application(client_max_size=2**24)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(headers={"x-instance": str(port)})
+
     app.add_routes([web.post("/v1/{path:.*}", generate), web.get("/health", health)])
+    app.add_routes([web.get("/prometheus/metrics", metrics)])
     return app
 
 

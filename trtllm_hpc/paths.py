@@ -167,6 +167,8 @@ class RunPaths:
     # What was measured
     results = _Named("results")
     """Folder of answers and measurements."""
+    profiles = _Named("results/profiles")
+    """Folder of the profiles of ranks, with ``serve.profile``."""
     answer = _Named("results/request.json")
     """The companion's first request, and the model's answer over each protocol."""
     benchmark_progress = _Named("results/progress.json")

@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ import pytest
 from benchmarks.door import open_door
 from benchmarks.strangers import ready_server
 from tests.guests import SOON_S, asking_until_refused
+from tests.prometheus import collector, needs_prometheus, prometheus, samples, targets
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.client.single_calls import not_ready
@@ -157,12 +158,17 @@ def is_answered(ask: Callable[[], bool]) -> bool:
 
 
 def status_of(
-    endpoint: Endpoint, port: int, method: str, path: str, body: dict[str, Any] | None = None
+    endpoint: Endpoint,
+    port: int,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> int:
     """The status with which a port of the door answers whoever has the endpoint's key."""
     connection = http.client.HTTPSConnection(endpoint.address, port, timeout=30, context=endpoint.tls())
     try:
-        headers = {**endpoint.authorization, "content-type": "application/json"}
+        headers = {**endpoint.authorization, "content-type": "application/json", **(more or {})}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection.getresponse().status
     finally:
@@ -256,3 +262,40 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
         assert not_ready(door, 30.0) is None
         gone, _, _ = select.select(strangers, [], [], 0)
         assert len(gone) <= len(strangers) - 20, "the owner has waited for the slow half"
+
+
+# Prometheus and OpenTelemetry ---------------------------------------------------------------------
+
+
+@needs_prometheus
+def test_prometheus_scrapes_all_through_the_door_and_a_trace_goes_through_to_triton(tmp_path: Path) -> None:
+    """A real Prometheus over TLS, and a collector that gets the spans of the real Triton."""
+    with collector() as spans:
+        serve = {**DOOR, "tls": True, "tracing": {"endpoint": spans.url}}
+        _, run = submit(tmp_path, engine=built(1), serve=serve, companion={"enabled": False})
+        assert eventually(lambda: run.endpoint.exists(), 60), state(run)
+        endpoint = Endpoint.read(run.endpoint)
+        assert endpoint is not None
+        port = urlsplit(endpoint.openai_url or "").port or 0
+        trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+        asked = {"model": "stand-in", "prompt": "Hello", "max_tokens": 1}
+        traced = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01"}
+        assert status_of(endpoint, port, "POST", "/v1/completions", asked, traced) == 200
+        assert eventually(lambda: any(trace.encode() in body for body in spans.bodies), 30)
+
+        folder = tmp_path / "monitoring"
+        words: list[str | Path] = ["metrics", "--prometheus", folder, "--runs", run.folder.parent]
+        assert "1 run; have Prometheus reload it" in types(*words).stdout
+        assert "no change" in types(*words).stdout
+        with prometheus(folder / "trtllm-hpc.yml", folder) as ask:
+            parts = ("triton", "gateway", "door")
+            assert targets(ask) == {(part, "0"): "up" for part in parts}
+            [counted] = samples(ask, 'trtllm_hpc_gateway_requests_total{status="200"}')
+            assert (counted["run"], counted["route"]) == (run.run_id, "/v1/completions")
+            [ready] = samples(ask, 'haproxy_server_status{proxy="http",server="instance0",state="UP"}')
+            assert (ready["part"], ready["value"]) == ("door", "1")
+            counts = samples(ask, "nv_inference_count")
+            assert ("stand-in", "tensorrt_llm") in {(one["model"], one["exported_model"]) for one in counts}
+        types("cancel", run.folder)
+        assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
+    assert "0 runs; have Prometheus reload it" in types(*words).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -10,6 +11,7 @@ from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
+from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
@@ -109,3 +111,18 @@ def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
         # Joined tokens may have another text: letters that single tokens have no part of.
         texts.setdefault(reply.index, set()).update([one.text] if len(one.chunks) == 4 else [])
     assert all(len(found) <= 1 for found in texts.values()) and len(texts) == 3
+
+
+@PROTOCOLS
+@MODELS
+def test_the_quick_check_finds_a_healthy_server_healthy(
+    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+) -> None:
+    asked = target(alone, model, protocol)
+    texts = (PROMPT, "one two three", "a b c d e f g", "so it goes")
+    requests = [replace(request(asked, tokenizer), prompt=text) for text in texts]
+    if asked.takes_token_ids:
+        requests = [Request(COUNT, token_ids=tuple(tokenizer.encode(text))) for text in texts]
+    found = check_under_load(requests, [asked], Clock())
+    assert (found.answered, found.garbled, found.finding) == (64, {}, None)
+    assert found.equal >= 60

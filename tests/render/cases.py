@@ -172,7 +172,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "llama-llmapi",
             "model": {"path": "/models/llama", "synthetic": None},
             "engine": {"backend": "pytorch", "tensor_parallel": 8},
-            "serve": {"nodes": 2, "door": "none", "frontend": "triton"},
+            "serve": {
+                **{"nodes": 2, "door": "none", "frontend": "triton"},
+                "tracing": {"endpoint": "http://collector:4318/v1/traces"},
+            },
             "companion": {"enabled": False},
         },
         {
@@ -345,11 +348,13 @@ _SERVED_ENGINE = {
 }
 _NEW_PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tensorrt-llm/release:1.2.0", "mounts": ["/models"]}
 _NEW_APPTAINER = {"runtime": "apptainer", "image": "/images/trtllm.sif", "tensorrt_llm_version": "1.2.0"}
+_TRACING = {"tracing": {"endpoint": "http://collector:4317"}}
 _SPLIT_SERVERS = {
     "name": "deepseek",
     "model": {"path": "/models/DeepSeek-V3", "synthetic": None},
     "engine": {"backend": "pytorch", "tensor_parallel": 4, "max_num_tokens": 8192},
     "serve": {
+        **_TRACING,
         "mode": "disaggregated",
         "disaggregated": {
             "context": {"servers": 2},
@@ -383,6 +388,14 @@ for _name, _job in _FRONTENDS.items():
             "node_models_folder": "/local",
         }
         CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
+
+CASES["openai-profiled"] = (
+    {
+        **_SIXTEEN_RANKS,
+        "serve": {"nodes": 2, "profile": {"ranks": [0, 8], "iterations": "200-220"}, **_TRACING},
+    },
+    {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS},
+)
 
 _PHASES = {
     "context": {"partition": "h100", "gpu_type": "h100"},
@@ -429,6 +442,7 @@ _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
 BASES = {
+    "openai-profiled": "openai-sixteen-ranks-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
     "sandbox-instances": "sandbox-two-ranks",
     "renewed": "sandbox-two-ranks",

@@ -133,6 +133,24 @@ def test_requests_of_no_session_go_to_all_instances(by_session: Servers) -> None
     assert len(set(reached(by_session, *[chat(said("user", "Who?"))] * 20))) == 2
 
 
+def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(by_session: Servers) -> None:
+    root = by_session.url.removesuffix("/v1/chat/completions")
+
+    async def pages() -> list[str]:
+        async with by_session.session() as session:
+            found = []
+            for at in (0, 1):
+                async with session.get(f"{root}/prometheus/metrics/{at}") as reply:
+                    found.append(reply.headers["x-instance"])
+            async with session.get(f"{root}/metrics/door") as reply:
+                return [*found, await reply.text()]
+
+    *instances, door = asyncio.run(pages())
+    assert instances == [str(port) for port in by_session.ports]
+    for at in (0, 1):
+        assert f'haproxy_server_status{{proxy="openai",server="instance{at}",state="UP"}} 1' in door
+
+
 def test_a_heavy_session_leaves_its_instance_for_what_is_too_much(tmp_path: Path) -> None:
     with Servers(tmp_path, "session", server=("--token-us", "60")) as servers:
         assert asyncio.run(one_heavy(servers)) <= servers.bound + 0.05

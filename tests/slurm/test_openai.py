@@ -20,11 +20,12 @@ import openai
 import pytest
 
 from tests.guests import SOON_S, asking_until_refused
+from tests.prometheus import prometheus, samples, targets
 from tests.schemas.check import documented
 from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
-from tests.upstream.container import add_llm_api
+from tests.upstream.container import add_llm_api, add_nsys
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
@@ -80,7 +81,14 @@ def chain(site: Site, name: str, *words: str, **sections: Any) -> RunPaths:
 def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     """From copies of the model on the nodes' own disks."""
     words = ["--set", "model.stage=node", "--set", "cluster.node_models_folder=/dev/shm/models"]
-    run = chain(site, "served", *words)
+    add_nsys(site.container.folder / "bin", site.container.python)
+    run = chain(site, "served", *words, "--set", "serve.profile.ranks=[1]")
+    [profile] = run.profiles.iterdir()
+    report = json.loads(profile.read_text())
+    assert profile.name == "serve_1.nsys-rep" and Path(report["program"][0]).name == "trtllm-llmapi-launch"
+    assert report["environment"]["TLLM_PROFILE_START_STOP"] == "100-150"
+    measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
+    assert f"nsys-ui {profile}" in (measured.profile or "")
     assert answers(run) == ["the river the river"]
     assert "files were copied" in run.rank_log("staging", 1).read_text()
 
@@ -438,12 +446,17 @@ def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> N
 
 
 @pytest.mark.thorough
-def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site) -> None:
+def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_path: Path) -> None:
     """HAProxy closes its connection to the server, and upstream looks once a second whether it is closed."""
-    job = site.job("left", repository={}, engine=TWO_RANKS, companion={"enabled": False})
-    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=waits")
+    engine = {**TWO_RANKS, "llm_api": {"return_perf_metrics": True}}
+    job = site.job("left", repository={}, engine=engine, companion={"enabled": False})
+    url = "http://127.0.0.1:4317"
+    run = site.serves(
+        job, "--set", "cluster.environment.FAKE_SERVE=waits", "--set", f"serve.tracing.endpoint={url}"
+    )
     endpoint = Endpoint.read(run.endpoint)
     assert endpoint is not None and endpoint.openai_url is not None
+    assert f"--otlp_traces_endpoint={url}" in run.rank_log("serve", 0).read_text()
     key = run.key.read_text().strip()
     log = run.rank_log("serve", 0)
     client = openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0, timeout=2.5)
@@ -451,6 +464,15 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site) -> None
         client.completions.create(model="any", prompt="the river")
     # Documented are 2 s; the rest is for a busy machine.
     assert eventually(lambda: "is disconnected, abort 1" in log.read_text(), 10)
+    if shutil.which("prometheus") is not None:
+        written = site.types(
+            "metrics", "--prometheus", site.folder / "monitoring", "--runs", run.folder.parent
+        )
+        assert "1 run; " in written.stdout, written
+        with prometheus(site.folder / "monitoring" / "trtllm-hpc.yml", tmp_path) as ask:
+            assert targets(ask) == {("server", "0"): "up", ("door", "0"): "up"}
+            [counted] = samples(ask, "trtllm_request_success_total")
+            assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)
 
 

@@ -120,3 +120,39 @@ def test_drafts_of_each_phase_are_mounted_and_a_word_is_no_draft(files: Folder) 
     assert found["engine.llm_api.speculative_config"] == "/models/d"
     job = "model: {path: /models/llama}\nengine: {backend: pytorch, llm_api: {speculative_config: eagle3}}\n"
     assert [*named_folders(files.load(JOB + job, NEWER).job)] == [("model.path", "/models/llama")]
+
+
+@pytest.mark.parametrize(
+    ("engine", "profile", "key", "words"),
+    [
+        ("backend: pytorch", "{iterations: 20-10}", "iterations", "before it begins"),
+        ("backend: pytorch", "{ranks: [0, 1]}", "ranks", "there is no rank 1"),
+        ("backend: pytorch", "{iterations: all}", "iterations", ""),
+        ("backend: reference", "{}", "tool", "does not start and stop the profiler nsys"),
+        ("backend: tensorrtllm", "{tool: torch}", "tool", "does not start and stop the profiler torch"),
+    ],
+)
+def test_profiles_that_cannot_be_made(files: Folder, engine: str, profile: str, key: str, words: str) -> None:
+    model = "model: {path: /models/llama, family: llama}" if "reference" not in engine else ""
+    job = f"{JOB}{model}\nengine: {{{engine}, dtype: float16}}\nserve: {{profile: {profile}}}\n"
+    found = {it.field: it.message for it in files.diagnostics(job, NEWER)}
+    assert words in found[f"serve.profile.{key}"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "code", "words"),
+    [
+        ("backend: pytorch", "1.1.0", "release", "has no --otlp_traces_endpoint"),
+        ("backend: command", "1.2.0", "conflict", "the server's own options"),
+        ("backend: pytorch", "1.2.0", None, ""),
+    ],
+)
+def test_traces_by_release(files: Folder, engine: str, version: str, code: str | None, words: str) -> None:
+    command = 'command: [vllm, serve, --port, "{port}"], ' if "command" in engine else ""
+    serve = f"serve: {{{command}tracing: {{endpoint: http://here:4317}}}}"
+    job = f"{JOB}model: {{path: /models/llama}}\nengine: {{{engine}}}\n{serve}\n"
+    if code is None:
+        assert files.load(job, NEWER).job.serve.tracing is not None
+        return
+    found = files.diagnostic(job, NEWER.replace("1.2.0", version))
+    assert (found.code, found.field) == (code, "serve.tracing") and words in found.message

@@ -193,7 +193,7 @@ class Backend:
 
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
         """Return the programs that the preflight looks for on every node."""
-        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)))
+        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
 
     def notes(self, facts: JobFacts) -> tuple[str, ...]:
         """Return what the user should know, though nothing is wrong."""
@@ -250,6 +250,7 @@ class TritonBackend(Backend):
             # Two jobs may share a node, and two ranks too: the prefix carries both.
             "--backend-config=python,shm-region-prefix-name={prefix}",
             *(() if layout.gpus_per_node else ("--allow-gpu-metrics=false",)),
+            *_traces(facts.job),
             *map(literal, self.options(facts, layout)),
             *map(literal, triton.options),
         ]
@@ -267,8 +268,21 @@ class TritonBackend(Backend):
         return "grpc" if has_adapter else "both"
 
     def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the launcher; each rank looks for its ``tritonserver`` itself."""
-        return () if spec.launcher is None else (spec.launcher,)
+        """Return the launcher and the profiler; each rank looks for its ``tritonserver`` itself."""
+        return (*(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
+
+
+def _traces(job: JobFile) -> list[str]:
+    if job.serve.tracing is None:
+        return []
+    # By default one request of a thousand is traced.
+    traces = (
+        "mode=opentelemetry",
+        "level=TIMESTAMPS",
+        "rate=1",
+        f"opentelemetry,url={job.serve.tracing.endpoint}",
+    )
+    return [literal(f"--trace-config={it}") for it in traces]
 
 
 def _sockets() -> list[str]:

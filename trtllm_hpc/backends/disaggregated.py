@@ -12,7 +12,7 @@ from typing import Any
 from trtllm_hpc.backends.base import Front, Rule, ServerPlan
 from trtllm_hpc.backends.llm_api import pytorch_arguments
 from trtllm_hpc.backends.llm_api_rules import block_tokens, longest_prompt
-from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
+from trtllm_hpc.backends.trtllm_serve import TRACES, TrtllmServe, server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import Disaggregated as Phases
@@ -79,7 +79,9 @@ class Disaggregated(TrtllmServe):
         servers = {
             f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
         }
-        return Front(command, {"backend": "pytorch", **phases.front, **servers})
+        url = None if job.serve.tracing is None else job.serve.tracing.endpoint
+        traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
+        return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:

@@ -28,6 +28,8 @@ OPTIONS = {
 """Options of ``trtllm-serve`` in every release that has the launcher. What else the job file says goes into
 the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost beside a ``kv_cache_config``."""
 
+TRACES = "--otlp_traces_endpoint"
+
 
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
@@ -64,6 +66,8 @@ def server_plan(
     # Until 1.2 the file goes before the options, and after it the other way round.
     said = known.keys() - job.engine.llm_api.keys()
     options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
+    if job.serve.tracing is not None:
+        options.append(f"{TRACES}={job.serve.tracing.endpoint}")
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}

@@ -26,10 +26,18 @@ from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
-from trtllm_hpc.bench.provenance import provenance, workload_provenance
+from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
+from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
-from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, Pass, SearchResult, write_measurement
+from trtllm_hpc.bench.results import (
+    LevelResult,
+    MeasurementSummary,
+    Pass,
+    QuickCheck,
+    SearchResult,
+    write_measurement,
+)
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
@@ -89,6 +97,7 @@ def run_measurement(
     feed = RequestFeed(workload, targets, adapters.weights)
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
+    check = check_under_load(feed.built.requests, targets, clock) if settings.check else None
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
     progress_file = server.paths.benchmark_progress if is_companion else None
     samples_file = server.paths.measurement(name).samples
@@ -107,9 +116,9 @@ def run_measurement(
                 tokenization.tokenizer.follow(endpoint)
             return moved[0]
 
-        measuring = _Run(server, settings, name, passes, notes, earlier, move)
+        measuring = _Run(server, settings, name, passes, notes, earlier, move, check)
         measuring.begin()
-        ended_early = measuring.run()
+        ended_early = (check.finding if check else None) or measuring.run()
     measurement = measuring.write(
         [ended_early] if ended_early else [],
         [samples.warning] if samples.warning else [],
@@ -170,6 +179,7 @@ class _Run:
     earlier: Earlier
     move: Callable[[Endpoint], Target]
     """Prepares a server that was away, and returns how requests are sent to it."""
+    check: QuickCheck | None
 
     def __post_init__(self) -> None:
         self._paths, self._follow = self.server.paths, self.server.follow
@@ -352,6 +362,8 @@ class _Run:
                 warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
             ),
             search=self._search,
+            check=self.check,
+            profile=profile_sentence(self._paths, self.server.job),
         )
         write_measurement(self._files.summary, measurement)
         return measurement

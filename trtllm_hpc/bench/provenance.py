@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
+from trtllm_hpc.backends.profile import ENDINGS
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
@@ -178,3 +179,16 @@ def _sha256(path: Path) -> str | None:
     with suppress(OSError):
         return sha256_of(path)
     return None
+
+
+def profile_sentence(paths: RunPaths, job: JobFile | None) -> str | None:
+    """Return how the run's server is profiled, and what opens the files that are there."""
+    if job is None or job.serve.profile is None:
+        return None
+    profile = job.serve.profile
+    files = sorted(paths.profiles.glob(f"*.{ENDINGS[profile.tool]}"))
+    opens = "nsys-ui" if profile.tool == "nsys" else "https://ui.perfetto.dev:"
+    where = ", ".join(f"{opens} {file}" for file in files) or f"nothing yet in {paths.profiles}"
+    ranks = ", ".join(map(str, profile.ranks))
+    steps = f"steps {profile.iterations} of ranks {ranks}"
+    return f"made by {profile.tool} ({steps}), so the figures are compared with nothing; {where}"

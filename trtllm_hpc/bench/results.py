@@ -174,6 +174,22 @@ class SearchResult:
 
 
 @dataclass(frozen=True)
+class QuickCheck:
+    """Whether answers under load are as sane as lone ones: see :mod:`trtllm_hpc.bench.quick_check`."""
+
+    sentence: str
+    """What was found, or why the check was not made."""
+    answered: int = 0
+    """Of 64 requests at once."""
+    equal: int = 0
+    """Answers that are equal to the lone ones; others may differ by rounding."""
+    garbled: dict[str, int] = field(default_factory=dict)
+    """Answers that rounding does not explain, by kind, such as ``empty``."""
+    finding: str | None = None
+    """Why nothing was measured, with an example; ``None``: none is garbled, or by accident only."""
+
+
+@dataclass(frozen=True)
 class MeasurementSummary:
     """One measurement. Its records, samples and workload have files of their own."""
 
@@ -195,6 +211,10 @@ class MeasurementSummary:
     verdict: Verdict
     search: SearchResult | None = None
     """With ``find_max``: the highest rate at which the limits hold."""
+    check: QuickCheck | None = None
+    """The answers under load, before the first level; ``None`` if they were not checked."""
+    profile: str | None = None
+    """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     format: int = FORMAT
     """Version of the file format."""
 

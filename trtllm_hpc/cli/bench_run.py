@@ -22,12 +22,13 @@ from trtllm_hpc.cli.options import (
     valid_text,
     wait_option,
 )
-from trtllm_hpc.errors import ConfigError, TrtllmHpcError
+from trtllm_hpc.errors import ConfigError, InvalidMeasurement, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import find_run, is_run
 
 if TYPE_CHECKING:
     from trtllm_hpc.api.measurement import Measurement
+    from trtllm_hpc.api.run import Run
     from trtllm_hpc.client.connect import Address
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
@@ -189,6 +190,11 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         _Setting("slo", "LIMITS", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
         _Setting("no_slo", None, "No limits, not even the job file's."),
         _Setting("find_max", None, "Find the highest rate at which --slo holds."),
+        _Setting(
+            "check",
+            None,
+            "Whether to see first, in a second or two, that 64 requests at once garble no answers.",
+        ),
         _Setting("max_error_share", "SHARE", "Figures are invalid if a larger share of requests failed."),
         _Setting("max_failures_in_a_row", "N", "End when so many requests in a row have failed; 0: never."),
         _Setting("max_late_share", "SHARE", "Figures are invalid if a larger share was sent late."),
@@ -290,6 +296,12 @@ def _option(field: str) -> str:
     help="Write results/NAME.json and the files beside it; NAME must be new. Only the companion's, "
     "'benchmark', may be replaced.  [default: bench-DATE-TIME]",
 )
+@click.option(
+    "--profile",
+    type=click.Choice(["nsys", "torch"]),
+    help="Profile the server's ranks, and show what opens the files. The server must have been started with "
+    "serve.profile.",
+)
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
 @json_option
 @click.pass_context
@@ -301,6 +313,7 @@ def command(
     address: Address | None,
     output: Path | None,
     name: str | None,
+    profile: str | None,
     report: bool,
     as_json: bool,
 ) -> None:
@@ -318,6 +331,8 @@ def command(
 
     _refuse_contradictions(run, address, output)
     found = Run(run or find_run("latest", runs_folder(ctx))) if address is None else None
+    if profile is not None:
+        _refuse_unprofiled(found, profile)
     settings = settings_for(None if found is None else found.job, given_settings(ctx))
     interrupted = False
     try:
@@ -339,6 +354,15 @@ def command(
     if interrupted:
         raise click.Abort
     measurement.check()
+
+
+def _refuse_unprofiled(run: Run | None, tool: str) -> None:
+    """Raise InvalidMeasurement for a server that was not started for the profiler."""
+    if run is None:
+        raise click.UsageError("--profile needs a run, whose server is started for the profiler.")
+    if run.job.serve.profile is None or run.job.serve.profile.tool != tool:
+        hint = f"trtllm-hpc submit {run.paths.spec} --set serve.profile.tool={tool}"
+        raise InvalidMeasurement(f"The server of {run.paths.run_id} was not started for {tool}.", hint=hint)
 
 
 def _refuse_contradictions(run: RunPaths | None, address: Address | None, output: Path | None) -> None:

@@ -10,17 +10,22 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.bench.server_metrics.series import Series, describe
-from trtllm_hpc.cli.options import json_option, print_json, run_argument
+from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_bytes
 from trtllm_hpc.report.tables import Table, as_text, terminal_width
 from trtllm_hpc.runs.endpoint import endpoint_of
+from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runtime.records import Endpoint
+
+_LEAST_S = 15.0
+"""Between two looks at all runs, for which Slurm is queried."""
 
 
 @click.command("metrics")
-@run_argument
+@runs_option
+@optional_run
 @click.option(
     "--watch", is_flag=True, help="Sample again and again until Ctrl-C, and show the rates in between."
 )
@@ -31,8 +36,25 @@ from trtllm_hpc.runtime.records import Endpoint
     show_default=True,
     help="Interval between two samples of --watch.",
 )
+@click.option(
+    "--prometheus",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Instead, write FOLDER/trtllm-hpc.yml, with which Prometheus scrapes all servers that run. "
+    "With --watch the file is kept up to date.",
+)
 @json_option
-def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: float, as_json: bool) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: RunPaths | None,
+    runs: Path | None,
+    watch: bool,
+    interval_seconds: float,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
     """Show the metrics of RUN's server: its engine, its queue and its memory.
 
     Without --watch, counts and means are those since the server's start. With
@@ -44,7 +66,14 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
       trtllm-hpc metrics
       trtllm-hpc metrics tiny-llama --watch
       trtllm-hpc metrics tiny-llama --json | jq .values.kv_used_share
+      trtllm-hpc metrics --prometheus monitoring --watch
     """
+    if folder is not None:
+        if run is not None or as_json:
+            raise click.UsageError("--prometheus is for all runs: give it neither RUN nor --json.")
+        _keep_scraping(folder, runs_folder(ctx), max(interval_seconds, _LEAST_S) if watch else None)
+        return
+    run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page
     from trtllm_hpc.bench.server_metrics.series import since_start
 
@@ -68,6 +97,20 @@ def command(run: RunPaths, runs: Path | None, watch: bool, interval_seconds: flo
     except KeyboardInterrupt:
         if not watch:
             raise
+
+
+def _keep_scraping(folder: Path, runs: Path, interval_s: float | None) -> None:
+    """Write the configuration, once or until Ctrl-C, and print a line whenever it changes."""
+    from trtllm_hpc.runs.scraping import FILE, write_scraping
+
+    while True:
+        count = write_scraping(folder, runs)
+        what = "no change" if count is None else f"{count} run{'s' * (count != 1)}; have Prometheus reload it"
+        if count is not None or interval_s is None:
+            click.echo(f"{folder / FILE}: {what}")
+        if interval_s is None:
+            return
+        time.sleep(interval_s)
 
 
 @dataclass(frozen=True)

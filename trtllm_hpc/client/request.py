@@ -61,10 +61,13 @@ class Request:
     session: str | None = None
     """Name of the conversation, which the door keeps at one instance (``serve.routing``)."""
 
+    further_headers: Mapping[str, str] = field(default_factory=dict)
+    """Such as ``traceparent``."""
+
     @property
     def headers(self) -> dict[str, str]:
         """Headers over HTTP, or metadata over gRPC, of this request alone."""
-        return {} if self.session is None else {SESSION_HEADER: self.session}
+        return {**self.further_headers, **({} if self.session is None else {SESSION_HEADER: self.session})}
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,9 @@ class Benchmark(Section):
     """Client processes that share the load, at most a core each; a warning says when there are too few."""
 
     # Validity ----------------------------------------------------------------------------------
+    check: bool = True
+    """Whether a few short requests, alone and 64 at once, show first that answers are not garbled under load;
+    if they are, nothing is measured."""
     slo: OneLine | None = None
     """Limits such as ``ttft.p99<500ms,tpot.p99<50ms``: for goodput, and for ``find_max``."""
     find_max: bool = False

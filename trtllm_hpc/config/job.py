@@ -152,6 +152,26 @@ class Disaggregated(Section):
         return ("context", self.context), ("generation", self.generation)
 
 
+class Profile(Section):
+    """Where the time of the engine's steps goes. The figures of such a server are compared with nothing."""
+
+    tool: Literal["nsys", "torch"] = "nsys"
+    """``nsys``: Nsight Systems, which the image must have. ``torch``: PyTorch's profiler, for
+    ``engine.backend: pytorch``."""
+    ranks: list[Annotated[int, Field(ge=0, le=65_535)]] = Field(default=[0], min_length=1)
+    """The ranks of each instance that are profiled."""
+    iterations: Annotated[OneLine, Field(pattern=r"^[0-9]{1,9}-[0-9]{1,9}\z")] = "100-150"
+    """First and last step of the engine, counted from its first request."""
+
+
+class Tracing(Section):
+    """Spans of each request, for OpenTelemetry."""
+
+    endpoint: Annotated[OneLine, Field(pattern=r"^https?://[^\s]+\z")]
+    """URL of the collector, over OTLP: ``http://HOST:4317`` for ``trtllm-serve``, which speaks gRPC unless
+    ``OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`` says otherwise; ``http://HOST:4318/v1/traces`` for Triton."""
+
+
 class Serve(Section):
     """The serve stage."""
 
@@ -212,6 +232,11 @@ class Serve(Section):
         default={}
     )
     """Variables of every rank's server."""
+    profile: Profile | None = None
+    """A profile of some ranks, in ``results/profiles/``; ``None``: none is made."""
+    tracing: Tracing | None = None
+    """Where ``trtllm-serve`` (from 1.2.0 on) or Triton sends its traces. The door and the gateway pass the
+    header ``traceparent`` on."""
     openai: Literal["gateway", "none"] = "gateway"
     """``gateway``: behind the door, Triton also speaks OpenAI's protocol, through a gateway that the first
     request starts."""

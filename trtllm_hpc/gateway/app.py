@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -21,6 +22,7 @@ from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.body import read_body
 from trtllm_hpc.gateway.errors import ApiError, as_api_error
 from trtllm_hpc.gateway.generation import Generation, Prompt
+from trtllm_hpc.gateway.metrics import Metrics
 from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.gateway.service import Service, merged
 from trtllm_hpc.runtime.records import SESSION_HEADER
@@ -34,13 +36,17 @@ _GONE = 499
 """Status for a client that went away, which nobody reads; nginx's number."""
 
 
+_PASSED_ON = (SESSION_HEADER, "traceparent", "tracestate")
+"""Headers for Triton: the conversation, and the trace that the request belongs to (W3C Trace Context)."""
+
+
 class _ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
 
 def make_app(service: Service) -> Starlette:
     """Return the application."""
-    routes = _Routes(service)
+    routes, metrics = _Routes(service), Metrics()
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -51,6 +57,7 @@ def make_app(service: Service) -> Starlette:
         routes=[
             Route("/health", routes.health),
             Route("/version", routes.version),
+            Route("/metrics", metrics.page),
             Route("/v1/models", routes.models),
             Route("/v1/models/{name:path}", routes.model),
             Route("/v1/completions", routes.completions, methods=["POST"]),
@@ -64,6 +71,7 @@ def make_app(service: Service) -> Starlette:
             ClientDisconnect: _gone,
             Exception: _internal_error,
         },
+        middleware=[Middleware(metrics.counting)],
         lifespan=lifespan,
     )
 
@@ -100,8 +108,8 @@ class _Routes:
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
         begins = [self._service.echo(asked, at) for at in range(len(prompts))]
-        session = request.headers.get(SESSION_HEADER)
-        generation = await _unless_gone(request, self._service.generation(asked, session))
+        headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
+        generation = await _unless_gone(request, self._service.generation(asked, headers))
         is_chat = isinstance(asked, ChatRequest)
         writer = AnswerWriter(asked.model, is_chat=is_chat, usage_follows=asked.wants_usage)
         if asked.stream:

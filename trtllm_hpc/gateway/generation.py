@@ -61,10 +61,10 @@ class Generation:
         tokenizer: ModelTokenizer,
         facts: Facts,
         request: GenerationRequest,
-        session: str | None,
+        headers: Mapping[str, str],
     ) -> None:
         self._client, self._tokenizer, self._facts, self._request = client, tokenizer, facts, request
-        self._session = session
+        self._headers = headers
         own = () if request.ignore_eos else (tokenizer.end_id, *tokenizer.further_end_ids)
         self._ends = {*request.stop_token_ids, *(each for each in own if each is not None)}
         skip = request.skip_special_tokens
@@ -147,7 +147,7 @@ class Generation:
             inputs=self._inputs,
             stream=stream and self._client.model.decoupled,
             timeout_s=ANSWER_TIMEOUT_S,
-            session=self._session,
+            further_headers=self._headers,
         )
 
     def _model_options(self) -> dict[str, Any]:

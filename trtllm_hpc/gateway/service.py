@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Any
 
@@ -44,14 +44,14 @@ class Service:
         except RequestFailed:
             return False
 
-    async def generation(self, request: GenerationRequest, session: str | None) -> Generation:
-        """Return what answers the prompts of a request of a conversation, which has a name or ``None``.
+    async def generation(self, request: GenerationRequest, headers: Mapping[str, str]) -> Generation:
+        """Return what answers the prompts of a request, with headers for Triton.
 
         Raises ApiError if no model is called so, or it lacks what the request asks for; RequestFailed if
         Triton is not there.
         """
         client = await self._opened()
-        return Generation(client, self.tokenizer, self.facts, request, session)
+        return Generation(client, self.tokenizer, self.facts, request, headers)
 
     def check_model(self, name: str) -> None:
         """Refuse another model's name. Raises ApiError with the status 404."""

@@ -7,6 +7,7 @@ server.
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -38,7 +39,7 @@ from trtllm_hpc.runtime.process import (
 )
 from trtllm_hpc.runtime.python_backend import ModelProcesses, PythonEnvironment
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
-from trtllm_hpc.runtime.server_spec import RankOptions
+from trtllm_hpc.runtime.server_spec import RankOptions, expand, find_program
 from trtllm_hpc.runtime.servers import driver_of
 
 Child = subprocess.Popen[bytes] | LaunchedServer
@@ -133,14 +134,31 @@ class RankSupervisor:
             environment.pop(name, None)
             if value is not None:
                 environment[name] = value
-        shown = [launcher, *server.words] if launcher is not None else server.words
+        chooses = self._options.rank == 0 and Path(launcher or "").name == "trtllm-llmapi-launch"
+        words, profiler = server.words, self._profiler(environment)
+        if launcher is None:
+            words = [*profiler, *words]
+        elif profiler:  # before the launcher, whose own process computes
+            launcher = f"{shlex.join(profiler)} {launcher}"
+        shown = [launcher, *words] if launcher is not None else words
         print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
         allow_large_requests()
         if launcher is None:
-            return start_bound(server.words, environment)
-        chooses = self._options.rank == 0 and Path(launcher).name == "trtllm-llmapi-launch"
+            return start_bound(words, environment)
         runtime = self._paths.runtime
-        return LaunchedServer(launcher, server.words, environment, scratch, runtime, chooses_port=chooses)
+        return LaunchedServer(launcher, words, environment, scratch, runtime, chooses_port=chooses)
+
+    def _profiler(self, environment: dict[str, str]) -> list[str]:
+        """Return the profiler's command line, if this rank is profiled, and add its variables."""
+        profile, rank = self._options.spec.profile, self._options.rank
+        if profile is None or rank not in profile["ranks"]:
+            return []
+        self._paths.profiles.mkdir(exist_ok=True)
+        values = {"step": self._options.step, "rank": rank}
+        environment |= {name: value.format_map(values) for name, value in profile["environment"].items()}
+        program, *words = expand(profile["words"], values) or [""]
+        hint = "take an image that has it (serve.image), or serve.profile.tool: torch"
+        return [find_program(program, hint), *words] if program else []
 
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""

@@ -116,6 +116,7 @@ def _points(
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
     whole = [it for it in measured.verdict.findings if it not in of_levels]
+    whole += ["A profiler ran beside it."] if measured.profile is not None else []
     for label, result in zip(level_labels(measured), measured.levels, strict=True):
         found, metrics = level_figures(result), [one.metrics for one in result.passes]
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))

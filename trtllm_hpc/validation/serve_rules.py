@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
+from trtllm_hpc.backends.trtllm_serve import TRACES
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
+from trtllm_hpc.tensorrt_llm.llm_api import serve_options
 
 
 def ranks_spread(facts: JobFacts) -> Diagnostics:
@@ -226,7 +228,44 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "model.stage", message, hint, stage)
 
 
+def profile_can_be_made(facts: JobFacts) -> Diagnostics:
+    """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
+    job, profile = facts.job, facts.job.serve.profile
+    if profile is None:
+        return
+    known = {"torch": ("pytorch",), "nsys": ("pytorch", "tensorrtllm", "python")}[profile.tool]
+    if job.engine.backend not in known:
+        message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
+        hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
+        yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
+    if max(profile.ranks) >= job.engine.world_size and job.serve.mode != "disaggregated":
+        message = f"there is no rank {max(profile.ranks)}"
+        hint = f"take numbers from 0 to {job.engine.world_size - 1}"
+        yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
+    first, last = map(int, profile.iterations.split("-"))
+    if last < first:
+        hint = f'write "{last}-{first}"'
+        yield in_job(
+            "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
+        )
+
+
+def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
+    """The server has an option for traces."""
+    job = facts.job
+    if job.serve.tracing is None:
+        return
+    if job.engine.backend == "command":
+        message, hint = "serve.command has the server's own options", "remove it, and write the option there"
+        yield in_job("conflict", "serve.tracing", message, hint)
+    elif job.frontend == "openai" and TRACES not in serve_options(facts.release):
+        message, hint = f"this trtllm-serve has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
+        yield in_job("release", "serve.tracing", message, hint)
+
+
 RULES = (
+    traces_can_be_sent,
+    profile_can_be_made,
     model_can_be_staged,
     ranks_spread,
     gpus_suffice,

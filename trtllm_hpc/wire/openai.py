@@ -91,8 +91,10 @@ def _part(choice: Mapping[str, Any]) -> Part:
 
 
 def _log_probs(plain: Any) -> tuple[float, ...]:
-    values = plain.get("token_logprobs") if isinstance(plain, dict) else None
-    return tuple(value for value in values or () if isinstance(value, (int, float)))
+    if not isinstance(plain, dict):
+        return ()
+    of_chat = (token.get("logprob") for token in plain.get("content") or ())
+    return tuple(it for it in plain.get("token_logprobs") or of_chat if isinstance(it, (int, float)))
 
 
 def answer_text(events: Iterable[bytes]) -> str:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Outputs = Mapping[str, "NDArray[Any]"]
 """The tensors of one response by name; texts as ``bytes`` or ``str``."""
 
-ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT})
-"""Those that hold an answer and its length."""
+ANSWER_OUTPUTS = frozenset({TEXT_OUTPUT, IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT})
+"""Those that hold an answer, its length, and the probabilities of its tokens."""
 
 
 def is_final(response: Any) -> bool:

@@ -110,7 +110,7 @@ def serve(model: str, host: str, port: int, config: str | None, **given: Any) ->
             raise RuntimeError(f"Failed to bind socket to {host}:{port}: {error}") from error
         _join(given)
         _load(Path(model))
-        server = _Server(Path(model).name, key)
+        server = _Server(Path(model).name, key, perf_metrics=bool((extra or {}).get("return_perf_metrics")))
         listener.listen()
         print(f"Started server process [{os.getpid()}]", flush=True)
         web.run_app(server.app(), sock=listener, print=None, handle_signals=True)
@@ -232,8 +232,9 @@ class _Routes:
 class _Server(_Routes):
     """The routes of ``tensorrt_llm/serve/openai_server.py``."""
 
-    def __init__(self, model: str, key: str | None) -> None:
-        self._model, self._auth_key = model, key
+    def __init__(self, model: str, key: str | None, *, perf_metrics: bool) -> None:
+        self._model, self._auth_key, self._perf_metrics = model, key, perf_metrics
+        self._total = 0
         self._behind = os.environ.get("FAKE_SERVE_WITH")
         self._steps = 0
         self._health_asked = 0
@@ -244,6 +245,8 @@ class _Server(_Routes):
         made.router.add_get("/health_generate", self._health_generate)
         made.router.add_get("/v1/models", self._models)
         made.router.add_get("/metrics", self._metrics)
+        if self._perf_metrics:
+            made.router.add_get("/prometheus/metrics", self._page)
         return made
 
     async def _health_generate(self, _request: web.Request) -> web.Response:
@@ -266,8 +269,16 @@ class _Server(_Routes):
         cache = {"maxNumBlocks": 100, "freeNumBlocks": 90, "usedNumBlocks": 10, "tokensPerBlock": 32}
         return web.json_response([{"iter": step, **one, "kvCacheStats": cache} for step in range(steps)])
 
+    async def _page(self, _request: web.Request) -> web.Response:
+        """A line of the page of ``tensorrt_llm/metrics/collector.py``."""
+        name = "trtllm_request_success_total"
+        return web.Response(
+            text=f'# TYPE {name} counter\n{name}{{model_name="{self._model}"}} {self._total}.0\n'
+        )
+
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         self._steps += 1
+        self._total += 1
         if self._behind is not None:
             behind = {**await request.json(), "model": os.environ["FAKE_SERVE_MODEL"]}
             if "prompt" in behind:

@@ -6,9 +6,10 @@ Requests are serialised before the measurement and replies parsed after it, so t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from trtllm_hpc.bench.records import OK
@@ -78,32 +79,37 @@ class Target:
         return self.protocol == "grpc" and (self.streaming or self.decoupled)
 
 
-def encode_request(request: Request, target: Target, request_id: str = "") -> bytes:
+def encode_request(
+    request: Request, target: Target, request_id: str = "", more: Mapping[str, Any] = MappingProxyType({})
+) -> bytes:
     """Return a request in the target's protocol: a ``ModelInferRequest``, or a body in JSON.
 
-    What was said before comes first: as messages of a chat, else a line of the prompt each. Raises ValueError
-    for a prompt that the model or the protocol does not take, or for a LoRA adapter over OpenAI's protocol.
+    What was said before comes first: as messages of a chat, else a line of the prompt each. ``more`` has
+    other inputs of Triton's model, or keys of OpenAI's protocol. Raises ValueError for a prompt that the
+    model or the protocol does not take, or for a LoRA adapter over OpenAI's protocol.
     """
     prompt = list(request.token_ids or ()) if request.prompt is None else request.prompt
     if request.said and target.protocol != CHAT:
         prompt = "\n".join([*(message["content"] for message in request.said), request.prompt or ""])
     if target.is_openai:
-        return _encode_openai(request, prompt, target)
-    values = target.served.prompt_values(prompt) | _options(request, target)
+        return _encode_openai(request, prompt, target, more)
+    values = target.served.prompt_values(prompt) | _options(request, target) | dict(more)
     if target.protocol == "http":
         return generate_body(values)
     message = infer_request(target.model, tensors(target.served, values), request_id)
     return bytes(message.SerializeToString())
 
 
-def _encode_openai(request: Request, prompt: str | list[int], target: Target) -> bytes:
+def _encode_openai(
+    request: Request, prompt: str | list[int], target: Target, more: Mapping[str, Any]
+) -> bytes:
     """``ignore_eos`` and ``min_tokens`` are keys of ``trtllm-serve`` and vLLM, not of OpenAI."""
     if request.lora_task_id is not None:
         raise ValueError("OpenAI's protocol has no field for the weights of LoRA adapters")
     is_chat = target.protocol == CHAT
     if is_chat and request.prompt is None:
         raise ValueError("a chat takes texts, not token ids")
-    options: dict[str, Any] = {"max_tokens": request.max_tokens}
+    options: dict[str, Any] = {"max_tokens": request.max_tokens, **more}
     if target.min_length_input is not None:
         options |= {"min_tokens": request.max_tokens, "ignore_eos": True}
     messages = [*(request.said or ()), {"role": "user", "content": prompt}] if is_chat else []
@@ -183,6 +189,8 @@ class Chunk:
     """As the model reports it, first sequence; ``None`` if it does not."""
     thought: int = 0
     """Letters of the text that the model thought before it answered."""
+    log_probs: Sequence[float] = ()
+    """Of the tokens, if asked for: with Triton of all tokens so far, else of the new ones."""
 
 
 @dataclass(frozen=True)
@@ -277,8 +285,9 @@ def _chunk(time_s: float, response: Response, target: Target) -> Chunk | None:
     """Return the first text or beam of a response; over OpenAI's protocol ``None`` if it has no letters."""
     part = response.parts[0]
     if part.ids is not None:
-        return Chunk(time_s, token_ids=tuple(part.ids), sequence_length=part.length)
+        return Chunk(time_s, token_ids=tuple(part.ids), sequence_length=part.length, log_probs=part.log_probs)
     text = part.text.decode("utf-8", errors="replace") if isinstance(part.text, bytes) else part.text or ""
     if not (text or part.thought or not target.is_openai):
         return None
-    return Chunk(time_s, part.thought + text, sequence_length=part.length, thought=len(part.thought))
+    thought = len(part.thought)
+    return Chunk(time_s, part.thought + text, None, part.length, thought, part.log_probs)

@@ -1,0 +1,40 @@
+"""The gateway's own figures, as a page for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_ROUTES = ("/v1/completions", "/v1/chat/completions")
+"""Other paths are counted together: anybody may make up paths."""
+
+
+class Metrics:
+    """Counts the requests of an application."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        name, labels = "trtllm_hpc_gateway_requests", ["route", "status"]
+        self._answered = Counter(name, "Answered requests.", labels, registry=self._registry)
+        self._open = Gauge(f"{name}_open", "Requests without a whole answer.", registry=self._registry)
+
+    async def page(self, request: Request) -> Response:
+        """Answer with the page."""
+        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that counts what this application answers."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def noted(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    route = scope["path"] if scope["path"] in _ROUTES else "other"
+                    self._answered.labels(route, message["status"]).inc()
+                await send(message)
+
+            with self._open.track_inprogress():
+                await app(scope, receive, noted)
+
+        return counted
