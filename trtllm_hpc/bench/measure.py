@@ -25,6 +25,7 @@ from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
+from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import provenance, workload_provenance
 from trtllm_hpc.bench.records import UNFINISHED, append_records
@@ -89,7 +90,8 @@ def run_measurement(
     feed = RequestFeed(workload, targets, adapters.weights)
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
-    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
+    power = PowerReadings(server.paths, server.endpoint, clock)
+    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo, power)
     progress_file = server.paths.benchmark_progress if is_companion else None
     samples_file = server.paths.measurement(name).samples
     server.paths.results.mkdir(exist_ok=True)
@@ -352,6 +354,7 @@ class _Run:
                 warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
             ),
             search=self._search,
+            energy=power.source if (power := self.passes.power) is not None else "",
         )
         write_measurement(self._files.summary, measurement)
         return measurement
