@@ -256,6 +256,10 @@ class RunPaths:
         """Return the file that the supervisor of one rank changes every few seconds while it lives."""
         return self.ranks / f"{step}_{rank}.alive"
 
+    def gpu_readings(self, step: str, rank: int | str) -> Path:
+        """Return the file of what the GPUs of one rank draw, a line each second for each GPU."""
+        return self.ranks / f"{step}_{rank}.gpus.jsonl"
+
     def tuning(self, step: str) -> Path:
         """Return the file of what the autotuner of one step's ranks finds."""
         return self.ranks / f"{step}.tuning"

@@ -7,7 +7,7 @@ from typing import Any
 
 from trtllm_hpc.bench.levels import Level, OpenLoop
 from trtllm_hpc.bench.records import MEASURED, OK, Limits, RequestRecord, Sample
-from trtllm_hpc.bench.results import ClientUse, Window
+from trtllm_hpc.bench.results import ClientUse, Energy, Window
 from trtllm_hpc.bench.workload.request import BY_MODEL
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)
@@ -60,6 +60,7 @@ def sample(
     *,
     level: Level | None = None,
     slo: Limits | None = None,
+    energy: Energy | None = None,
 ) -> Sample:
     """One pass over a window of a second, unless told otherwise."""
-    return Sample(records, Window(start_ms / 1e3, end_ms / 1e3), level or OpenLoop(10), slo)
+    return Sample(records, Window(start_ms / 1e3, end_ms / 1e3), level or OpenLoop(10), slo, energy)

@@ -11,7 +11,7 @@ from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import BY_KEY, METRICS, PerRequest, distribution, figures
 from trtllm_hpc.bench.records import WARMUP, NoValue, RequestRecord
-from trtllm_hpc.bench.results import Distribution, Figure
+from trtllm_hpc.bench.results import Distribution, Energy, Figure
 
 from .make import request, sample
 
@@ -185,7 +185,8 @@ def test_figures_without_a_value_are_left_out_and_never_zero() -> None:
 
 def test_every_figure_of_a_stream_has_a_value() -> None:
     records = [THOUGHT, request(0, 0, 10, status="UNAVAILABLE")]
-    assert set(figures(sample(records, slo=parse_slo("ttft<1s")))) == set(BY_KEY)
+    energy = Energy(joules=1.0, peak_w=1.0, idle_w=1.0, capped_share=0.0)
+    assert set(figures(sample(records, slo=parse_slo("ttft<1s"), energy=energy))) == set(BY_KEY)
 
 
 def test_reasoning_and_cached_prompts_count_where_the_server_says() -> None:

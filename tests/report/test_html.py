@@ -32,6 +32,7 @@ from trtllm_hpc.report.html.page import (
     write_report,
 )
 from trtllm_hpc.report.html.tables import level_table, use_table
+from trtllm_hpc.runtime.records import RankRecord
 
 
 @pytest.fixture(autouse=True)
@@ -340,12 +341,17 @@ def test_gpu_hours_of_each_stage_come_from_the_events(tmp_path: Path) -> None:
     stages: list[dict[str, Any]] = [{"name": "build", "gpus": 1}, {"name": "serve", "gpus": 4}]
     stages[1]["directives"] = [{"option": "--nodes", "value": 2}]
     write_json(paths.plan, {"stages": [*stages, {"name": "companion", "gpus": 0}]})
+    for rank in (0, 1):
+        gpus = [{"uuid": f"GPU-{rank}", "total_s": 10.0, "total_j": 25_000.0, "total_peak_w": 2800.0}]
+        RankRecord("serve", rank, 2, "", f"n{rank}", 1, 0.0, gpus=gpus).write(
+            paths.rank_record("serve", rank)
+        )
     data = read_report_data(paths, "benchmark")
     assert use_table(data).rows == [
-        ["build", "5.00", "31.0", "1", "0.00861"],
-        ["serve", "37.0", "17.0", "8", "0.0378"],
-        ["companion", "37.0", "0", "0", "0"],
-        ["all stages", "", "", "", "0.0464"],
+        ["build", "5.00", "31.0", "1", "0.00861", "-", "-"],
+        ["serve", "37.0", "17.0", "8", "0.0378", "5,000", "5,600"],
+        ["companion", "37.0", "0", "0", "0", "-", "-"],
+        ["all stages", "", "", "", "0.0464", "", ""],
     ]
     assert use_table(data).title in report_page(data)
 

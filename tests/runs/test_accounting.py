@@ -61,8 +61,11 @@ def test_accounting_tells_gpu_hours_waiting_and_energy(
     fake_slurm.assign(submitted(home / "runs" / "demo-1", jobs), jobs)
     stages, run = uses(types)
     assert (stages["serve"]["gpu_hours"], stages["serve"]["energy_j"]) == (16.0, 7_200_000.0)
-    assert run == {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0, "saved_gpu_hours": None}
-    expected = "used: 16.5 GPU-hours (build 0.5, serve 16.0, companion 0), 10:00 in the queue, 2.00 kWh"
+    used = {"waited_s": 600.0, "gpu_hours": 16.5, "energy_j": 7_200_000.0, "saved_gpu_hours": None}
+    assert run == {**used, "server_mean_w": None, "server_peak_w": None}
+    expected = (
+        "used: 16.5 GPU-hours (build 0.5, serve 16.0, companion 0), 10:00 in the queue, 2.00 kWh by Slurm"
+    )
     assert expected in types("status").output
 
 
@@ -101,7 +104,7 @@ def test_earlier_attempts_and_servers_before_a_renewal_count(
 
 def test_a_rendered_run_has_used_nothing(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     written(home / "runs" / "demo-1")
-    assert uses(types)[1] == {"waited_s": None, "gpu_hours": None, "energy_j": None, "saved_gpu_hours": None}
+    assert set(uses(types)[1].values()) == {None}
     assert "used:" not in types("status", "demo").output
 
 

@@ -25,6 +25,7 @@ from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
 from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
+from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
 from trtllm_hpc.bench.quick_check import check_under_load
@@ -97,8 +98,9 @@ def run_measurement(
     feed = RequestFeed(workload, targets, adapters.weights)
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
+    power = PowerReadings(server.paths, server.endpoint, clock)
     check = check_under_load(feed.built.requests, targets, clock) if settings.check else None
-    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo)
+    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo, power)
     progress_file = server.paths.benchmark_progress if is_companion else None
     samples_file = server.paths.measurement(name).samples
     server.paths.results.mkdir(exist_ok=True)
@@ -364,6 +366,7 @@ class _Run:
             search=self._search,
             check=self.check,
             profile=profile_sentence(self._paths, self.server.job),
+            energy=power.source if (power := self.passes.power) is not None else "",
         )
         write_measurement(self._files.summary, measurement)
         return measurement

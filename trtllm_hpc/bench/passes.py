@@ -15,6 +15,7 @@ from trtllm_hpc.bench.load.process import real_time_priority
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.metrics import figures
+from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
@@ -60,6 +61,7 @@ class Passes:
     progress: Progress
     tokenizer: Tokenizer | None = None
     slo: Slo | None = None
+    power: PowerReadings | None = None
 
     def run(self, level: Level, step: Step, on_end: Count = lambda reply: None) -> PassOutcome:
         """Run one pass and check its figures; ``on_end`` is called for each request that has ended.
@@ -72,6 +74,8 @@ class Passes:
             self.progress.count(reply.ok, reply.latency_s)
             on_end(reply)
 
+        if self.power is not None:
+            self.power.begin()
         load, batch, window = (
             self._open(level, step, count)
             if isinstance(level, OpenLoop)
@@ -88,7 +92,9 @@ class Passes:
             tokenizer=self.tokenizer,
             models=self.settings.models,
         )
-        sample = Sample(records, window, level, self.slo)
+        ended_s = max([record.ended_s for record in records], default=load.start_s)
+        energy = None if self.power is None else self.power.energy(load.start_s, window, ended_s)
+        sample = Sample(records, window, level, self.slo, energy)
         by_responses = any(record.output_by == BY_RESPONSES for record in records)
         # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.
         texts_checked = by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
@@ -102,7 +108,7 @@ class Passes:
         result = Pass(
             repeat=step.repeat,
             started_s=load.start_s,
-            ended_s=max([record.ended_s for record in records], default=load.start_s),
+            ended_s=ended_s,
             window=window,
             sent=len(records),
             measured=len(sample.measured),

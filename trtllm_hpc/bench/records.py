@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trtllm_hpc.bench.levels import Level
-from trtllm_hpc.bench.results import Window
+from trtllm_hpc.bench.results import Energy, Window
 from trtllm_hpc.runtime.records import known_fields
 
 OK = "ok"
@@ -122,6 +122,8 @@ class Sample:
     level: Level
     slo: Limits | None = None
     """Needed for goodput."""
+    energy: Energy | None = None
+    """Of the GPUs in the window, if known."""
 
     @cached_property
     def measured(self) -> list[RequestRecord]:

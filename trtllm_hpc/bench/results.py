@@ -66,6 +66,20 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Energy:
+    """What all GPUs of the server used in a window, added up; ``None`` is what is not known."""
+
+    joules: float
+    peak_w: float | None = None
+    idle_w: float | None = None
+    """The lowest power of each in a second before the load."""
+    capped_share: float | None = None
+    """The part of the time in which the power cap lowered the clocks."""
+    slowed: str = ""
+    """The GPUs that were too warm, or lacked power."""
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Whether figures are valid, and why not, in sentences."""
 
@@ -215,6 +229,8 @@ class MeasurementSummary:
     """The answers under load, before the first level; ``None`` if they were not checked."""
     profile: str | None = None
     """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
+    energy: str = ""
+    """How the GPUs' energy is known, or why it is not; empty for a server without GPUs."""
     format: int = FORMAT
     """Version of the file format."""
 

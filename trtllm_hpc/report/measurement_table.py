@@ -56,6 +56,8 @@ def measurement_text(
     ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
     """
     tables = [_levels(measurement)]
+    if energy := energy_rows(measurement):
+        tables.append(Table(*ENERGY_HEADER, right=ENERGY_HEADER[1:], rows=energy))
     level = headline_level(measurement)
     if level is not None:
         tables.append(_latencies(measurement, level))
@@ -95,6 +97,23 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     found = result.metrics.get(key)
     figure = found.get(statistic) if isinstance(found, dict) and statistic else found
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
+
+
+_ENERGY_KEYS = (
+    *("energy_per_output_token_j", "energy_per_request_j", "energy_per_good_request_j"),
+    *("power_mean_w", "power_peak_w", "power_idle_w", "power_capped_share"),
+)
+ENERGY_HEADER = (
+    *("energy at", "J/output token", "J/request", "J/good request", "mean W", "peak W", "idle W"),
+    "share at power limit",
+)
+
+
+def energy_rows(measurement: MeasurementSummary) -> list[list[str]]:
+    """Return a row of text for each level whose energy is known."""
+    labels, levels = level_labels(measurement), measurement.levels
+    known = [it for it in ascending_levels(measurement) if "power_mean_w" in levels[it].metrics]
+    return [[labels[it], *(_figure(levels[it], key, None) for key in _ENERGY_KEYS)] for it in known]
 
 
 def _latencies(measurement: MeasurementSummary, level: int) -> Table:
@@ -209,6 +228,8 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
         yield f"profile: {measurement.profile}"
     if measurement.check is not None:
         yield f"check: {measurement.check.sentence}"
+    if measurement.energy:
+        yield f"energy: {measurement.energy}"
     if measurement.search is not None:
         yield f"search: {search_sentence(measurement.search)}"
     yield from _slo_sentences(measurement)

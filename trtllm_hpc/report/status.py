@@ -46,7 +46,10 @@ def use_sentence(status: RunStatus) -> str:
     if use.waited_s is not None:
         parts.append(f"{clock_text(use.waited_s)} in the queue")
     if use.energy_j is not None:
-        parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh")
+        parts.append(f"{quantity(use.energy_j / 3.6e6)} kWh by Slurm")
+    if use.server_mean_w is not None:
+        peak = quantity(use.server_peak_w)
+        parts.append(f"{quantity(use.server_mean_w)} W on average and {peak} W at most by the server's GPUs")
     if use.saved_gpu_hours:
         parts.append(f"{quantity(use.saved_gpu_hours)} GPU-hours saved by serve.idle_minutes")
     return ", ".join(parts)

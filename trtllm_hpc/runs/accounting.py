@@ -24,6 +24,10 @@ class RunUse:
     """Of all its jobs, also of those before ``resume``, and of the servers before the last renewal."""
     energy_j: float | None
     """In joules, of the stages whose energy Slurm has measured."""
+    server_mean_w: float | None = None
+    """Of the server's GPUs together since its last start, by NVML; the next one, too."""
+    server_peak_w: float | None = None
+    """The highest power of each GPU, added up."""
     saved_gpu_hours: float | None = None
     """From the end of a server that nobody asked (``serve.idle_minutes``) to the time limit of its job."""
 
@@ -39,6 +43,18 @@ class StageUse:
     """Of all the jobs that ran it."""
     gpus: int
     gpu_hours: float
+    mean_w: float | None = None
+    """Of the server's GPUs together since its last start, by NVML."""
+    peak_w: float | None = None
+
+
+def server_power(run: RunSnapshot) -> tuple[float, float] | tuple[None, None]:
+    """Return mean and peak power of the server's GPUs together since its last start, by NVML."""
+    gpus = {gpu["uuid"]: gpu for step in run.serve_steps for rank in run.ranks(step) for gpu in rank.gpus}
+    if not gpus or not all(gpu["total_s"] for gpu in gpus.values()):
+        return None, None
+    mean_w = sum(gpu["total_j"] / gpu["total_s"] for gpu in gpus.values())
+    return mean_w, sum(gpu["total_peak_w"] for gpu in gpus.values())
 
 
 NOTHING = RunUse(None, None, None)
@@ -122,7 +138,8 @@ def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUs
         job = run.submission.stages.get(stage) if run.submission else None
         ran_s = sum(max(0.0, end - begin) for begin, end in spans)  # clocks may differ
         waited_s = None if job is None else max(0.0, spans[-1][0] - job.submitted_at)
-        uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S))
+        power = server_power(run) if stage == "serve" else (None, None)
+        uses.append(StageUse(stage, waited_s, ran_s, gpus, ran_s * gpus / _HOUR_S, *power))
     return uses
 
 

@@ -18,7 +18,7 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours
+from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
 from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
 from trtllm_hpc.runtime.bad_nodes import BadNode
@@ -221,7 +221,10 @@ def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
     saved = [saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"]
     earlier = earlier_gpu_hours(run, {it.stage: it.times.started_at for it in stages})
+    mean_w, peak_w = server_power(run)
     return RunUse(
+        server_mean_w=mean_w,
+        server_peak_w=peak_w,
         waited_s=max(0.0, min(starts) - min(submitted)) if starts and submitted else None,
         gpu_hours=sum(hours) + earlier if hours or earlier else None,
         energy_j=sum(energies) if energies else None,

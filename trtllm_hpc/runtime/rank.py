@@ -24,6 +24,7 @@ from trtllm_hpc.runtime.caches import begin_tuning, cached_files, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
 from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
+from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
@@ -76,6 +77,7 @@ class RankSupervisor:
         self._heartbeat = Heartbeat(own)
         self._step_daemon = step_daemon()
         self._models = ModelProcesses()
+        self._gpus = GpuWatch.of_rank(paths, options)
         watched = range(options.world_size if options.rank == 0 else 1)
         self._ranks = watch_ranks(paths, options.step, watched, options.hang_seconds, own)
         self._server = driver_of(paths, options)
@@ -99,10 +101,12 @@ class RankSupervisor:
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
             environment.begin()
+            self._gpus.begin()
             self._watch(child)
             end = self._conclude(child.returncode)
         finally:
             environment.end()
+            self._gpus.end()
             if self._leader is not None:
                 self._leader.withdraw()
             kill_descendants()
@@ -185,7 +189,7 @@ class RankSupervisor:
         while child.poll() is None:
             make_private(self._options.prefix)
             self._heartbeat.beat()
-            if seen := self._loading.look():
+            if seen := self._loading.look() | self._gpus.look():
                 self._record = replace(self._record, **seen)
                 with suppress(OSError):  # on a full disk the server starts all the same
                     self._record.write(self._record_file)
@@ -262,6 +266,7 @@ class RankSupervisor:
             stopped_by=end.stopped_by,
             reason=end.reason,
             blames=end.blames,
+            gpus=self._gpus.last,
         ).write(self._record_file)
         return end
 

@@ -228,6 +228,8 @@ class RankRecord(JsonRecord):
     load_s: dict[str, float] = field(default_factory=dict)
     cached_files: str | None = None
     """How many files the caches of compilers held when rank 0 started."""
+    gpus: list[dict[str, Any]] = field(default_factory=list)
+    """The last reading of each of its GPUs, see :class:`trtllm_hpc.runtime.gpus.Second`; once a minute."""
 
     @classmethod
     def read(cls, path: Path) -> RankRecord | None:

@@ -104,6 +104,7 @@ def check_pass(
         *_turns_after_the_window(sample),
         *_failed(sample),
         *_resent(sample),
+        *_slowed(sample),
     ]
     answered = len(sample.answered)
     if not findings and answered < P99_REQUESTS:
@@ -116,6 +117,14 @@ def check_pass(
         client_limited=bool(client_limits),
         unsteady=growth is not None,
     )
+
+
+def _slowed(sample: Sample) -> Iterator[str]:
+    if sample.energy is not None and sample.energy.slowed:
+        yield (
+            f"Heat or a lack of power slowed GPUs down: {sample.energy.slowed}. Check cooling and power "
+            "supply (nvidia-smi -q -d PERFORMANCE,TEMPERATURE on the node), or exclude the node."
+        )
 
 
 def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRecord]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from trtllm_hpc.bench.server_metrics.series import Page, hit_share, output_tokens, values
+from trtllm_hpc.bench.server_metrics.series import Page, Source, hit_share, output_tokens, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import write_text
 from trtllm_hpc.runtime.records import Endpoint
@@ -255,7 +255,7 @@ def _joined(pages: list[bytes]) -> bytes:
     lines: list[bytes] = []
     for number, page in enumerate(pages):
         for line in page.splitlines(keepends=True):
-            if line.startswith(b"nv_gpu_") or (line.startswith(b"nv_cpu_") and number):
+            if line.startswith((b"nv_gpu_", b"nv_energy_")) or (line.startswith(b"nv_cpu_") and number):
                 figure = line.rpartition(b" ")[0]
                 if figure in known or line.startswith(b"nv_cpu_"):
                     continue
@@ -287,6 +287,20 @@ def fetch_page(endpoint: Endpoint) -> Page:
             return Page(_get(connection, endpoint).decode("utf-8", errors="replace"))
         except (RequestFailed, ValueError) as error:
             raise RequestFailed(f"The metrics at {endpoint.metrics} could not be read: {error}") from None
+
+
+def energy_counter(endpoint: Endpoint) -> tuple[str, float] | None:
+    """Return the name and joules of the server's own energy counter, if it has such a counter."""
+    name = "Triton's nv_energy_consumption" if endpoint.is_triton else "the server's /energy_metrics"
+    with suppress(RequestFailed, ValueError, KeyError, TypeError):
+        if endpoint.is_triton:
+            joules = fetch_page(endpoint).total((Source("nv_energy_consumption"),), None)
+            return None if joules is None else (name, joules)
+        with closing(_connection(endpoint)) as connection:
+            path = f"{urlsplit(endpoint.openai_root).path}/energy_metrics"
+            page = json.loads(_get_page(connection, path, endpoint.authorization))
+            return name, float(page["total_energy_j"])
+    return None
 
 
 def write_samples(path: Path, samples: Iterable[ServerSample]) -> None:

@@ -112,6 +112,7 @@ def _facts(data: ReportData) -> list[str]:
         f"{measurement.protocol}, {'streaming' if measurement.streaming else 'not streaming'}",
         *sorted(kinds),
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
+        *([f"energy {measurement.energy}"] if measurement.energy else []),
         f"started {started:%Y-%m-%d %H:%M:%S} UTC",
     ]
 
@@ -226,6 +227,7 @@ def _measured(result: LevelResult) -> Iterator[Card]:
         ("finished_rate_per_s", None, "Throughput", "requests/s", requested),
         ("output_tokens_per_s", None, "Output", "tokens/s", ""),
         ("goodput_per_s", None, "Goodput", "requests/s", "within the SLO"),
+        ("energy_per_output_token_j", None, "Energy", "J/output token", ""),
         ("ttft_ms", "p50", "TTFT p50", "ms", ""),
         ("ttft_ms", "p99", "TTFT p99", "ms", ""),
         ("tpot_ms", "p50", "TPOT p50", "ms", ""),

@@ -12,7 +12,15 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.measurement_table import HEADER, TITLE, TURN_HEADER, adapter_rows, turn_rows
+from trtllm_hpc.report.measurement_table import (
+    ENERGY_HEADER,
+    HEADER,
+    TITLE,
+    TURN_HEADER,
+    adapter_rows,
+    energy_rows,
+    turn_rows,
+)
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
@@ -37,6 +45,7 @@ def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
     """Return every table of the page, by its name in the page's template."""
     return {
         "levels": level_table(data),
+        "energy": Table("Energy of the GPUs", list(ENERGY_HEADER), energy_rows(data.measurement)),
         "figures": [_figures(label, result) for label, result in data.ascending],
         "settings": _setting_tables(data),
         "provenance": _flat_table("Provenance", data.measurement.provenance),
@@ -118,13 +127,14 @@ def _setting_tables(data: ReportData) -> list[Table]:
 
 def use_table(data: ReportData) -> Table:
     """Waiting time, run time and GPU-hours of each stage; without rows if the run has no events."""
-    header = ["stage", "waited (s)", "ran (s)", "GPUs", "GPU-hours"]
+    header = ["stage", "waited (s)", "ran (s)", "GPUs", "GPU-hours", "mean W", "peak W"]
     rows = [
-        [use.stage, quantity(use.waited_s), quantity(use.ran_s), str(use.gpus), quantity(use.gpu_hours)]
-        for use in data.uses
+        [it.stage, quantity(it.waited_s), quantity(it.ran_s), str(it.gpus)]
+        + [quantity(figure) for figure in (it.gpu_hours, it.mean_w, it.peak_w)]
+        for it in data.uses
     ]
     if rows:
-        rows.append(["all stages", "", "", "", quantity(sum(use.gpu_hours for use in data.uses))])
+        rows.append(["all stages", "", "", "", quantity(sum(it.gpu_hours for it in data.uses)), "", ""])
     return Table("Used when this page was written", header, rows)
 
 
