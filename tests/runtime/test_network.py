@@ -154,7 +154,7 @@ def test_without_pytorch_ranks_are_not_measured(runtime: Runtime) -> None:
 @pytest.mark.long
 def test_two_ranks_measure_an_all_reduce(runtime: Runtime) -> None:
     [port] = free_ports(1)
-    command = [sys.executable, "-m", "trtllm_hpc.runtime", "--run", runtime.paths.folder, *RANKS]
+    command = [sys.executable, "-m", "trtllm_hpc.runtime", "--run", str(runtime.paths.folder), *RANKS]
     command += ["--address=127.0.0.1", f"--port={port}"]
     ranks = [
         subprocess.Popen(command, env={**os.environ, "SLURM_PROCID": str(number)}, stderr=subprocess.PIPE)
