@@ -8,7 +8,7 @@ import pytest
 from trtllm_hpc.bench.analysis.validity import check_pass, server_count_doubt
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import WARMUP, RequestRecord
-from trtllm_hpc.bench.results import ClientUse, Verdict
+from trtllm_hpc.bench.results import ClientUse, Energy, Verdict
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
 from trtllm_hpc.bench.workload.request import BY_REQUEST, BY_RESPONSES, BY_TOKENIZER
 from trtllm_hpc.config.benchmark import Benchmark
@@ -60,6 +60,13 @@ def only_finding(records: Sequence[RequestRecord], **kwargs: object) -> str:
 
 def test_a_good_pass_has_no_findings_and_no_warnings() -> None:
     assert verdict(steady()) == Verdict([], [], client_limited=False, unsteady=False)
+
+
+def test_a_gpu_that_is_too_warm_is_a_note() -> None:
+    hot = Energy(100.0, slowed="GPU3 of n1 (hw_thermal, 40% of the time)")
+    found = verdict(steady(), energy=hot)
+    assert found.valid and "GPU3 of n1 (hw_thermal, 40% of the time)" in found.warnings[0]
+    assert verdict(steady(), energy=replace(hot, slowed="")).warnings == []
 
 
 def test_one_failure_in_a_hundred_passes_and_two_do_not() -> None:

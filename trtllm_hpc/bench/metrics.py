@@ -423,70 +423,55 @@ CACHED_SHARE = Single(
 # Energy ---------------------------------------------------------------------------------------------
 
 
-def _energy_for(each: Callable[[Sample], float]) -> Callable[[Sample], float]:
-    """Return a function that divides the energy in the window by what was done in it."""
-
-    def energy(sample: Sample) -> float:
-        if sample.energy is None or not (rate := each(sample)):
-            raise NoValue
-        return sample.energy.joules / (rate * sample.window.length_s)
-
-    return energy
+def _used(sample: Sample, what: str = "joules", over: float = 1.0) -> float:
+    used: float | None = getattr(sample.energy, what, None)
+    if used is None or over <= 0:
+        raise NoValue
+    return used / over
 
 
-def _power(name: str) -> Callable[[Sample], float]:
-    def power(sample: Sample) -> float:
-        found: float | None = getattr(sample.energy, name, None)
-        if found is None:
-            raise NoValue
-        return found
-
-    return power
-
-
-_energy = partial(Single, unit="J", better="lower")
+_energy, _power = partial(Single, unit="J", better="lower"), partial(Single, unit="W")
 ENERGY_PER_TOKEN = _energy(
     key="energy_per_output_token_j",
     label="energy per output token",
     meaning="What all GPUs of the server used, idle times and prompts included, for each output token.",
     formula="energy of the GPUs in the window / output tokens that came in it",
-    compute=_energy_for(OUTPUT_TOKEN_RATE.of),
+    compute=lambda sample: _used(sample, over=_output_tokens_in_window(sample)),
 )
 ENERGY_PER_REQUEST = _energy(
     key="energy_per_request_j",
     label="energy per request",
     meaning="The same for each complete answer.",
     formula="energy of the GPUs in the window / requests answered in it",
-    compute=_energy_for(FINISHED_RATE.of),
+    compute=lambda sample: _used(sample, over=FINISHED_RATE.of(sample) * sample.window.length_s),
 )
 ENERGY_PER_GOOD_REQUEST = _energy(
     key="energy_per_good_request_j",
     label="energy per good request",
     meaning="The same for each answer that kept every limit of the SLO.",
     formula="energy of the GPUs in the window / requests answered in it that kept every limit",
-    compute=_energy_for(GOODPUT.of),
+    compute=lambda sample: _used(sample, over=_goodput(sample) * sample.window.length_s),
 )
-_watts = partial(Single, unit="W")
-MEAN_POWER = _watts(
+MEAN_POWER = _power(
     key="power_mean_w",
     label="mean power",
     meaning="The mean power of all GPUs of the server together.",
     formula="energy of the GPUs in the window / its length",
-    compute=lambda sample: sample.rate(_power("joules")(sample)),
+    compute=lambda sample: sample.rate(_used(sample)),
 )
-PEAK_POWER = _watts(
+PEAK_POWER = _power(
     key="power_peak_w",
     label="peak power",
     meaning="The highest power of the GPUs; they need not have reached it at the same time.",
     formula="sum over GPUs of the highest of ten readings a second in the window",
-    compute=_power("peak_w"),
+    compute=partial(_used, what="peak_w"),
 )
-IDLE_POWER = _watts(
+IDLE_POWER = _power(
     key="power_idle_w",
     label="idle power",
     meaning="The power of the GPUs with the model loaded and without requests.",
     formula="sum over GPUs of the lowest second in the 10 s before the pass, or before an earlier one",
-    compute=_power("idle_w"),
+    compute=partial(_used, what="idle_w"),
 )
 POWER_CAPPED = Single(
     key="power_capped_share",
@@ -494,7 +479,7 @@ POWER_CAPPED = Single(
     unit="share",
     meaning="How long the GPUs' power limit lowered their clocks, which is usual under load.",
     formula="seconds in which NVML names the software power cap, of all GPUs / their measured seconds",
-    compute=_power("capped_share"),
+    compute=partial(_used, what="capped_share"),
 )
 
 METRICS: tuple[Metric, ...] = (

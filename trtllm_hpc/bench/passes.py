@@ -93,7 +93,12 @@ class Passes:
             models=self.settings.models,
         )
         ended_s = max([record.ended_s for record in records], default=load.start_s)
-        energy = None if self.power is None else self.power.energy(load.start_s, window, ended_s)
+        energy = None
+        if self.power is not None:
+            try:
+                energy = self.power.energy(load.start_s, window, ended_s)
+            except KeyboardInterrupt:  # while it waited: the answers are there
+                load = replace(load, interrupted=True)
         sample = Sample(records, window, level, self.slo, energy)
         by_responses = any(record.output_by == BY_RESPONSES for record in records)
         # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.

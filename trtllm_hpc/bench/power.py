@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,6 @@ class PowerReadings:
 
     def energy(self, started_s: float, window: Window, ended_s: float) -> Energy | None:
         """Return the energy in the window of a pass, once the ranks have written it."""
-        if window.length_s <= 0:
-            return None
         if self._counter is not None:
             return self._by_counter(*self._counter, window.length_s)
         zero = time.time() - self._clock.now()
@@ -88,7 +87,7 @@ class PowerReadings:
                 use.idle_w = min(use.idle_w, it["joules"] / it["seconds"])
         if uses and math.isfinite(idle_w := sum(it.idle_w for it in uses.values())):
             self._idle_w = idle_w
-        return self._summed(list(uses.values()), end, window.length_s) if uses else None
+        return self._summed(list(uses.values()), end, window.length_s) if uses and end > begin else None
 
     def _summed(self, uses: list[_Use], end: float, length_s: float) -> Energy | None:
         missing = [it.name for it in uses if it.seconds < _LEAST_SHARE * length_s]
@@ -137,11 +136,12 @@ class PowerReadings:
             time.sleep(_PAUSE_S)
 
     def _new(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield the lines since the last call, at first the last ones; a file that was full begins again."""
-        with file.open("rb") as stream:
+        """Yield the lines since the last call, at first the last ones."""
+        data = b""
+        with suppress(OSError), file.open("rb") as stream:  # it may have been full just now
             size = stream.seek(0, 2)
             at = self._read.get(file, max(0, size - _TAIL_BYTES))
-            stream.seek(at if at <= size else 0)
+            start = stream.seek(at if at <= size else 0)
             data = stream.read()
-            self._read[file] = stream.tell() - len(data) + data.rfind(b"\n") + 1
-        yield from read_seconds(data)
+            self._read[file] = start + data.rfind(b"\n") + 1
+        return read_seconds(data)

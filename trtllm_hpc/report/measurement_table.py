@@ -56,8 +56,9 @@ def measurement_text(
     ``records`` are needed only for the rows of each LoRA adapter. Figures without room are left out.
     """
     tables = [_levels(measurement)]
-    if energy := energy_rows(measurement):
-        tables.append(Table(*ENERGY_HEADER, right=ENERGY_HEADER[1:], rows=energy))
+    header, rows = energy(measurement)
+    if rows:
+        tables.append(Table(*header, right=header[1:], rows=rows))
     level = headline_level(measurement)
     if level is not None:
         tables.append(_latencies(measurement, level))
@@ -99,21 +100,21 @@ def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
     return quantity(figure.mean) if isinstance(figure, Interval) else NONE
 
 
-_ENERGY_KEYS = (
-    *("energy_per_output_token_j", "energy_per_request_j", "energy_per_good_request_j"),
-    *("power_mean_w", "power_peak_w", "power_idle_w", "power_capped_share"),
-)
-ENERGY_HEADER = (
-    *("energy at", "J/output token", "J/request", "J/good request", "mean W", "peak W", "idle W"),
-    "share at power limit",
-)
+_ENERGY = {
+    "J/output token": "energy_per_output_token_j",
+    "J/request": "energy_per_request_j",
+    "J/good request": "energy_per_good_request_j",
+    **{f"{name} W": f"power_{name}_w" for name in ("mean", "peak", "idle")},
+    "share at power limit": "power_capped_share",
+}
 
 
-def energy_rows(measurement: MeasurementSummary) -> list[list[str]]:
-    """Return a row of text for each level whose energy is known."""
+def energy(measurement: MeasurementSummary) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: one for each level whose energy is known."""
     labels, levels = level_labels(measurement), measurement.levels
     known = [it for it in ascending_levels(measurement) if "power_mean_w" in levels[it].metrics]
-    return [[labels[it], *(_figure(levels[it], key, None) for key in _ENERGY_KEYS)] for it in known]
+    rows = [[labels[it], *(_figure(levels[it], key, None) for key in _ENERGY.values())] for it in known]
+    return ["energy at", *_ENERGY], rows
 
 
 def _latencies(measurement: MeasurementSummary, level: int) -> Table:

@@ -100,8 +100,8 @@ class RankSupervisor:
             sentence = f"{self._options.spec.leader[0]} cannot be started: {error.strerror}"
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
-            environment.begin()
             self._gpus.begin()
+            environment.begin()
             self._watch(child)
             end = self._conclude(child.returncode)
         finally:

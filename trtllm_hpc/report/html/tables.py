@@ -12,15 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity
 from trtllm_hpc.report.headline import is_valid
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.measurement_table import (
-    ENERGY_HEADER,
-    HEADER,
-    TITLE,
-    TURN_HEADER,
-    adapter_rows,
-    energy_rows,
-    turn_rows,
-)
+from trtllm_hpc.report.measurement_table import HEADER, TITLE, TURN_HEADER, adapter_rows, energy, turn_rows
 
 _LEVEL_COLUMNS = (
     *("valid", "passes", "requests", "failed", "sent/s", "finished/s", "output tokens/s"),
@@ -45,7 +37,7 @@ def tables_of(data: ReportData) -> dict[str, Table | list[Table]]:
     """Return every table of the page, by its name in the page's template."""
     return {
         "levels": level_table(data),
-        "energy": Table("Energy of the GPUs", list(ENERGY_HEADER), energy_rows(data.measurement)),
+        "energy": Table("Energy of the GPUs", *energy(data.measurement)),
         "figures": [_figures(label, result) for label, result in data.ascending],
         "settings": _setting_tables(data),
         "provenance": _flat_table("Provenance", data.measurement.provenance),
