@@ -257,7 +257,7 @@ class RunPaths:
         return self.ranks / f"{step}_{rank}.alive"
 
     def gpu_readings(self, step: str, rank: int | str) -> Path:
-        """Return the file of what the GPUs of one rank draw, a line each second for each GPU."""
+        """Return the file with power and state of a rank's GPUs, a line each second for each GPU."""
         return self.ranks / f"{step}_{rank}.gpus.jsonl"
 
     def tuning(self, step: str) -> Path:

@@ -20,11 +20,11 @@ from trtllm_hpc.runtime.nvml import POWER_CAP
 from trtllm_hpc.runtime.records import Endpoint
 
 _IDLE_S, _TAIL_BYTES = 10.0, 1 << 18
-"""What lies so long before a pass may be its idle time."""
+"""Seconds before a pass in which its GPUs may be idle."""
 _PATIENCE_S, _DEAD_S, _PAUSE_S = 12.0, 20.0, 0.2
-"""The ranks of large servers write up to 10 s late."""
+"""Ranks of large servers write up to 10 s late."""
 _LEAST_SHARE = 0.9
-"""Of a window that must have been measured."""
+"""Share of a window that must have been measured on every GPU."""
 
 
 @dataclass
@@ -32,7 +32,7 @@ class _Use:
     """One GPU in a window."""
 
     until: float
-    """What lies before is counted, or not wanted: two ranks may read one GPU."""
+    """Earlier readings are counted already, for two ranks may read one GPU, or lie outside the window."""
     name: str = ""
     seconds: float = 0.0
     joules: float = 0.0
@@ -41,7 +41,7 @@ class _Use:
     reasons_s: Counter[str] = field(default_factory=Counter)
 
     def add(self, it: dict[str, Any], end: float) -> None:
-        """Add what of a line lies in the window."""
+        """Add the part of a reading that lies in the window."""
         self.name = f"GPU{it['index']} of {it['host']}"
         inside_s = min(it["time"], end) - max(it["time"] - it["seconds"], self.until)
         if inside_s > 0:
@@ -52,7 +52,7 @@ class _Use:
 
 
 class PowerReadings:
-    """Follows what the ranks of a run write about their GPUs."""
+    """Follows the readings that the ranks of a run write about their GPUs."""
 
     def __init__(self, paths: RunPaths, endpoint: Endpoint, clock: Clock) -> None:
         plan = read_plan(paths)
@@ -68,7 +68,7 @@ class PowerReadings:
         """How the energy is known, in words; empty for a server without GPUs."""
 
     def begin(self) -> None:
-        """Note the server's own counter at the begin of a pass, if no rank writes readings."""
+        """Read the server's own counter at the beginning of a pass, if no rank writes readings."""
         found = None if self._files() else energy_counter(self._endpoint)
         self._counter = None if found is None else (self._clock.now(), found[1])
 
@@ -123,7 +123,7 @@ class PowerReadings:
         return sorted(self._folder.glob("serve*.gpus.jsonl"))
 
     def _lines_until(self, end: float) -> Iterator[dict[str, Any]]:
-        """Yield what is new, until every rank that lives has written what it read at ``end``."""
+        """Yield new readings until every rank that lives has written its readings up to ``end``."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             for file in self._files():
@@ -136,7 +136,7 @@ class PowerReadings:
             time.sleep(_PAUSE_S)
 
     def _new(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Yield the lines since the last call, at first the last ones."""
+        """Return the readings since the last call; the first call returns the latest ones."""
         data = b""
         with suppress(OSError), file.open("rb") as stream:  # it may have been full just now
             size = stream.seek(0, 2)

@@ -67,16 +67,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Energy:
-    """What all GPUs of the server used in a window, added up; ``None`` is what is not known."""
+    """Energy and power of all GPUs of the server in a window, added up; ``None``: unknown."""
 
     joules: float
     peak_w: float | None = None
     idle_w: float | None = None
     """The lowest power of each in a second before the load."""
     capped_share: float | None = None
-    """The part of the time in which the power cap lowered the clocks."""
+    """Share of the time in which the power limit lowered the clocks."""
     slowed: str = ""
-    """The GPUs that were too warm, or lacked power."""
+    """The GPUs that heat or a lack of power slowed down."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class MeasurementSummary:
     profile: str | None = None
     """How the server was profiled meanwhile, and what opens the profiles; the figures are not compared."""
     energy: str = ""
-    """How the GPUs' energy is known, or why it is not; empty for a server without GPUs."""
+    """The source of the GPUs' energy, or why it is unknown; empty for a server without GPUs."""
     format: int = FORMAT
     """Version of the file format."""
 

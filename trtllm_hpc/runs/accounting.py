@@ -25,9 +25,9 @@ class RunUse:
     energy_j: float | None
     """In joules, of the stages whose energy Slurm has measured."""
     server_mean_w: float | None = None
-    """Of the server's GPUs together since its last start, by NVML; the next one, too."""
+    """Mean power of all GPUs of the server since its last start, by NVML."""
     server_peak_w: float | None = None
-    """The highest power of each GPU, added up."""
+    """The highest power of each of them, added up."""
     saved_gpu_hours: float | None = None
     """From the end of a server that nobody asked (``serve.idle_minutes``) to the time limit of its job."""
 
@@ -44,7 +44,7 @@ class StageUse:
     gpus: int
     gpu_hours: float
     mean_w: float | None = None
-    """Of the server's GPUs together since its last start, by NVML."""
+    """Of the server's GPUs, as ``RunUse.server_mean_w``; the peak, too."""
     peak_w: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""What the GPUs of a rank draw, and their state: a line each second for each GPU, in the run folder.
+"""Power and state of a rank's GPUs: a line each second for each GPU, in the run folder.
 
 docs/how-to/energy.md explains the keys of a line.
 """
@@ -23,7 +23,7 @@ from trtllm_hpc.runtime.server_spec import RankOptions
 
 _PERIOD_S, _TICKS_A_SECOND, _TICKS_A_MINUTE = 0.1, 10, 600
 _GAP_S = 1.0
-"""After a longer pause nobody knows what was drawn meanwhile."""
+"""The energy in a longer pause between two readings is unknown."""
 _MOST_BYTES = 16 << 20
 """A file is full after half a day of one GPU, and becomes ``.old`` in place of the one before."""
 _RANKS_PER_S = 64
@@ -31,7 +31,7 @@ _RANKS_PER_S = 64
 
 
 def read_seconds(data: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of readings."""
+    """Yield the readings in whole lines."""
     for line in data[: data.rfind(b"\n") + 1].splitlines():
         with suppress(ValueError):  # the first may be cut off
             yield json.loads(line)
@@ -97,8 +97,6 @@ class GpuWatch:
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
         self.last: list[dict[str, Any]] = []
         """The last line of each GPU."""
-        self.cpu_s = 0.0
-        """CPU time of the thread."""
 
     @classmethod
     def of_rank(cls, paths: RunPaths, options: RankOptions) -> GpuWatch:
@@ -113,12 +111,12 @@ class GpuWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Write what is left, unless the driver does not answer."""
+        """Write the last readings, unless the driver does not answer."""
         self._ended.set()
         self._thread.join(1.0)
 
     def look(self) -> dict[str, Any]:
-        """Return the rank record's field that changes, once a minute."""
+        """Return the field of the rank's record that changes, once a minute."""
         if not self.last or time.monotonic() < self._look_at:
             return {}
         self._look_at = time.monotonic() + _PERIOD_S * _TICKS_A_MINUTE
@@ -150,7 +148,6 @@ class GpuWatch:
             it.end_second([xid for bus, xid in faults if bus == it.gpu.bus], with_counter=with_counter)
             for it in meters
         ]
-        self.cpu_s = time.thread_time()
         return b"".join(json.dumps(it).encode() + b"\n" for it in self.last)
 
     def _write(self, lines: bytes) -> None:

@@ -1,4 +1,4 @@
-"""NVML, the library of NVIDIA's driver: what a GPU draws, how busy, fast and warm it is, and its faults.
+"""NVML, the library of NVIDIA's driver: power, state and faults of GPUs.
 
 It is called through ctypes; no process is started. An old driver lacks functions, and a GPU may not support
 others: their figures are ``None``, never 0. Names and numbers are those of ``nvml.h``.
@@ -50,11 +50,11 @@ class Gpu:
         return round(found[place] * scale, 3) if code == 0 else None
 
     def power_w(self) -> float | None:
-        """Return what it draws; of newer GPUs this is the mean of the last second."""
+        """Return the power; newer GPUs report the mean of the last second."""
         return self.read("PowerUsage", scale=1e-3)
 
     def state(self) -> dict[str, Any]:
-        """Return how busy, fast and warm it is, and its memory and errors."""
+        """Return use, memory, clocks, temperature, memory errors, and why the clocks are low."""
         long = partial(self.read, kind=c_ulonglong)
         reasons = long("CurrentClocksEventReasons")
         if reasons is None:  # its name before release 535 of the driver
