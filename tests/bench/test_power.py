@@ -100,6 +100,7 @@ def test_throttled_gpus_are_named_and_the_power_limit_is_a_share(tmp_path: Path)
     ("written", "reason"),
     [
         ({0: {"seconds": 0.0, "joules": 0.0}}, "the power of GPU0 of n1 was not measured all the time"),
+        ({0: {"seconds": 0.0, "index": None}}, "the power of GPU-0 of n1 was not measured all the time"),
         ({0: {}}, "the power of the GPUs of 1 rank was not measured all the time"),
         ({}, "no rank could read NVML, and the server has no counter"),
     ],

@@ -42,7 +42,8 @@ class _Use:
 
     def add(self, it: dict[str, Any], end: float) -> None:
         """Add the part of a reading that lies in the window."""
-        self.name = f"GPU{it['index']} of {it['host']}"
+        gpu = it["uuid"] if it["index"] is None else f"GPU{it['index']}"
+        self.name = f"{gpu} of {it['host']}"
         inside_s = min(it["time"], end) - max(it["time"] - it["seconds"], self.until)
         if inside_s > 0:
             self.until, self.seconds = it["time"], self.seconds + inside_s
