@@ -122,7 +122,7 @@ def test_a_server_that_garbles_at_16_at_once_is_found_before_the_first_level(
         measurement = api.bench_url(endpoint.openai_url or "", tmp_path, name="mine", **settings)
         checked = script.bodies[:69]
         assert {(body["temperature"], body["max_tokens"], body["logprobs"]) for body in checked} == {
-            (0, 16, 1)
+            (0, 8, 1)
         }
         assert len({body["prompt"] for body in checked}) == 4
         found = measurement.summary

@@ -22,7 +22,7 @@ from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.errors import NotReady
 
-_AT_ONCE, _PROMPTS, _MAX_TOKENS = 64, 4, 16
+_AT_ONCE, _PROMPTS, _MAX_TOKENS = 64, 4, 8
 _LONGEST = 256
 """Letters or token IDs of a prompt."""
 _LEAST_ALIKE = 0.1
