@@ -154,3 +154,15 @@ def test_log_probabilities_that_the_server_refuses_are_not_asked_for_again() -> 
         assert found.sentence == "not made: a lone request failed: too busy" and not found.finding
     gone = check_under_load(PROMPTS, [Target(endpoint, "one", protocol="openai")], Clock())
     assert gone.sentence.startswith("not made: ")
+
+
+def test_each_model_is_compared_with_itself() -> None:
+    """Adapters that a server knows by a name are other models."""
+
+    def answer(body: dict[str, Any], in_flight: int) -> list[bytes]:
+        return [event(f"{body['model']} says {len(body['prompt'])} letters"), event(usage=(5, 4)), DONE]
+
+    with openai_server(Script(answer=answer)) as endpoint:
+        targets = [Target(endpoint, name, protocol="openai", streaming=True) for name in ("one", "two", "b")]
+        found = check_under_load(PROMPTS, targets, Clock())
+    assert (found.equal, found.garbled) == (64, {})
