@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import trtllm_hpc as api
 from tests.bench.openai_server import DONE, Script, event, openai_server
@@ -26,7 +27,9 @@ from trtllm_hpc.bench.quick_check import (
 )
 from trtllm_hpc.bench.results import QuickCheck
 from trtllm_hpc.bench.workload.request import Request
+from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.errors import InvalidMeasurement
+from trtllm_hpc.paths import RunPaths
 
 PROMPTS = [Request(16, prompt=text) for text in ("The sky is", "One, two,", "A cat", "In Rome")]
 LONE = [
@@ -122,7 +125,7 @@ def test_a_server_that_garbles_at_16_at_once_is_found_before_the_first_level(
         measurement = api.bench_url(endpoint.openai_url or "", tmp_path, name="mine", **settings)
         checked = script.bodies[:69]
         assert {(body["temperature"], body["max_tokens"], body["logprobs"]) for body in checked} == {
-            (0, 16, 1)
+            (0, 8, 1)
         }
         assert len({body["prompt"] for body in checked}) == 4
         found = measurement.summary
@@ -154,3 +157,26 @@ def test_log_probabilities_that_the_server_refuses_are_not_asked_for_again() -> 
         assert found.sentence == "not made: a lone request failed: too busy" and not found.finding
     gone = check_under_load(PROMPTS, [Target(endpoint, "one", protocol="openai")], Clock())
     assert gone.sentence.startswith("not made: ")
+
+
+def test_each_model_is_compared_with_itself() -> None:
+    """Adapters that a server knows by a name are other models."""
+
+    def answer(body: dict[str, Any], in_flight: int) -> list[bytes]:
+        return [event(f"{body['model']} says {len(body['prompt'])} letters"), event(usage=(5, 4)), DONE]
+
+    with openai_server(Script(answer=answer)) as endpoint:
+        targets = [Target(endpoint, name, protocol="openai", streaming=True) for name in ("one", "two", "b")]
+        found = check_under_load(PROMPTS, targets, Clock())
+    assert (found.equal, found.garbled) == (64, {})
+
+
+def test_the_report_of_a_garbled_server_has_the_finding_and_no_level(tmp_path: Path) -> None:
+    script = Script(answer=answering("!!!!!!!!!!!!"))
+    with openai_server(script) as endpoint:
+        words = ["bench", "--url", endpoint.openai_url or "", "--output", str(tmp_path), "--save-as", "mine"]
+        result = CliRunner().invoke(trtllm_hpc, words)
+    assert isinstance(result.exception, InvalidMeasurement), result.output
+    page = RunPaths(tmp_path).measurement("mine").report.read_text()
+    assert "The server garbles answers under load" in page and "Nothing was measured." in page
+    assert "check: of 64 answers at once " in page

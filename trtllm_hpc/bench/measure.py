@@ -99,7 +99,9 @@ def run_measurement(
     feed.take(earlier.requests)  # which the earlier attempt has sent
     adapters.make_known(targets, feed.built.requests[0], clock)
     power = PowerReadings(server.paths, server.endpoint, clock)
-    check = check_under_load(feed.built.requests, targets, clock) if settings.check else None
+    # The steps of a profiled server are counted.
+    checks = settings.check and (job is None or job.serve.profile is None)
+    check = check_under_load(feed.built.requests, targets, clock) if checks else None
     passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo, power)
     progress_file = server.paths.benchmark_progress if is_companion else None
     samples_file = server.paths.measurement(name).samples

@@ -11,6 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from trtllm_hpc.bench.load.loops import ClosedPlan
@@ -22,7 +23,7 @@ from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.client.options import BY_NAME
 from trtllm_hpc.errors import NotReady
 
-_AT_ONCE, _PROMPTS, _MAX_TOKENS = 64, 4, 16
+_AT_ONCE, _PROMPTS, _MAX_TOKENS = 64, 4, 8
 _LONGEST = 256
 """Letters or token IDs of a prompt."""
 _LEAST_ALIKE = 0.1
@@ -42,21 +43,22 @@ class Answer(NamedTuple):
 
 
 def check_under_load(requests: Sequence[Request], targets: Sequence[Target], clock: Clock) -> QuickCheck:
-    """Compare short answers of the targets, which take turns, alone and 64 at once.
+    """Compare short answers alone and 64 at once; each prompt goes to one of the targets.
 
     Raises KeyboardInterrupt on Ctrl-C.
     """
     prompts = _prompts(requests)
+    asked = list(zip(prompts, cycle(targets), strict=False))
     try:
         for log_probs in (True, False):  # some servers and models refuse to report them
             # The first once more: a server that draws its tokens at random answers it in another way.
-            alone = _ask([*prompts, prompts[0]], targets, clock, 1, log_probs)
+            alone = _ask([*asked, asked[0]], clock, 1, log_probs)
             if all(reply.ok for reply in alone):
                 break
             failed = next(reply.error or reply.status for reply in alone if not reply.ok)
         else:
             return QuickCheck(f"not made: a lone request failed: {failed}")
-        loaded = _ask((prompts * _AT_ONCE)[:_AT_ONCE], targets, clock, _AT_ONCE, log_probs)
+        loaded = _ask((asked * _AT_ONCE)[:_AT_ONCE], clock, _AT_ONCE, log_probs)
     except NotReady as error:
         return QuickCheck(f"not made: {error.message}")
     *lone, again = (_answer(reply, targets[0]) for reply in alone)
@@ -76,20 +78,16 @@ def _prompts(requests: Sequence[Request]) -> list[Request]:
     return list(found.values())[:_PROMPTS]
 
 
-def _ask(
-    requests: Sequence[Request], targets: Sequence[Target], clock: Clock, at_once: int, log_probs: bool
-) -> list[Reply]:
+def _ask(asked: Sequence[tuple[Request, Target]], clock: Clock, at_once: int, log_probs: bool) -> list[Reply]:
     """Return the replies to greedy requests; Triton's models are greedy unless they are asked otherwise."""
     payloads = []
-    for index, request in enumerate(requests):
-        target = replace(targets[index % len(targets)], min_length_input=None)
+    for index, (request, target) in enumerate(asked):
         name = "logprobs" if target.is_openai else BY_NAME["log_probs"].input_of(target.served)
         value = 1 if target.is_openai and target.protocol != CHAT else True
         more = {"temperature": 0} if target.is_openai else {}
         more |= {name: value} if name and log_probs else {}
-        payloads.append(encode_request(request, target, str(index), more))
-    plan = ClosedPlan(targets[0], payloads, clock, at_once, count=len(payloads), max_failures=2)
-    load = run_load(plan)
+        payloads.append(encode_request(request, replace(target, min_length_input=None), str(index), more))
+    load = run_load(ClosedPlan(asked[0][1], payloads, clock, at_once, count=len(payloads), max_failures=2))
     if load.interrupted:
         raise KeyboardInterrupt
     return sorted(load.replies, key=lambda reply: reply.index)

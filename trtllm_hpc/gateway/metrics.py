@@ -12,20 +12,20 @@ _ROUTES = ("/v1/completions", "/v1/chat/completions")
 
 
 class Metrics:
-    """Counts the requests of an application."""
+    """Counts what an application answers."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        name, labels = "trtllm_hpc_gateway_requests", ["route", "status"]
-        self._answered = Counter(name, "Answered requests.", labels, registry=self._registry)
-        self._open = Gauge(f"{name}_open", "Requests without a whole answer.", registry=self._registry)
+        about = ("trtllm_hpc_gateway_requests", "Answered requests.", ("route", "status"))
+        self._answered = Counter(*about, registry=self._registry)
+        self._open = Gauge(f"{about[0]}_open", "Requests without a whole answer.", registry=self._registry)
 
     async def page(self, request: Request) -> Response:
         """Answer with the page."""
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
 
     def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that counts what this application answers."""
+        """Return the application with its requests counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
             async def noted(message: Message) -> None:
