@@ -146,7 +146,9 @@ def aiperf(program: Path, server: Server, load: Load, file: Path, folder: Path) 
 def timed_server(tokenizer: str) -> Iterator[Server]:
     """Start the server of known speed."""
     [port] = free_ports(1)
-    process = subprocess.Popen([sys.executable, "-m", "benchmarks.load.chat_server", str(port)])
+    # As the clients: else they keep the server waiting for a processor, aiperf longer than ours.
+    with real_time_priority():
+        process = subprocess.Popen([sys.executable, "-m", "benchmarks.load.chat_server", str(port)])
     try:
         deadline = time.monotonic() + _START_S
         while True:

@@ -46,9 +46,9 @@ TWO_RANKS = {"backend": "pytorch", "tensor_parallel": 2, "max_input_len": None}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Sandbox]:
-    """Three nodes, for a disaggregated run."""
+    """Four nodes, for a disaggregated run."""
     made = Sandbox(sandbox_name("openai"))
-    made.up(3, 4)
+    made.up(4, 4)
     yield made
     made.down()
 
@@ -235,7 +235,9 @@ def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Sit
     job = site.job("node-fails", repository={}, engine=TWO_RANKS, serve=limits, companion={"enabled": False})
     run = site.serves(job, "--set", f"cluster.phases={json.dumps(PHASES)}")
     conf = {**os.environ, "SLURM_CONF": str(site.sandbox.slurm_conf)}
-    node = site.sandbox.nodes[-1].name
+    record = RankRecord.read(run.rank_record("serve.2", 0))
+    assert record is not None
+    node = record.host
     change = ["scontrol", "update", f"nodename={node}"]
     subprocess.run([*change, "state=down", "reason=broken"], env=conf, check=True)
     try:
@@ -249,13 +251,14 @@ def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Sit
 
 def test_a_server_and_the_front_that_die_are_back(site: Site) -> None:
     """Behind TLS, under load: only what the dead server had begun fails. Nobody else reaches a server."""
-    serve = {**SPLIT, "tls": True}
+    phases = {"context": {"tensor_parallel": 1}, "generation": {"servers": 3}}
+    serve = {**SPLIT, "tls": True, "disaggregated": phases}
     job = site.job("split-back", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
     run = site.serves(job)
     assert_servers_hear_their_own_node_only(site)
     with under_load(run) as failures:
         os.kill(process_of(site, "llm_api.generation.yaml", node=2), signal.SIGKILL)
-        assert eventually(lambda: restarts(site, run) == ["ready 0", "ready 0", "ready 1"], 60)
+        assert eventually(lambda: restarts(site, run) == ["ready 0", "ready 0", "ready 1", "ready 0"], 60)
         before = run.rank_log("serve.2", 0).read_text().count("generation after")
         assert eventually(lambda: run.rank_log("serve.2", 0).read_text().count("generation after") > before)
     # As many as ask at once, and each request has two phases.
@@ -305,7 +308,8 @@ def asks(run: RunPaths) -> str | None:
     )
     body = json.dumps({"model": "any", "prompt": "hello", "max_tokens": 2})
     try:
-        connection.request("POST", "/v1/completions", body, headers=endpoint.authorization)
+        headers = {"Content-Type": "application/json", **endpoint.authorization}
+        connection.request("POST", "/v1/completions", body, headers=headers)
         answer = connection.getresponse()
         text = answer.read().decode()
         return None if answer.status == 200 and "hello hello" in text else f"{answer.status} {text}"

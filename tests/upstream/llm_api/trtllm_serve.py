@@ -5,9 +5,10 @@ answers from then on whatever happens. The ranks are joined through the launcher
 as the model is split into. Behind it computes a real server, ``transformers serve``, if ``FAKE_SERVE_WITH``
 names its URL and ``FAKE_SERVE_MODEL`` its model; otherwise each answer is the prompt's words again.
 
-``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says on to a
-generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no models, and answers nothing
-before all servers are healthy.
+``trtllm-serve disaggregated`` has a context server compute each prompt, and passes what that says, and the
+prompt's tokens, on to a generation server (``tensorrt_llm/serve/openai_disagg_service.py``). It lists no
+models, and answers nothing before all servers are healthy. ``python -m benchmarks.upstream.front`` puts the
+real front of a release in its place.
 """
 
 from __future__ import annotations
@@ -247,7 +248,19 @@ class _Server(_Routes):
         made.router.add_get("/metrics", self._metrics)
         if self._perf_metrics:
             made.router.add_get("/prometheus/metrics", self._page)
+        made.router.add_get("/steady_clock_offset", self._clock)
+        made.router.add_post("/steady_clock_offset", self._health)
+        made.router.add_get("/server_info", self._info)
         return made
+
+    async def _info(self, _request: web.Request) -> web.Response:
+        """The front asks for it before it serves, too."""
+        return web.json_response({"disaggregated_params": {}})
+
+    async def _clock(self, _request: web.Request) -> web.Response:
+        """The front asks for the difference of the clocks before it serves, and sends it back."""
+        now_s = time.monotonic()
+        return web.json_response({"receive_ts": now_s, "transmit_ts": now_s})
 
     async def _health_generate(self, _request: web.Request) -> web.Response:
         if self._behind is not None:
@@ -290,23 +303,34 @@ class _Server(_Routes):
             while request.transport is not None:
                 await asyncio.sleep(1)
             print(f"{request.remote} is disconnected, abort {self._steps}", flush=True)
+        is_chat = request.path.endswith("chat/completions")
         phase = body.get("disaggregated_params") or {}
-        if phase.get("request_type") == "context_only":
-            given = {"request_type": "generation_only", "ctx_request_id": self._steps, "context": os.getpid()}
-            return web.json_response({"choices": [{"index": 0, "text": "", "disaggregated_params": given}]})
         if phase.get("request_type") == "generation_only":
             if self._auth_key is not None and request.headers.get(_AUTH_HEADER) != self._auth_key:
                 return web.json_response({"error": "Invalid internal request"}, status=401)
-            print(f"generation after context process {phase['context']}", flush=True)
-        is_chat = request.path.endswith("chat/completions")
+            print(f"generation after context process {phase['encoded_opaque_state']}", flush=True)
         prompt = body["messages"][-1]["content"] if is_chat else body["prompt"]
-        words = f"{prompt} {prompt}".split()[: body.get("max_tokens", 16)]
+        # A generation server gets the context server's tokens on both routes. They are letters here.
+        tokens = body.get("prompt_token_ids", prompt)
+        prompt = prompt if isinstance(tokens, str) else "".join(map(chr, tokens))
+        of_context = phase.get("request_type") == "context_only"
+        words = f"{prompt} {prompt}".split()[: 1 if of_context else body.get("max_tokens") or 16]
         usage = {"prompt_tokens": len(words), "completion_tokens": len(words), "total_tokens": 2 * len(words)}
         head = {"id": "1", "created": 0, "model": self._model}
         if not body.get("stream"):
-            choice = {"index": 0, "finish_reason": "length"}
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
             whole = " ".join(words)
             choice |= {"message": {"role": "assistant", "content": whole}} if is_chat else {"text": whole}
+            if of_context:
+                number = phase["disagg_request_id"]
+                choice["disaggregated_params"] = {
+                    "request_type": "context_only",
+                    "ctx_request_id": number,
+                    "disagg_request_id": number,
+                    "first_gen_tokens": [0],
+                    "encoded_opaque_state": str(os.getpid()),
+                }
+                head["prompt_token_ids"] = [*map(ord, prompt)]
             return web.json_response({**head, "choices": [choice], "usage": usage})
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await answer.prepare(request)
@@ -333,17 +357,53 @@ class _Front(_Routes):
     def __init__(self, config: dict[str, Any]) -> None:
         self._context = itertools.cycle(config["context_servers"]["urls"])
         self._generation = itertools.cycle(config["generation_servers"]["urls"])
+        self._numbers = itertools.count(1)
         self._headers = {_AUTH_HEADER: config[AUTH_KEY]} if _knows_auth_key() and AUTH_KEY in config else {}
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != "application/json":  # FastAPI hands upstream's models the bytes
+            return web.Response(status=500, text="Internal Server Error")
         body = await request.json()
-        first = {"max_tokens": 1, "stream": False, "disaggregated_params": {"request_type": "context_only"}}
-        url = f"http://{next(self._context)}{request.path}"
-        async with self._client.post(url, json={**body, **first}) as prepared:
-            given = (await prepared.json())["choices"][0]["disaggregated_params"]
-        url = f"http://{next(self._generation)}{request.path}"
-        body = {**body, "disaggregated_params": given}
-        return await self._pass_on(request, url, body, self._headers)
+        number = next(self._numbers)
+        phase = {"request_type": "context_only", "disagg_request_id": number}
+        first = {**body, "stream": False, "disaggregated_params": phase}
+        try:
+            prepared = await self._ask(f"http://{next(self._context)}{request.path}", first)
+            given = {**prepared["choices"][0]["disaggregated_params"], "request_type": "generation_only"}
+            tokens = "prompt_token_ids" if request.path.endswith("chat/completions") else "prompt"
+            body = {**body, tokens: prepared["prompt_token_ids"], "disaggregated_params": given}
+            url = f"http://{next(self._generation)}{request.path}"
+            if body.get("stream"):
+                return await self._stream(request, url, body)
+            return web.json_response(await self._ask(url, body))
+        except aiohttp.ClientError as error:
+            return web.json_response({"detail": f"Internal server error {error}"}, status=500)
+
+    async def _ask(self, url: str, body: dict[str, Any]) -> Any:
+        """Ask the same server once more after a second if it fails (``openai_client.py``)."""
+        for pause_s in (1, None):
+            try:
+                async with self._client.post(url, json=body, headers=self._headers) as found:
+                    found.raise_for_status()
+                    return await found.json()
+            except aiohttp.ClientError:
+                if pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+
+    async def _stream(self, request: web.Request, url: str, body: dict[str, Any]) -> web.StreamResponse:
+        """Say 200 before the server is asked; what fails then ends the connection."""
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        try:
+            async with self._client.post(url, json=body, headers=self._headers) as found:
+                found.raise_for_status()
+                async for piece in found.content.iter_any():
+                    await answer.write(piece)
+        except aiohttp.ClientError:
+            assert request.transport is not None
+            request.transport.close()
+        return answer
 
 
 def disaggregated(config_file: str, server_start_timeout: int, **_given: Any) -> None:
