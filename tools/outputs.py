@@ -23,6 +23,7 @@ from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
 from trtllm_hpc.engines.migration import Migrated
+from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
 from trtllm_hpc.report.versions import ReleaseDetails
@@ -65,6 +66,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "logs": {"": list[LogRow]},
     "explain": {"": list[Finding]},
     "client": {"": PromptRecord, "with `--check`": CheckedAnswer},
+    "evaluate": {"": EvaluationSummary},
     "bench show": {"": MeasurementSummary},
     "bench run": {"": MeasurementSummary},
     "bench list": {"": list[MeasurementRow]},

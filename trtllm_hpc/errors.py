@@ -43,6 +43,8 @@ class ExitCode(enum.IntEnum):
     """A server cannot be reached, or was lost before it had answered."""
     TIMEOUT = 17
     """A server did not answer a request in time."""
+    ACCURACY = 18
+    """The model answers worse than the gate of its evaluation allows."""
     INTERRUPTED = 130
 
 
@@ -194,6 +196,10 @@ class AnswerTimedOut(RequestFailed, exit_code=ExitCode.TIMEOUT):
 
 class InvalidMeasurement(TrtllmHpcError, exit_code=ExitCode.MEASUREMENT):
     """The benchmark ran, but its figures are not valid."""
+
+
+class AccuracyTooLow(TrtllmHpcError, exit_code=ExitCode.ACCURACY):
+    """The model answers worse than the gate of its evaluation allows."""
 
 
 class RunCancelled(TrtllmHpcError, exit_code=ExitCode.CANCELLED):

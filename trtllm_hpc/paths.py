@@ -28,6 +28,9 @@ STEPS = ("download", "build", "staging", "repository", "preflight", "serve", "fr
 COMPANION_MEASUREMENT = "benchmark"
 """Name of the companion's own measurement; others come from the ``bench`` command."""
 
+COMPANION_EVALUATION = "evaluation"
+"""Name of the companion's own evaluation; others come from the ``evaluate`` command."""
+
 RESERVED_ENDINGS = (".workload", ".metrics", ".charts")
 """Endings that distinguish a measurement's files; no measurement's name ends with them."""
 
@@ -287,6 +290,10 @@ class RunPaths:
             charts=file("charts"),
             report=self.report if name == COMPANION_MEASUREMENT else file("html"),
         )
+
+    def evaluation(self, name: str = COMPANION_EVALUATION, kind: str = "json") -> Path:
+        """Return a file of the evaluation of that name: its summary, ``answers.jsonl`` or ``scores.json``."""
+        return self.results / "evaluations" / f"{name}.{kind}"
 
     def measurements(self) -> list[str]:
         """Return the names of the measurements, the newest first."""

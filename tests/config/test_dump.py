@@ -11,6 +11,7 @@ from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
 from trtllm_hpc.config.cluster import ClusterProfile, Phases
 from trtllm_hpc.config.dump import cluster_yaml, flow, job_yaml
 from trtllm_hpc.config.engine import Engine, Speculative
+from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.job import (
     Companion,
     Disaggregated,
@@ -63,7 +64,10 @@ def test_every_default_is_written_out() -> None:
             engine=Engine(speculative=Speculative(mode="medusa")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]]))),
-            companion=Companion(benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")]))),
+            companion=Companion(
+                benchmark=Benchmark(workload=Workload(lora=[LoraShare(directory="/a")])),
+                evaluate=Evaluation(tasks=["facts"]),
+            ),
         )
     )
     for key in all_keys(JobFile):

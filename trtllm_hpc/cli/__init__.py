@@ -36,6 +36,7 @@ COMMANDS: dict[str, str] = {
     "client": "Send the served model a prompt.",
     "endpoint": "Show where a server answers: lines for curl, Python and ssh.",
     "bench": "Benchmark the served model and check that the figures are valid.",
+    "evaluate": "Ask the served model tasks of lm-eval: does it answer well?",
     "metrics": "Show the server's own metrics: engine, queue and memory.",
     "report": "Write a measurement as one HTML file, and its charts as images.",
     "cancel": "Cancel every job of a run.",

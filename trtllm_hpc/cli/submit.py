@@ -90,7 +90,7 @@ def command(
     \b
     Exit codes: 3 job file or profile, 4 rendering, 5 submission, 6 build,
     7 start, 8 not ready in time, 9 request, 10 measurement, 11 cancelled,
-    12 a job was lost.
+    12 a job was lost, 18 the answers fail their gate.
     """
     from trtllm_hpc.api.jobs import submit
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trtllm_hpc.config.benchmark import Benchmark, LoraAdapter
 from trtllm_hpc.config.engine import FRONTENDS, Engine, Parallelism
+from trtllm_hpc.config.evaluation import Evaluation
 from trtllm_hpc.config.repository import KvCache, Repository
 from trtllm_hpc.config.sweep import Sweep
 from trtllm_hpc.config.types import (
@@ -315,6 +316,8 @@ class Companion(Section):
     request: Request = Field(default_factory=Request)
     benchmark: Benchmark | None = Field(default_factory=Benchmark)
     """The measurement; ``None``: the companion sends its request only."""
+    evaluate: Evaluation | None = None
+    """Whether the model answers well, asked after the measurement; ``None``: nothing is evaluated."""
 
 
 class JobFile(Section):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
+from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
@@ -120,6 +121,8 @@ class RunStatus:
     """What the job has found to be other than in the run that this one repeats."""
     load: str = ""
     """How long the phases of the server's start took; empty if no log shows them."""
+    evaluation: EvaluationSummary | None = None
+    """Scores of the companion's evaluation, once it has finished."""
 
     @property
     def settled(self) -> bool:
@@ -210,6 +213,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         visitors_of(run.paths),
         tuple({str(it.data.get("warning")): None for it in run.events("serve") if it.name == UNLIKE}),
         load_line(run),
+        read_evaluation(run.paths.evaluation()),
     )
 
 
@@ -484,7 +488,8 @@ def _exit_code(state: RunState, failure: StageFailure | None) -> ExitCode:
         return ExitCode.SUBMISSION
     if failed.stage == "build":
         return ExitCode.BUILD
-    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST, ExitCode.MEASUREMENT}
+    known = {ExitCode.CONFIG, ExitCode.START, ExitCode.READINESS, ExitCode.REQUEST}
+    known |= {ExitCode.MEASUREMENT, ExitCode.ACCURACY}
     if failed.stage == "serve":
         # With the companion inside its allocation, the serve job ends with the companion's code.
         inside = known - {ExitCode.START, *([] if failure.stage == "companion" else [ExitCode.CONFIG])}

@@ -15,6 +15,7 @@ from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_S
 from trtllm_hpc.bench.records import Sample, read_records
 from trtllm_hpc.bench.results import Energy, LevelResult, MeasurementSummary, Pass, read_measurement
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.frames import imported_pandas, level_figures
@@ -81,7 +82,8 @@ def read_results(
         found, run = measured[variant.name], runs[variant.name]
         if limits is not None and slo not in (None, found.settings.get("slo")):
             found = _with_goodput(found, limits, run.measurement(COMPANION_MEASUREMENT).requests)
-        points += _points(variant, found, limits, gpu_price, planned_gpus(RunSnapshot(run)).get("serve"))
+        gpus = planned_gpus(RunSnapshot(run)).get("serve")
+        points += _points(variant, found, limits, gpu_price, gpus, read_evaluation(run.evaluation()))
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
@@ -114,15 +116,23 @@ def _with_goodput(measurement: MeasurementSummary, slo: Slo, file: Path) -> Meas
 
 
 def _points(
-    of: VariantStatus, measured: MeasurementSummary, slo: Slo | None, price: float | None, gpus: int | None
+    of: VariantStatus,
+    measured: MeasurementSummary,
+    slo: Slo | None,
+    price: float | None,
+    gpus: int | None,
+    evaluation: EvaluationSummary | None,
 ) -> Iterator[Point]:
     share, hourly = 1 / max(gpus, 1) if gpus is not None else None, (price or 0.0) * (gpus or 0)
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
     whole = [it for it in measured.verdict.findings if it not in of_levels]
     whole += ["A profiler ran beside it."] if measured.profile is not None else []
+    scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
+    if evaluation is not None and evaluation.passed is False:
+        whole += [f"Its answers fail the gate: {it}." for it in evaluation.tasks if it.passed is False]
     for label, result in zip(level_labels(measured), measured.levels, strict=True):
-        found, metrics = level_figures(result), [one.metrics for one in result.passes]
+        found, metrics = {**level_figures(result), **scores}, [one.metrics for one in result.passes]
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
         each = [rate for it in metrics if isinstance(rate := it.get("output_tokens_per_s"), float)]
         own = [finding for one in result.passes for finding in one.verdict.findings]

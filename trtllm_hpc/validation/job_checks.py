@@ -12,6 +12,7 @@ from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.layout import seats
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
 from trtllm_hpc.validation.context import Check, Context
 from trtllm_hpc.validation.file_system_checks import absent
@@ -158,6 +159,29 @@ def lora_adapters(context: Context) -> Diagnostic | None:
         message = f"an adapter has rank {highest}, and the engine takes ranks up to {taken}"
         return fail(message, f"set engine.max_lora_rank to {highest}")
     return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
+
+
+def evaluation(context: Context) -> Diagnostic | None:
+    """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
+    settings = context.job.companion.evaluate
+    if settings is None or not context.job.companion.enabled:
+        return None
+    from trtllm_hpc.evaluation.scores import read_evaluation
+    from trtllm_hpc.evaluation.tasks import check_task, data_folder
+
+    try:
+        for task in settings.tasks:
+            check_task(task, settings)
+    except ConfigError as error:
+        wrong = error.diagnostics[0]
+        return fail(wrong.message, wrong.hint or "name another task")
+    base = settings.not_worse_than
+    if base is not None and read_evaluation(RunPaths(context.runs / base).evaluation()) is None:
+        message = (
+            f"companion.evaluate.not_worse_than: run {base} has no finished evaluation in {context.runs}"
+        )
+        return fail(message, "name the id or the folder of a run that companion.evaluate has scored")
+    return ok(f"the tasks {', '.join(settings.tasks)} can be asked, with data in {data_folder(settings)}")
 
 
 def _misread(error: ConfigError) -> Diagnostic:
@@ -318,6 +342,7 @@ CHECKS = (
     Check("slo", "the benchmark's limits can be measured", slo),
     Check("workload-file", "the benchmark's workload can be read", workload_file),
     Check("lora-adapters", "the companion's LoRA adapters can be read", lora_adapters),
+    Check("evaluation", "the evaluation's tasks and data are here", evaluation),
     Check("prompt-length", "the companion's prompt is not too long", prompt),
     Check("prompt-steps", "long prompts can be computed", steps),
     Check("memory", "the model fits into memory", memory),

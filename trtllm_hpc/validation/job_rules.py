@@ -126,6 +126,17 @@ def server_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
+def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
+    """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the door."""
+    evaluates = job.companion.enabled and job.companion.evaluate is not None
+    if evaluates and job.frontend == "triton" and "none" in (job.serve.door, job.serve.openai):
+        key = "serve.door" if job.serve.door == "none" else "serve.openai"
+        message = (
+            f"the evaluation asks over OpenAI's protocol, which this server does not speak ({key}: none)"
+        )
+        yield in_job("conflict", "companion.evaluate", message, f"leave {key} out")
+
+
 def companion_wait_ends(job: JobFile) -> Diagnostics:
     """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
     if not job.companion.enabled:
@@ -232,6 +243,7 @@ RULES = (
     prompts_fit,
     logits_are_gathered,
     server_wait_ends,
+    evaluation_is_over_openai,
     companion_wait_ends,
     benchmark_settings,
     benchmark_ends,

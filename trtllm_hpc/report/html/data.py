@@ -12,8 +12,9 @@ from itertools import pairwise
 from trtllm_hpc.bench.records import RequestRecord, read_records
 from trtllm_hpc.bench.results import LevelResult, MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import ServerSample, read_samples
+from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, STAGES, RunPaths
 from trtllm_hpc.report.headline import ascending_levels, headline_level, level_labels
 from trtllm_hpc.runs.accounting import StageUse, uses_from_events
 from trtllm_hpc.runtime.records import Event, read_events
@@ -102,6 +103,8 @@ class ReportData:
     start: StartTimeline
     uses: Sequence[StageUse] = ()
     """What each stage has used, by the run's own events."""
+    evaluation: EvaluationSummary | None = None
+    """The companion's evaluation, in the report of its measurement."""
 
     @cached_property
     def labels(self) -> list[str]:
@@ -138,4 +141,5 @@ def read_report_data(paths: RunPaths, name: str) -> ReportData:
         read_samples(files.samples),
         read_start_timeline(paths),
         uses_from_events(RunSnapshot(paths), now),
+        read_evaluation(paths.evaluation()) if name == COMPANION_MEASUREMENT else None,
     )

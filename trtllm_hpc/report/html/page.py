@@ -77,6 +77,7 @@ def report_page(data: ReportData) -> str:
         title=f"{data.run}: {data.measurement.name}",
         run=data.run,
         measurement=data.measurement,
+        evaluation=data.evaluation,
         facts=_facts(data),
         verdict=verdict(data),
         headline=headline_words(data),

@@ -1,0 +1,63 @@
+"""Where scores are shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from tests.sweeps.make import TP, grid, measured, write_sweep
+from trtllm_hpc.cli.evaluate import command
+from trtllm_hpc.evaluation.scores import EvaluationSummary, TaskScore, against_threshold
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.sweeps.page import write_report
+
+
+def summary(threshold: float) -> EvaluationSummary:
+    score = TaskScore("facts", "exact_match,words", 0.44, 0.035, 200, {"protocol": "chat"})
+    return EvaluationSummary("m", [against_threshold(score, threshold)], 200, 0, "0.4.13")
+
+
+def keep(run: RunPaths, found: EvaluationSummary) -> None:
+    run.evaluation().parent.mkdir(parents=True, exist_ok=True)
+    found.write(run.evaluation())
+
+
+def test_a_point_that_fails_its_gate_is_not_ranked_and_the_table_says_so(tmp_path: Path) -> None:
+    variants = {"fast": ({TP: 2}, measured(2.0)), "good": ({TP: 2}, measured(1.0))}
+    sweep = write_sweep(tmp_path / "s", variants, keys=[TP])
+    assert sweep.results().best.ranking[0].variant == "fast"
+    keep(sweep.paths.run("fast"), summary(threshold=0.5))
+    keep(sweep.paths.run("good"), summary(threshold=0.4))
+    found = sweep.results()
+    assert [it.variant for it in found.best.ranking] == ["good"]
+    assert {it.variant for it in found.points if it.frontier} == {"good"}
+    why = "Its answers fail the gate: facts 44.0 % (standard error 3.5 points, 200 questions): below"
+    assert all(why in it.findings[0] for it in found.points if it.variant == "fast")
+    assert found.frame()["score.facts"].tolist() == [0.44] * len(found.points)
+    write_report(found, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "facts<wbr> score" in page or "facts score" in page
+    assert why in page
+
+
+def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
+    sweep = grid(tmp_path / "s")
+    run = sweep.paths.run("tp2-bs16").folder
+    (run / "spec.yaml").write_text("name: a\n")
+    said = CliRunner().invoke(command, [str(run)])
+    assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
+
+
+def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:
+    from trtllm_hpc.report.html.data import read_report_data
+    from trtllm_hpc.report.html.page import report_page
+
+    run = grid(tmp_path / "s").paths.run("tp2-bs16")
+    assert "Scores of its answers" not in report_page(read_report_data(run, "benchmark"))
+    keep(run, summary(0.5))
+    page = report_page(read_report_data(run, "benchmark"))
+    assert "The answers fail the gate" in page and "below the threshold of 50 %" in page
+    keep(run, replace(summary(0.5), tasks=[replace(summary(0.5).tasks[0], passed=None, gate="")]))
+    assert "Scores of its answers" in report_page(read_report_data(run, "benchmark"))

@@ -1,0 +1,44 @@
+"""What an evaluation needs, before the queue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.evaluation.test_shown import keep, summary
+from tests.validation.conftest import Checked
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.evaluation import tasks
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.validation.job_rules import evaluation_is_over_openai
+
+
+def test_tasks_are_checked_before_the_queue(
+    checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(**evaluate: Any) -> Any:
+        return checked(companion={"evaluate": {"tasks": ["facts"], **evaluate}})["evaluation"]
+
+    assert "evaluation" not in checked()
+    assert outcome().state == "ok"
+    missing = outcome(tasks=["gsm8k"], data=str(tmp_path))
+    assert missing.state == "fail" and "the data of task gsm8k (openai/gsm8k) are not in" in missing.message
+    assert f"trtllm-hpc evaluate --prepare gsm8k --data {tmp_path}" in missing.hint
+    base = outcome(not_worse_than="nobody")
+    assert base.state == "fail" and "run nobody has no finished evaluation" in base.message
+    keep(RunPaths(tmp_path / "runs" / "before"), summary(0.4))
+    assert outcome(not_worse_than="before").state == "ok"
+    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
+    assert outcome().hint == "pip install 'trtllm-hpc[evaluate]'"
+
+
+def test_a_server_without_openais_protocol_is_refused() -> None:
+    def problems(**serve: str) -> list[str]:
+        plain = {"name": "a", "serve": serve, "companion": {"evaluate": {"tasks": ["facts"]}}}
+        return [it.message for it in evaluation_is_over_openai(JobFile.model_validate(plain))]
+
+    assert problems() == [] and problems(door="none", frontend="openai") == []
+    [message] = problems(openai="none")
+    assert "which this server does not speak (serve.openai: none)" in message

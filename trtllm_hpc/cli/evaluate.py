@@ -1,0 +1,90 @@
+"""``trtllm-hpc evaluate``: whether the served model of a run answers well."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trtllm_hpc.cli import options
+from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder
+from trtllm_hpc.runs.find import find_run
+
+if TYPE_CHECKING:
+    from trtllm_hpc.config.evaluation import Evaluation
+
+
+@click.command("evaluate")
+@options.runs_option
+@options.optional_run
+@click.option("--tasks", metavar="NAME[,...]", help="Tasks of lm-eval, or shipped ones: facts.")
+@click.option("--limit", type=click.IntRange(min=1), help="Ask only the first N questions of each task.")
+@click.option("--few-shot", type=click.IntRange(0, 100), help="Solved examples before each question.")
+@click.option("--threshold", type=click.FloatRange(0, 1), help="The gate: the score of each task, e.g. 0.9.")
+@click.option("--not-worse-than", metavar="RUN", help="The gate: id or folder of a run to compare with.")
+@click.option("--protocol", type=click.Choice(["completions", "chat"]), help="How questions are asked.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Most tokens of an answer.")
+@click.option("--data", type=click.Path(resolve_path=True), help="Folder of the data sets.")
+@click.option("--allow-code-execution", metavar="NAME[,...]", help="Tasks that may run the model's code.")
+@click.option("--prepare", metavar="TASK[,...]", help="Only fetch the data of these tasks, on a login node.")
+@click.option("--save-as", "name", metavar="NAME", help="An earlier NAME goes on: its answers are kept.")
+@options.wait_option
+@options.json_option
+def command(
+    run: RunPaths | None,
+    runs: Path | None,
+    name: str | None,
+    wait_seconds: float,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Ask the server of RUN the questions of tasks, and score its answers.
+
+    Settings come from the run's job file (companion.evaluate); options override them. The
+    exit code is 18 if the answers fail the gate. Needs the extra 'evaluate'.
+
+    \b
+    Examples:
+      trtllm-hpc evaluate latest --tasks facts --threshold 0.3
+      trtllm-hpc evaluate --prepare gsm8k,mmlu_pro
+      trtllm-hpc evaluate latest --tasks gsm8k --limit 200 --not-worse-than chat-20260101-120000-1a2b
+    """
+    from trtllm_hpc.client.async_client import AsyncClient
+    from trtllm_hpc.evaluation.evaluate import evaluate
+    from trtllm_hpc.evaluation.tasks import data_folder, prepare
+    from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
+
+    if given["prepare"]:
+        settings = _settings(None, {**given, "tasks": given["prepare"]})
+        for task in settings.tasks:
+            click.echo(f"{task}: {prepare(task, settings)} questions are in {data_folder(settings)}")
+        return
+    run = run or find_run("latest", runs or default_runs_folder())
+    settings, name = _settings(run, given), name or time.strftime("evaluate-%Y%m%d-%H%M%S")
+    endpoint, follow = endpoint_of(run, wait_seconds), follower_of(run, restarts=True)
+
+    def client(timeout_s: float) -> AsyncClient:
+        return AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s, follow=follow)
+
+    click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
+    summary = evaluate(run, name, client, settings)
+    options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
+    summary.check(f"trtllm-hpc status {call_name(run)} --json")
+
+
+def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
+    """Return the job file's settings with those given as options over them."""
+    from trtllm_hpc.config.evaluation import Evaluation
+    from trtllm_hpc.config.files import read_spec
+
+    own = None if run is None else read_spec(run.spec).companion.evaluate
+    values = {} if own is None else own.model_dump()
+    for key in Evaluation.model_fields.keys() & given.keys():
+        if (value := given[key]) is not None:
+            listed = key in ("tasks", "allow_code_execution")
+            values[key] = [it.strip() for it in value.split(",")] if listed else value
+    if not values.get("tasks"):
+        raise click.UsageError("The run's job file has no companion.evaluate: name the --tasks, e.g. facts.")
+    return Evaluation.model_validate(values)

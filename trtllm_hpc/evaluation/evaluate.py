@@ -1,0 +1,167 @@
+"""Ask a served model the questions of tasks, keep each answer as it comes, and score them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.client.async_client import AsyncClient
+from trtllm_hpc.client.model import gathered
+from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.evaluation import tasks
+from trtllm_hpc.evaluation.scores import (
+    EvaluationSummary,
+    Scores,
+    TaskScore,
+    against_run,
+    against_threshold,
+    mean_of,
+    read_evaluation,
+)
+from trtllm_hpc.paths import RunPaths, read_json, write_json
+
+Question = tuple[str, dict[str, Any]]
+"""A text, or a chat's messages as JSON, and the options of the request."""
+
+
+class Answers:
+    """The answers to an evaluation's questions: those in its file, and those that the server gives."""
+
+    def __init__(self, file: Path, concurrency: int) -> None:
+        self._file, self._concurrency, self._known = file, concurrency, dict[str, str]()
+        self.asked, self.kept, self.model = 0, 0, ""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for line in file.read_bytes().split(b"\n") if file.exists() else []:
+            with suppress(ValueError):  # the last line of a writer that was killed
+                self._known |= json.loads(line)
+
+    async def to(self, questions: Sequence[Question], client: AsyncClient, *, chat: bool) -> list[str]:
+        """Return the answers in the questions' order; raises RequestFailed if one is missing."""
+        seen, slots, work = Counter[str](), asyncio.Semaphore(self._concurrency), []
+
+        async def answer(key: str, text: str, options: dict[str, Any]) -> str:
+            if key in self._known:
+                self.kept += 1
+                return self._known[key]
+            async with slots:
+                asked = client.chat(json.loads(text), **options) if chat else client.generate(text, **options)
+                found = (await asked).text
+            self.asked += 1
+            # Some servers leave out what ends an answer, others do not.
+            ends = [place for word in options["stop_words"] if (place := found.find(word)) >= 0]
+            found = found[: min(ends, default=None)]
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(f"{json.dumps({key: found})}\n")
+            return found
+
+        for question in questions:
+            words = json.dumps([chat, *question], sort_keys=True)
+            key = hashlib.sha256(words.encode()).hexdigest()[:24]
+            seen[key] += 1  # a question that is asked twice has two answers
+            work.append(answer(f"{key}-{seen[key]}", *question))
+        async with client:
+            self.model = client.model.name
+            return await gathered(work)
+
+
+def options_of(own: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request's options from those of a task (``generation_kwargs``) and of the settings."""
+    until, temperature = own.get("until") or [], asked["temperature"]
+    if temperature is None:
+        temperature = own.get("temperature", 1.0) if own.get("do_sample") else 0.0
+    stop_words = [until] if isinstance(until, str) else list(until)
+    tokens = asked["max_tokens"] or own.get("max_gen_toks") or 256
+    options = {"max_tokens": tokens, "temperature": float(temperature), "stop_words": stop_words}
+    return options | ({"seed": 1234, "top_p": own.get("top_p", 1.0)} if temperature else {})
+
+
+def evaluate(
+    run: RunPaths,
+    name: str,
+    client: Callable[[float], AsyncClient],
+    settings: Evaluation,
+) -> EvaluationSummary:
+    """Evaluate a served model, and write ``results/evaluations/NAME.json`` in the run's folder.
+
+    Answers that an earlier attempt of the same name has kept are not asked again. ``client`` makes a client
+    of OpenAI's protocol with this time limit for each answer. Raises ConfigError if a task cannot be asked,
+    RequestFailed if the server is lost or refuses a question; the answers until then are kept.
+    """
+    answers = Answers(run.evaluation(name, "answers.jsonl"), settings.concurrency)
+    found, scores = list[TaskScore](), dict[str, Scores]()
+    for task, parts in [(task, tasks.load(task, settings)) for task in settings.tasks]:
+        asked = tasks.asked_as(task, settings)
+        metric, scores[task] = _scored(
+            parts, answers, client(settings.request_timeout_seconds), asked, settings
+        )
+        score = TaskScore(task, metric, *mean_of(list(scores[task].values())), len(scores[task]), asked)
+        found.append(_judged(score, scores[task], settings, run))
+    write_json(run.evaluation(name, "scores.json"), scores)
+    summary = EvaluationSummary(answers.model, found, answers.asked, answers.kept, version("lm-eval"))
+    summary.write(run.evaluation(name))
+    return summary
+
+
+def _judged(score: TaskScore, scores: Scores, settings: Evaluation, run: RunPaths) -> TaskScore:
+    if settings.threshold is not None:
+        score = against_threshold(score, settings.threshold)
+    if settings.not_worse_than is None or score.passed is False:
+        return score
+    base = RunPaths(run.folder.parent / settings.not_worse_than)
+    base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(score.task, {})
+    return against_run(score, scores, read_evaluation(base.evaluation()), base_scores, base.run_id)
+
+
+def _scored(
+    parts: Mapping[str, Any], answers: Answers, client: AsyncClient, asked: Mapping[str, Any], own: Evaluation
+) -> tuple[str, Scores]:
+    """Ask the questions of one task; return the name of its metric, and the score of each question."""
+    from lm_eval.api.model import LM
+    from lm_eval.evaluator import evaluate as evaluate_with
+
+    chat = asked["protocol"] == "chat"
+
+    class Served(LM):  # type: ignore[misc]  # lm-eval has no types
+        """The served model, as ``lm-eval`` asks it."""
+
+        tokenizer_name = ""
+
+        def generate_until(self, requests: Any) -> list[str]:
+            questions = [(it.args[0], options_of(it.args[1], asked)) for it in requests]
+            return asyncio.run(answers.to(questions, client, chat=chat))
+
+        def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+            return json.dumps(chat_history)
+
+        def loglikelihood(self, requests: Any) -> Any:
+            raise NotImplementedError
+
+        loglikelihood_rolling = loglikelihood
+
+    # Tasks that run code have been refused, or allowed by name.
+    options = {"limit": own.limit, "bootstrap_iters": 0, "confirm_run_unsafe_code": True}
+    options |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat}
+    return scores_of(evaluate_with(Served(), {"tasks": parts}, **options)["samples"], asked["metric"])
+
+
+def scores_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], metric: str | None) -> tuple[str, Scores]:
+    """Return the metric's name and the score of each question, from ``lm-eval``'s samples of a task's parts.
+
+    Raises ConfigError if no metric has the name, or its score is not a number for each question.
+    """
+    flat = [(f"{part}/{it['doc_hash'][:16]}", it) for part, of_part in samples.items() for it in of_part]
+    named = [(name, it) for _, it in flat for name in it["metrics"] if isinstance(it[name], int | float)]
+    names = dict.fromkeys(f"{name},{it['filter']}" for name, it in named)
+    chosen = metric or next(iter(names), "")
+    if chosen not in names:
+        message = f"the task has no metric {chosen!r} that scores each question"
+        raise tasks.refusal("metric", message, f"companion.evaluate.metric: {' or '.join(names)}")
+    name, _, kind = chosen.rpartition(",")
+    return chosen, {key: float(it[name]) for key, it in flat if it["filter"] == kind}

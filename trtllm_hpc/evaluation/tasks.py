@@ -1,0 +1,184 @@
+"""Tasks of ``lm-eval`` and the data they need, in a local folder: found, prepared, loaded without a network.
+
+<data>/tasks/NAME.json   what is known of a prepared task
+       datasets/KEY/     a data set, as Arrow files that need no network, no lock and no rights to write
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from trtllm_hpc.config.evaluation import Evaluation
+from trtllm_hpc.errors import ConfigError, Diagnostic
+from trtllm_hpc.paths import read_json, user_cache, write_folder_aside, write_json
+
+OWN = Path(str(files("trtllm_hpc.jobs"))) / "tasks"
+"""The folder of the shipped tasks and settings."""
+_GATED = re.compile(r"gated|401|403|authenticat", re.IGNORECASE)
+
+
+def refusal(code: str, message: str, hint: str) -> ConfigError:
+    """Return the error for a task that cannot be asked."""
+    return ConfigError([Diagnostic(code, message, field="companion.evaluate.tasks", hint=hint)])
+
+
+def data_folder(settings: Evaluation) -> Path:
+    """Return the folder of the data sets."""
+    return Path(settings.data) if settings.data else user_cache() / "evaluation"
+
+
+def shipped_settings() -> dict[str, dict[str, Any]]:
+    """Return the shipped settings by task."""
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return dict(toml.loads((OWN / "settings.toml").read_text(encoding="utf-8")))
+
+
+def asked_as(task: str, settings: Evaluation) -> dict[str, Any]:
+    """Return how a task is asked: by the job file, else by the shipped settings, else as the task says."""
+    chosen = dict.fromkeys(("protocol", "few_shot", "metric", "max_tokens", "temperature"))
+    chosen |= {"protocol": "completions", **shipped_settings().get(task, {})}
+    return chosen | {key: it for key in chosen if (it := getattr(settings, key)) is not None}
+
+
+def check_task(task: str, settings: Evaluation) -> str:
+    """Return the folder of a task that can be asked.
+
+    Raises ConfigError without ``lm-eval``, for an unknown task, for missing data and for a task that would
+    run code without leave.
+    """
+    home, data = _lm_eval_folder(), data_folder(settings)
+    if (OWN / f"{task}.yaml").is_file():
+        return str(OWN)
+    known = read_json(data / "tasks" / f"{task}.json")
+    if known is None or not all((data / "datasets" / it).is_dir() for it in known["datasets"]):
+        named = re.search(r"^dataset_path: *(\S+)", _definition(home, task).read_text("utf-8"), re.MULTILINE)
+        message = f"the data of task {task}{f' ({named[1]})' if named else ''} are not in {data}"
+        command = f"trtllm-hpc evaluate --prepare {task}{f' --data {data}' if settings.data else ''}"
+        raise refusal("evaluation-data", message, f"on a machine with internet: {command}")
+    if known["runs_code"]:
+        if task not in settings.allow_code_execution:
+            hint = f"companion.evaluate.allow_code_execution: [{task}], or --allow-code-execution {task}"
+            raise refusal("runs-code", f"task {task} runs code that the model writes, with your rights", hint)
+        os.environ["HF_ALLOW_CODE_EVAL"] = "1"
+    return str(home / known["home"])
+
+
+def _lm_eval_folder() -> Path:
+    spec = find_spec("lm_eval")
+    if spec is None or spec.origin is None:
+        raise refusal("no-lm-eval", "lm-eval is not installed", "pip install 'trtllm-hpc[evaluate]'")
+    return Path(spec.origin).parent / "tasks"
+
+
+def _definition(home: Path, task: str) -> Path:
+    """Return the file that defines a task or group of ``lm-eval``; raises ConfigError."""
+    line = re.compile(rf"^(?:task|group): *['\"]?{re.escape(task)}['\"]? *$", re.MULTILINE)
+    for file in chain(home.rglob(f"{task}.yaml"), home.rglob("*.yaml")):
+        if line.search(file.read_text(encoding="utf-8", errors="replace")):
+            return file
+    hint = f"shipped: {', '.join(sorted(it.stem for it in OWN.glob('*.yaml')))}; 'lm-eval ls tasks' lists all"
+    raise refusal("unknown-task", f"no task is called {task!r}", hint)
+
+
+def load(task: str, settings: Evaluation) -> dict[str, Any]:
+    """Return the parts of a task by name, as ``lm-eval``'s objects, without a network."""
+    home, few_shot = check_task(task, settings), asked_as(task, settings)["few_shot"]
+    with _local_data(data_folder(settings), fetch=False):
+        parts = _built(task, home)
+    for part in parts.values():
+        # As lm-eval's own command: a task that must not have examples gets none.
+        own = part.get_config("num_fewshot")
+        part.set_config(key="num_fewshot", value=(own or 0) if few_shot is None or own == 0 else few_shot)
+        part.set_fewshot_seed(seed=1234)
+    return parts
+
+
+def prepare(task: str, settings: Evaluation) -> int:
+    """Fetch the data of a task into the local folder; return the number of its questions.
+
+    Raises ConfigError for an unknown task, for one that needs more than generated answers, and where its data
+    cannot be fetched.
+    """
+    home, folder = _lm_eval_folder(), data_folder(settings)
+    # Tasks that run code try whether they may; here it is not the model's.
+    os.environ["HF_ALLOW_CODE_EVAL"] = "1"
+    with _local_data(folder, fetch=True) as used:
+        place = _definition(home, task).parent
+        try:
+            try:
+                parts = _built(task, place).values()
+            except (AttributeError, KeyError, TypeError):  # parts of the group are elsewhere
+                place = home
+                parts = _built(task, place).values()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise not_fetched(task, error) from error
+    if any(part.OUTPUT_TYPE != "generate_until" for part in parts):
+        message = f"task {task} compares log-likelihoods, which a server with OpenAI's protocol does not have"
+        raise refusal("not-generated", message, "name a task with generated answers, as mmlu_generative")
+    runs_code = any(getattr(part, "UNSAFE_CODE", False) for part in parts)
+    known = {"home": str(place.relative_to(home)), "datasets": sorted(used), "runs_code": runs_code}
+    (folder / "tasks").mkdir(parents=True, exist_ok=True)
+    write_json(folder / "tasks" / f"{task}.json", known)
+    return sum(len(part.eval_docs) for part in parts)
+
+
+def not_fetched(task: str, error: Exception) -> ConfigError:
+    """Return the error for data that cannot be fetched."""
+    words, hint = " ".join(str(error).split())[:300], "look at the network: curl -sI https://huggingface.co"
+    if _GATED.search(words):
+        hint = "accept the terms on the data set's page at huggingface.co, and export HF_TOKEN=..."
+    return refusal("evaluation-data", f"the data of task {task} cannot be fetched: {words}", hint)
+
+
+def _built(task: str, place: str | Path) -> dict[str, Any]:
+    from lm_eval.tasks import TaskManager
+
+    return dict(TaskManager(include_path=place, include_defaults=False).load([task])["tasks"])
+
+
+@contextmanager
+def _local_data(folder: Path, *, fetch: bool) -> Iterator[set[str]]:
+    """Let ``lm-eval`` find its data sets in the folder; with ``fetch`` what is missing is downloaded first.
+
+    Yields the keys of the data sets that were used.
+    """
+    if not fetch:
+        os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
+    os.environ |= {"HF_MODULES_CACHE": str(folder / "modules"), "TQDM_DISABLE": "1"}
+    import datasets
+
+    real, used = datasets.load_dataset, set[str]()
+
+    def load_dataset(path: str, name: str | None = None, **options: Any) -> Any:
+        if path == "json":  # shipped, beside its task
+            text = (OWN / options["data_files"]["test"]).read_text(encoding="utf-8")
+            return {"test": datasets.Dataset.from_list([json.loads(line) for line in text.splitlines()])}
+        words = json.dumps([path, name, options], sort_keys=True, default=str)
+        key = f"{path.replace('/', '--')}-{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+        kept = folder / "datasets" / key
+        if fetch and not kept.is_dir():
+            data = real(path, name, **options)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with write_folder_aside(kept) as aside:
+                data.save_to_disk(str(aside))
+        used.add(key)
+        return datasets.load_from_disk(str(kept))
+
+    datasets.disable_caching()
+    datasets.load_dataset = load_dataset
+    try:
+        yield used
+    finally:
+        datasets.load_dataset = real
