@@ -38,6 +38,7 @@ def outputs_of(cell: Any) -> list[Any]:
     return [output.get("data", {}) for output in cell.outputs]
 
 
+@pytest.mark.thorough
 def test_the_notebook_leads_from_submit_to_a_table_and_a_plot(folder: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     # An engine without a model starts in a second; the script beside it is run as it is.

@@ -121,6 +121,7 @@ def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
     assert eventually(bob.has_no_jobs, 60) and runs_on(ana, my_job)
 
 
+@pytest.mark.thorough
 def test_accounting_remembers_the_job_whose_id_another_job_has(
     sandbox: Sandbox, people: tuple[Person, Person]
 ) -> None:

@@ -64,6 +64,7 @@ def assert_served_and_measured(site: Site, run: RunPaths, prompt: str) -> None:
     site.has_nothing_left()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
 def test_an_orchestrator_spawns_the_ranks_of_both_models(site: Site) -> None:
     both = "companion.benchmark.models=[ensemble, ensemble_2]"
