@@ -62,7 +62,7 @@ def test_the_architecture_page_names_the_rooms_in_the_order_that_import_linter_k
 
 
 def test_what_travels_into_the_job_needs_only_the_standard_library() -> None:
-    # PyTorch is the image's, as mpi4py is: only doctor --on-nodes asks whether it is there.
+    # PyTorch is the image's, as mpi4py is: only what measures NCCL imports it.
     allowed = {"trtllm_hpc.errors", "trtllm_hpc.paths", "trtllm_hpc.runtime", "mpi4py", "torch"}
     files = [
         PACKAGE / "errors.py",
