@@ -123,6 +123,7 @@ def test_the_settings_of_the_run_are_the_defaults(tmp_path: Path, endpoint: Endp
     assert found.settings == {
         **own.model_dump(mode="json"),
         "max_tokens": 7, "min_requests": 1, "min_window_seconds": 0.0, "max_late_share": 1.0,
+        "check": False,
     }  # fmt: skip
     assert {record.requested_tokens for record in records(paths)} == {7}
 

@@ -190,11 +190,7 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
         _Setting("slo", "LIMITS", "Limits such as 'ttft.p99<500ms,tpot.p99<50ms'; needed for goodput."),
         _Setting("no_slo", None, "No limits, not even the job file's."),
         _Setting("find_max", None, "Find the highest rate at which --slo holds."),
-        _Setting(
-            "check",
-            None,
-            "Whether to see first, in a second or two, that 64 requests at once garble no answers.",
-        ),
+        _Setting("check", None, "Check first that 64 requests at once garble no answers."),
         _Setting("max_error_share", "SHARE", "Figures are invalid if a larger share of requests failed."),
         _Setting("max_failures_in_a_row", "N", "End when so many requests in a row have failed; 0: never."),
         _Setting("max_late_share", "SHARE", "Figures are invalid if a larger share was sent late."),
@@ -299,8 +295,7 @@ def _option(field: str) -> str:
 @click.option(
     "--profile",
     type=click.Choice(["nsys", "torch"]),
-    help="Profile the server's ranks, and show what opens the files. The server must have been started with "
-    "serve.profile.",
+    help="Profile the server, which must have been started with serve.profile.",
 )
 @click.option("--report/--no-report", default=True, help="Whether to write the HTML report.")
 @json_option

@@ -45,13 +45,10 @@ def scrape_config(run: RunPaths, endpoint: Endpoint, model: str) -> dict[str, An
     if endpoint.certificate_file is not None:
         names = {} if endpoint.certificate_name is None else {"server_name": endpoint.certificate_name}
         found["tls_config"] = {"ca_file": endpoint.certificate_file, **names}
+    labels = {"run": run.run_id, "model": model}
     found["static_configs"] = [
-        {
-            "targets": [place],
-            "labels": {"run": run.run_id, "model": model, "part": part, "instance": instance}
-            | {"__metrics_path__": path},
-        }
-        for part, instance, place, path in _pages(run, endpoint)
+        {"targets": [place], "labels": {**labels, "part": part, "instance": of, "__metrics_path__": path}}
+        for part, of, place, path in _pages(run, endpoint)
     ]
     return found
 
@@ -60,9 +57,8 @@ def _pages(run: RunPaths, endpoint: Endpoint) -> Iterator[tuple[str, str, str, s
     """Yield what each page is of, which of several, and where the page is."""
     openai = urlsplit(endpoint.openai_url or "").netloc
     triton = f"{endpoint.address}:{endpoint.metrics_port}"
-    part, place, path = (
-        ("triton", triton, "/metrics") if endpoint.is_triton else ("server", openai, "/prometheus/metrics")
-    )
+    server = ("server", openai, "/prometheus/metrics")
+    part, place, path = ("triton", triton, "/metrics") if endpoint.is_triton else server
     for number in range(endpoint.instances):
         # Triton's first instance has no number in its path.
         numbered = number or (endpoint.instances > 1 and not endpoint.is_triton)
