@@ -112,6 +112,14 @@ def disturbed(folder: Path) -> Path:
     return model
 
 
+def sampling(folder: Path) -> Path:
+    """Copy the model, and let it draw its tokens: ``transformers serve`` asks the model whether to."""
+    model = Path(shutil.copytree(SMOLLM2, folder / "sampling", dirs_exist_ok=True))
+    file = model / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sample": True, "temperature": 1.0}))
+    return model
+
+
 def with_another_template(folder: Path) -> Path:
     """Copy the model, and let its chat template mark the turns as another family of models does."""
     model = Path(shutil.copytree(SMOLLM2, folder / "template", dirs_exist_ok=True))
@@ -204,7 +212,7 @@ def main() -> None:
         "peer": peer,
         "template": lambda: worse("template", model=with_another_template(folder)),
         "weights": lambda: worse("weights", model=disturbed(folder)),
-        "temperature": lambda: worse("temperature", warm=True),
+        "temperature": lambda: worse("temperature", model=sampling(folder), warm=True),
         "resume": lambda: killed_and_resumed(folder),
     }
     for name in options.only or steps:

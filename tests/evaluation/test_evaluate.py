@@ -158,6 +158,22 @@ def test_data_are_fetched_once_and_then_need_no_network(library: Evaluation, tmp
     assert list(part.eval_docs) == [{"question": "1 + 1 =", "answer": "2"}]
 
 
+def test_a_task_that_shuffles_its_choices_has_the_same_questions_each_time(
+    library: Evaluation, tmp_path: Path
+) -> None:
+    """As GPQA does: once when it asks, once when it scores, and in each run."""
+    (tmp_path / "tasks" / "utils.py").write_text(
+        "import random\n\ndef shuffled(docs):\n"
+        "    return docs.map(lambda doc: {**doc, 'answer': str(random.random())})\n"
+    )
+    file = tmp_path / "tasks" / "sums.yaml"
+    file.write_text(file.read_text() + "process_docs: !function utils.shuffled\n")
+    tasks.prepare("sums", library)
+    parts = [tasks.load("sums", library)["sums"] for _ in range(2)]
+    asked = [list(part.eval_docs) for part in parts for _ in range(2)]
+    assert asked[1:] == asked[:1] * 3
+
+
 def test_tasks_that_run_code_need_leave_by_name(library: Evaluation) -> None:
     for name in ("code", "both"):
         tasks.prepare(name, library)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli import options
-from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder
+from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def command(
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     summary = evaluate(run, name, client, settings)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
-    summary.check(f"trtllm-hpc status {call_name(run)} --json")
+    summary.check(f"read the answers: less {run.evaluation(name, 'answers.jsonl')}")
 
 
 def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:

@@ -10,9 +10,10 @@ import hashlib
 import importlib
 import json
 import os
+import random
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from importlib.util import find_spec
@@ -102,7 +103,21 @@ def load(task: str, settings: Evaluation) -> dict[str, Any]:
         own = part.get_config("num_fewshot")
         part.set_config(key="num_fewshot", value=(own or 0) if few_shot is None or own == 0 else few_shot)
         part.set_fewshot_seed(seed=1234)
+        if (process := part.get_config("process_docs")) is not None:
+            part.set_config(key="process_docs", value=_once(process))
     return parts
+
+
+def _once(process: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what processes each data set once: some tasks shuffle choices, and are asked for their documents
+    again when answers are scored."""
+    made: dict[int, Any] = {}
+
+    def processed(data: Any) -> Any:
+        random.seed(0)  # the same questions in every run
+        return made[id(data)] if id(data) in made else made.setdefault(id(data), process(data))
+
+    return processed
 
 
 def prepare(task: str, settings: Evaluation) -> int:
@@ -145,6 +160,7 @@ def not_fetched(task: str, error: Exception) -> ConfigError:
 def _built(task: str, place: str | Path) -> dict[str, Any]:
     from lm_eval.tasks import TaskManager
 
+    random.seed(0)
     return dict(TaskManager(include_path=place, include_defaults=False).load([task])["tasks"])
 
 
