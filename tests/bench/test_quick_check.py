@@ -55,7 +55,7 @@ def judged(answers: Sequence[str], **more: Any) -> QuickCheck:
 def test_answers_that_begin_alike_differ_by_rounding() -> None:
     found = judged([LONE[0], "three, four and more than that", "sat down.", "live " + "a" * 5])
     assert (found.equal, found.garbled, found.finding) == (16, {}, None)
-    assert found.sentence == "of 64 answers at once 16 equal to the lone ones"
+    assert found.sentence == "64 requests at once, answers: 16 equal to the lone ones"
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
@@ -171,6 +171,18 @@ def test_each_model_is_compared_with_itself() -> None:
     assert (found.equal, found.garbled) == (64, {})
 
 
+def test_one_model_of_three_that_garbles_is_found() -> None:
+    def answer(body: dict[str, Any], in_flight: int) -> list[bytes]:
+        is_garbled = body["model"] == "b" and in_flight >= 16
+        return answering("!!!!!!!!!!!!" if is_garbled else None)(body, in_flight)
+
+    prompts = [*PROMPTS, Request(16, prompt="By the sea"), Request(16, prompt="Up north")]
+    with openai_server(Script(answer=answer)) as endpoint:
+        targets = [Target(endpoint, name, protocol="openai", streaming=True) for name in ("one", "two", "b")]
+        found = check_under_load(prompts, targets, Clock())
+    assert list(found.garbled) == [REPEATS] and found.finding
+
+
 def test_the_report_of_a_garbled_server_has_the_finding_and_no_level(tmp_path: Path) -> None:
     script = Script(answer=answering("!!!!!!!!!!!!"))
     with openai_server(script) as endpoint:
@@ -179,4 +191,4 @@ def test_the_report_of_a_garbled_server_has_the_finding_and_no_level(tmp_path: P
     assert isinstance(result.exception, InvalidMeasurement), result.output
     page = RunPaths(tmp_path).measurement("mine").report.read_text()
     assert "The server garbles answers under load" in page and "Nothing was measured." in page
-    assert "check: of 64 answers at once " in page
+    assert "check: 64 requests at once, answers: " in page

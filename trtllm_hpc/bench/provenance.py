@@ -191,4 +191,4 @@ def profile_sentence(paths: RunPaths, job: JobFile | None) -> str | None:
     where = ", ".join(f"{opens} {file}" for file in files) or f"nothing yet in {paths.profiles}"
     ranks = ", ".join(map(str, profile.ranks))
     steps = f"steps {profile.iterations} of ranks {ranks}"
-    return f"made by {profile.tool} ({steps}), so the figures are compared with nothing; {where}"
+    return f"made by {profile.tool} ({steps}), so the figures are never compared; {where}"

@@ -43,11 +43,11 @@ class Answer(NamedTuple):
 
 
 def check_under_load(requests: Sequence[Request], targets: Sequence[Target], clock: Clock) -> QuickCheck:
-    """Compare short answers alone and 64 at once; each prompt goes to one of the targets.
+    """Compare short answers alone and 64 at once; each prompt goes to one of the targets, to each target two.
 
     Raises KeyboardInterrupt on Ctrl-C.
     """
-    prompts = _prompts(requests)
+    prompts = _prompts(requests, max(_PROMPTS, 2 * len(targets)))
     asked = list(zip(prompts, cycle(targets), strict=False))
     try:
         for log_probs in (True, False):  # some servers and models refuse to report them
@@ -66,7 +66,7 @@ def check_under_load(requests: Sequence[Request], targets: Sequence[Target], clo
     return judge(prompts, lone, answers, is_greedy=_alike(again, lone[0]))
 
 
-def _prompts(requests: Sequence[Request]) -> list[Request]:
+def _prompts(requests: Sequence[Request], most: int) -> list[Request]:
     """Return the ends of a few prompts: their beginnings would be in the KV cache when they are measured."""
     found = dict[Any, Request]()
     for request in requests[:_AT_ONCE]:
@@ -75,7 +75,7 @@ def _prompts(requests: Sequence[Request]) -> list[Request]:
         key = "prompt" if isinstance(end, str) else "token_ids"
         short = {key: end, "max_tokens": _MAX_TOKENS, "lora_task_id": None}
         found.setdefault(end, replace(request, **short))
-    return list(found.values())[:_PROMPTS]
+    return list(found.values())[:most]
 
 
 def _ask(asked: Sequence[tuple[Request, Target]], clock: Clock, at_once: int, log_probs: bool) -> list[Reply]:
@@ -122,8 +122,8 @@ def judge(
     equal = sum(it.tokens == lone[place].tokens for place, it in answers)
     garbled, finding = dict(Counter(kind for kind, _, _ in bad)), None
     counts = {"equal to the lone ones": equal, **garbled, "failed": _AT_ONCE - len(answers)}
-    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    sentence = f"of {_AT_ONCE} answers at once {said or 'none is equal to a lone one'}"
+    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what != "failed")
+    sentence = f"{_AT_ONCE} requests at once, answers: {said}"
     if not is_greedy:
         sentence += "; the server draws tokens at random, even for a lone request"
     if len(bad) >= 2 and len({place for _, place, _ in bad}) >= min(2, len(prompts)):

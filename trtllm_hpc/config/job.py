@@ -154,7 +154,7 @@ class Disaggregated(Section):
 
 
 class Profile(Section):
-    """Where the time of the engine's steps goes. The figures of such a server are compared with nothing."""
+    """Where the time of the engine's steps goes. The figures of such a server are never compared."""
 
     tool: Literal["nsys", "torch"] = "nsys"
     """``nsys``: Nsight Systems, which the image must have. ``torch``: PyTorch's profiler, for

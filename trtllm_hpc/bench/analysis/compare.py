@@ -174,7 +174,7 @@ def compare(
         if side.measurement.profile is not None:
             hint = "measure a run without serve.profile"
             raise InvalidMeasurement(
-                f"A profiler slowed {side.name}: it is compared with nothing.", hint=hint
+                f"A profiler ran during {side.name}, so it cannot be compared.", hint=hint
             )
     levels_a, levels_b = a.levels, b.levels
     common = [label for label in levels_a if label in levels_b]
