@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,10 @@ def test_tritons_counter_is_the_sum_over_gpus(counting: tuple[Endpoint, dict[str
     assert energy_counter(triton) == ("Triton's nv_energy_consumption", 30.5)
     pages["/metrics"] = "# TYPE nv_cpu_utilization gauge\nnv_cpu_utilization 0.5\n"
     assert energy_counter(triton) is None
+
+
+def test_the_counter_of_one_instance_is_not_that_of_all(counting: tuple[Endpoint, dict[str, str]]) -> None:
+    endpoint, pages = counting
+    pages["/energy_metrics"] = json.dumps({"total_energy_j": 5000.0})
+    assert energy_counter(endpoint) is not None
+    assert energy_counter(replace(endpoint, instances=2)) is None
