@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -91,9 +92,7 @@ def test_throttled_gpus_are_named_and_the_power_limit_is_a_share(tmp_path: Path)
     run.writes(1, seconds(6, 10, 200), rank=1, throttled=["hw_thermal", "hw_slowdown"])
     found = run.energy(1, 9)
     assert found is not None and found.capped_share == pytest.approx(0.5, abs=0.01)
-    assert (
-        found.slowed == "GPU1 of n1 (hw_thermal, 50% of the time), GPU1 of n1 (hw_slowdown, 50% of the time)"
-    )
+    assert found.slowed == "GPU1 of n1 (hw_thermal, 4.0 of 8 s), GPU1 of n1 (hw_slowdown, 4.0 of 8 s)"
 
 
 @pytest.mark.parametrize(
@@ -146,6 +145,31 @@ def test_a_file_that_was_full_begins_again(tmp_path: Path) -> None:
     assert found is not None and found.joules == pytest.approx(2400, rel=0.01)
 
 
+def test_a_pass_is_known_however_much_was_written_meanwhile(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.writes(0, seconds(1, 5, 300))
+    run.power.begin()
+    run.writes(0, seconds(6, 40, 300), throttled=["sw_thermal"], filling="x" * 9000)
+    found = run.energy(6, 39)
+    assert found is not None and found.slowed == "GPU0 of n1 (sw_thermal, 33.0 of 33 s)"
+    run.writes(0, seconds(41, 50, 300))
+    file = run.paths.gpu_readings("serve", 0)
+    file.rename(file.with_suffix(".old"))  # it is full
+    run.writes(0, seconds(51, 60, 300))
+    found = run.energy(41, 59)
+    assert found is not None and found.joules == pytest.approx(300 * 18, rel=0.01)
+
+
+def test_a_pass_that_is_not_known_is_named_beside_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for begin, measured_s in ((1, 1.0), (11, 0.0), (21, 1.0)):
+        run.writes(0, seconds(begin, begin + 9, 300), seconds=measured_s)
+        assert (run.energy(begin, begin + 8) is not None) == bool(measured_s)
+    assert run.power.source == (
+        "by NVML, of 1 GPU; not known: the power of GPU0 of n1 was not measured all the time"
+    )
+
+
 def test_figures_by_hand() -> None:
     records = [request(0, 0, 500, tokens_out=20), request(100, 100, 900, tokens_out=30)]
     found = figures(sample(records, energy=Energy(100.0, 150.0, None, 0.25)))
@@ -190,7 +214,8 @@ def test_without_nvml_the_servers_counter_is_scaled_to_the_window(
 ) -> None:
     endpoint, pages = counting
     clock = Clock()
-    power = PowerReadings(RunPaths(tmp_path), endpoint, clock)
+    power = PowerReadings(RunPaths(tmp_path), NOWHERE, clock)
+    power.follow(endpoint)
     power.begin()
     assert power.energy(0, Window(0, 1), 1) is None and power.source.startswith("not known")
     pages["/energy_metrics"] = json.dumps({"total_energy_j": 5000.0, "query_time": 1.0})
@@ -214,3 +239,10 @@ def test_tritons_counter_is_the_sum_over_gpus(counting: tuple[Endpoint, dict[str
     assert energy_counter(triton) == ("Triton's nv_energy_consumption", 30.5)
     pages["/metrics"] = "# TYPE nv_cpu_utilization gauge\nnv_cpu_utilization 0.5\n"
     assert energy_counter(triton) is None
+
+
+def test_the_counter_of_one_instance_is_not_that_of_all(counting: tuple[Endpoint, dict[str, str]]) -> None:
+    endpoint, pages = counting
+    pages["/energy_metrics"] = json.dumps({"total_energy_j": 5000.0})
+    assert energy_counter(endpoint) is not None
+    assert energy_counter(replace(endpoint, instances=2)) is None

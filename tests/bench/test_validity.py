@@ -63,9 +63,9 @@ def test_a_good_pass_has_no_findings_and_no_warnings() -> None:
 
 
 def test_a_gpu_that_is_too_warm_is_a_note() -> None:
-    hot = Energy(100.0, slowed="GPU3 of n1 (hw_thermal, 40% of the time)")
+    hot = Energy(100.0, slowed="GPU3 of n1 (hw_thermal, 4.0 of 10 s)")
     found = verdict(steady(), energy=hot)
-    assert found.valid and "GPU3 of n1 (hw_thermal, 40% of the time)" in found.warnings[0]
+    assert found.valid and "GPU3 of n1 (hw_thermal, 4.0 of 10 s)" in found.warnings[0]
     assert verdict(steady(), energy=replace(hot, slowed="")).warnings == []
 
 

@@ -10,6 +10,8 @@ import sys
 from argparse import Namespace
 from dataclasses import replace
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.layout import WantedGroup, place, place_groups
 from trtllm_hpc.runtime.checks import hindrances
-from trtllm_hpc.runtime.nccl import _Rank
+from trtllm_hpc.runtime.nccl import _IMPORT_S, _Rank, _write
 from trtllm_hpc.runtime.network import Link, judge, rounds, slow, table
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import read_events
@@ -178,3 +180,43 @@ def test_a_step_between_ranks_that_fails_ends_the_job_with_its_name(runtime: Run
     assert event.name == "preflight_failed"
     assert event.data["reason"].endswith("an exchange with rank 1 fails: connection reset")
     assert event.data["reason"].startswith("network: between ranks: rank 3 (")
+
+
+@pytest.mark.parametrize("failing", ["is_available", "set_device", "ones", "new_group"])
+def test_a_rank_that_cannot_take_its_gpu_is_named(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    calls = dict[str, dict[str, Any]]()
+
+    def call(name: str, answer: Any = None) -> Any:
+        def act(*_: Any, **options: Any) -> Any:
+            calls[name] = options
+            if name == failing:
+                raise RuntimeError("CUDA error")
+            return answer
+
+        return act
+
+    names = ("init_process_group", "all_gather_object", "new_group")
+    dist = SimpleNamespace(**{name: call(name) for name in names})
+    answers = {"is_available": True, "device_count": 1, "set_device": None}
+    cuda = SimpleNamespace(**{name: call(name, answer) for name, answer in answers.items()})
+    cuda.nccl = SimpleNamespace(version=lambda: (2, 27))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    options = Namespace(first=0, ranks=1, ranks_per_node=1, interface=None, address="127.0.0.1", port=9)
+    options.worlds = "0"
+    with pytest.raises(SystemExit):
+        _Rank(runtime.paths, options).measure(SimpleNamespace(cuda=cuda, distributed=dist, ones=call("ones")))
+    [event] = read_events(runtime.paths)
+    assert event.data["reason"].startswith("network: between ranks: rank 0 (")
+    assert event.data["reason"].endswith("fails: CUDA error")
+    if failing != "is_available":  # the others may import PyTorch for longer
+        assert calls["init_process_group"]["timeout"].total_seconds() > _IMPORT_S
+
+
+def test_the_ranks_of_an_earlier_start_are_not_kept(runtime: Runtime) -> None:
+    shown = list[str]()
+    for _ in range(2):
+        _write(runtime.paths, {"transport": "Gloo", "all_reduce": {}, "said": [], "seconds": 1.0}, HEALTHY)
+        shown.append(runtime.paths.network_table.read_text())
+    assert shown[0] == shown[1]

@@ -59,11 +59,14 @@ def test_the_next_job_puts_the_logs_of_the_one_before_aside(runtime: Runtime) ->
     for log in ("serve_0.out", "preflight_1.out", "serve.out", "companion_0.out"):
         (paths.logs / log).write_text(log)
     RankRecord("serve", 0, 1, "1", "n1", 7, 1.0).write(paths.rank_record("serve", 0))
+    for readings in (file := paths.gpu_readings("serve", 0), file.with_suffix(".old")):
+        readings.write_text("{}\n")  # which would add up to gigabytes
     assert follow(runtime, "COMPLETED") == (0, "")
     assert StopRequest.read(paths.stop_request) is None
     before = RunPaths(paths.attempts / "1")
     assert sorted(file.name for file in before.logs.iterdir()) == ["preflight_1.out", "serve_0.out"]
-    assert RankRecord.read(before.rank_record("serve", 0)) is not None
+    assert list(before.ranks.iterdir()) == [before.rank_record("serve", 0)]
+    assert not list(paths.ranks.iterdir())
     assert sorted(file.name for file in paths.logs.iterdir()) == ["companion_0.out", "serve.out"]
     assert Renewal.read(paths.renewal) == Renewal("2", number=1)
 

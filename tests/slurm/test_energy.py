@@ -46,7 +46,7 @@ def test_a_benchmark_on_two_gpus_shows_its_joules_and_the_gpu_that_is_too_warm(
     )
     host = person.rank(run, 0).host
     (warning,) = (it for it in measured.verdict.warnings if "slowed" in it)
-    assert f"GPU1 of {host} (sw_thermal, 100% of the time)" in warning and "GPU0" not in warning
+    assert f"GPU1 of {host} (sw_thermal, " in warning and "GPU0" not in warning
     assert "energy: by NVML, of 2 GPUs" in said and "J/output" in said and "note: Heat" in said
     page = run.report.read_text()
     assert "Energy of the GPUs" in page and "J/output token" in page and "sw_thermal" in page

@@ -139,6 +139,15 @@ def test_profiles_that_cannot_be_made(files: Folder, engine: str, profile: str, 
     assert words in found[f"serve.profile.{key}"]
 
 
+def test_profiled_ranks_are_of_the_largest_server(files: Folder) -> None:
+    job = (
+        f"{SERVERS}    kv_transfer: UCX\n    generation: {{tensor_parallel: 4}}\n  profile: {{ranks: [%d]}}\n"
+    )
+    assert files.load(job % 3, NEWER).job.serve.profile
+    found = files.diagnostic(job % 4, NEWER)
+    assert (found.field, found.hint) == ("serve.profile.ranks", "take numbers from 0 to 3")
+
+
 @pytest.mark.parametrize(
     ("engine", "version", "code", "words"),
     [

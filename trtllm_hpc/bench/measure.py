@@ -116,6 +116,7 @@ def run_measurement(
             moved = [replace(target, endpoint=endpoint) for target in targets]
             adapters.make_known(moved, feed.built.requests[0], clock)
             samples.follow(endpoint)
+            power.follow(endpoint)
             if isinstance(tokenization.tokenizer, ServedTokenizer):
                 tokenization.tokenizer.follow(endpoint)
             return moved[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -59,18 +60,35 @@ class PowerReadings:
         plan = read_plan(paths)
         self._ranks, self._folder = sum(plan.get("world_sizes", ())), paths.ranks
         self._endpoint, self._clock = endpoint, clock
-        self._read: dict[Path, int] = {}
-        self._newest: dict[Path, float] = {}
+        self._read: dict[int, int] = {}
+        """How far each file has been read, by its inode: a file that is full gets another name."""
+        self._newest: dict[str, float] = {}
         self._idle_w: float | None = None
         self._ended_at = 0.0
         self._counter: tuple[float, float] | None = None
         has_gpus = not plan or plan.get("layout", {}).get("gpus_per_node")
-        self.source = "not known: no rank could read NVML, and the server has no counter" if has_gpus else ""
-        """How the energy is known, in words; empty for a server without GPUs."""
+        self._unknown = (
+            "not known: no rank could read NVML, and the server has no counter" if has_gpus else ""
+        )
+        self._sources: dict[str, None] = {}
+
+    @property
+    def source(self) -> str:
+        """How the energy of the passes is known, in words; empty for a server without GPUs."""
+        return "; ".join(self._sources) or self._unknown
+
+    def follow(self, endpoint: Endpoint) -> None:
+        """Ask the server at another address from now on."""
+        self._endpoint = endpoint
 
     def begin(self) -> None:
-        """Read the server's own counter at the beginning of a pass, if no rank writes readings."""
-        found = None if self._files() else energy_counter(self._endpoint)
+        """Note how far the readings are at the beginning of a pass, or else the server's own counter."""
+        files = self._files()
+        for file in files:
+            with suppress(OSError):  # it may have been full just now
+                stat = file.stat()
+                self._read.setdefault(stat.st_ino, max(0, stat.st_size - _TAIL_BYTES))
+        found = None if files else energy_counter(self._endpoint)
         self._counter = None if found is None else (self._clock.now(), found[1])
 
     def energy(self, started_s: float, window: Window, ended_s: float) -> Energy | None:
@@ -95,11 +113,11 @@ class PowerReadings:
         silent = self._ranks - sum(it >= end for it in self._newest.values())
         if missing or silent > 0:
             what = missing[0] if missing else f"the GPUs of {silent} rank{'s' * (silent > 1)}"
-            self.source = f"not known: the power of {what} was not measured all the time"
+            self._sources[f"not known: the power of {what} was not measured all the time"] = None
             return None
-        self.source = f"by NVML, of {len(uses)} GPU{'s' * (len(uses) > 1)}"
+        self._sources[f"by NVML, of {len(uses)} GPU{'s' * (len(uses) > 1)}"] = None
         slowed = [
-            f"{it.name} ({reason}, {seconds / it.seconds:.0%} of the time)"
+            f"{it.name} ({reason}, {seconds:.1f} of {it.seconds:.0f} s)"
             for it in uses
             for reason, seconds in it.reasons_s.items()
             if reason != POWER_CAP
@@ -117,11 +135,11 @@ class PowerReadings:
         found = energy_counter(self._endpoint)
         if found is None or found[1] <= joules:
             return None
-        self.source = f"by {found[0]}, over whole passes"
+        self._sources[f"by {found[0]}, over whole passes"] = None
         return Energy((found[1] - joules) / (self._clock.now() - since_s) * length_s)
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("serve*.gpus.jsonl"))
+        return sorted(self._folder.glob("serve*.gpus.*"), reverse=True)  # .old before .jsonl
 
     def _lines_until(self, end: float) -> Iterator[dict[str, Any]]:
         """Yield new readings until every rank that lives has written its readings up to ``end``."""
@@ -129,7 +147,7 @@ class PowerReadings:
         while True:
             for file in self._files():
                 for it in self._new(file):
-                    self._newest[file] = it["time"]
+                    self._newest[file.stem] = it["time"]
                     yield it
             is_late = any(end - _DEAD_S < it < end for it in self._newest.values())
             if not is_late or time.monotonic() > deadline:
@@ -137,12 +155,12 @@ class PowerReadings:
             time.sleep(_PAUSE_S)
 
     def _new(self, file: Path) -> Iterator[dict[str, Any]]:
-        """Return the readings since the last call; the first call returns the latest ones."""
+        """Return the readings since the last call, or since the pass began."""
         data = b""
-        with suppress(OSError), file.open("rb") as stream:  # it may have been full just now
-            size = stream.seek(0, 2)
-            at = self._read.get(file, max(0, size - _TAIL_BYTES))
+        with suppress(OSError), file.open("rb") as stream:
+            inode, size = os.fstat(stream.fileno()).st_ino, stream.seek(0, 2)
+            at = self._read.get(inode, 0)
             start = stream.seek(at if at <= size else 0)
             data = stream.read()
-            self._read[file] = start + data.rfind(b"\n") + 1
+            self._read[inode] = start + data.rfind(b"\n") + 1
         return read_seconds(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ _LEAST_S = 15.0
     type=click.FloatRange(min=0.1),
     default=1.0,
     show_default=True,
-    help="Interval between two samples of --watch.",
+    help=f"Interval between two samples of --watch; with --prometheus at least {_LEAST_S:.0f}.",
 )
 @click.option(
     "--prometheus",
@@ -71,7 +72,8 @@ def command(
     if folder is not None:
         if run is not None or as_json:
             raise click.UsageError("--prometheus is for all runs: give it neither RUN nor --json.")
-        _keep_scraping(folder, runs_folder(ctx), max(interval_seconds, _LEAST_S) if watch else None)
+        with suppress(*[KeyboardInterrupt] * watch):
+            _keep_scraping(folder, runs_folder(ctx), max(interval_seconds, _LEAST_S) if watch else None)
         return
     run = run or find_run("latest", runs_folder(ctx))
     from trtllm_hpc.bench.server_metrics.sampling import fetch_page

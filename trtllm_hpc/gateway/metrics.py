@@ -18,7 +18,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         about = ("trtllm_hpc_gateway_requests", "Answered requests.", ("route", "status"))
         self._answered = Counter(*about, registry=self._registry)
-        self._open = Gauge(f"{about[0]}_open", "Requests without a whole answer.", registry=self._registry)
+        self._open = Gauge(f"{about[0]}_open", "Requests still being answered.", registry=self._registry)
 
     async def page(self, request: Request) -> Response:
         """Answer with the page."""
@@ -28,6 +28,9 @@ class Metrics:
         """Return the application with its requests counted."""
 
         async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http" or scope["path"] == "/metrics":
+                return await app(scope, receive, send)
+
             async def noted(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     route = scope["path"] if scope["path"] in _ROUTES else "other"

@@ -90,36 +90,40 @@ class _Rank:
     def measure(self, torch: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return what each rank says of itself, and what each has measured."""
         options, dist = self._options, torch.distributed
-        has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= options.ranks_per_node
-        version = ".".join(map(str, torch.cuda.nccl.version())) if has_gpu else ""
-        with self.bound("meeting the other ranks", _MEET_S):
+        with self.bound("looking at its GPUs", _MEET_S):
+            has_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= options.ranks_per_node
+            version = ".".join(map(str, torch.cuda.nccl.version())) if has_gpu else ""
+        meet_s = _IMPORT_S + _MEET_S  # others may still import
+        with self.bound("meeting the other ranks", meet_s):
             if interface := options.interface or interface_towards(options.address):
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
             if options.interface:
                 os.environ.setdefault("NCCL_SOCKET_IFNAME", options.interface)
             place = {"init_method": f"tcp://{options.address}:{options.port}", "rank": self.number}
-            limit = timedelta(seconds=_MEET_S - 5)
+            limit = timedelta(seconds=meet_s - 5)
             dist.init_process_group("gloo", world_size=options.ranks, timeout=limit, **place)
             about = self._gathered(dist, {"host": self._host, "nccl": version})
         library, device = "gloo", "cpu"
-        if all(one["nccl"] for one in about):
-            local = int(os.environ.get("SLURM_LOCALID") or task_number())
-            library, device = "nccl", f"cuda:{local % torch.cuda.device_count()}"
-            torch.cuda.set_device(device)
+        with self.bound("taking its GPU", _MEET_S):
+            if all(one["nccl"] for one in about):
+                local = int(os.environ.get("SLURM_LOCALID") or task_number())
+                library, device = "nccl", f"cuda:{local % torch.cuda.device_count()}"
+                torch.cuda.set_device(device)
+            data = torch.ones(_BYTES // 4, device=device)
         worlds = [[int(rank) for rank in world.split(",")] for world in options.worlds.split()]
-        groups = [dist.new_group(world, backend=library) for world in worlds]
+        with self.bound("forming the servers' groups", _MEET_S):
+            groups = [dist.new_group(world, backend=library) for world in worlds]
         mine = {"world": "", "gb_per_s": 0.0, "pairs": []}
         for world, group in zip(worlds, groups, strict=True):
             if self.number in world:
-                mine = self._with_world(torch, world, group, device)
+                mine = self._with_world(torch, world, group, data)
         with self.bound("waiting for the other ranks' figures", _MEET_S):
             found = self._gathered(dist, mine)
             dist.destroy_process_group()
         return about, found
 
-    def _with_world(self, torch: Any, world: list[int], group: Any, device: str) -> dict[str, Any]:
-        dist, data = torch.distributed, torch.ones(_BYTES // 4, device=device)
-        into = torch.empty(_PIECE // 4, device=device)
+    def _with_world(self, torch: Any, world: list[int], group: Any, data: Any) -> dict[str, Any]:
+        dist, half = torch.distributed, len(data) // 2
         wait: Callable[[], Any] = torch.cuda.synchronize if data.is_cuda else lambda: None
 
         def each_s(times: int, act: Callable[[], Any]) -> float:
@@ -133,7 +137,9 @@ class _Rank:
 
         def swap(peer: int, count: int) -> None:
             sent = dist.P2POp(dist.isend, data[:count], peer, group)
-            for work in dist.batch_isend_irecv([sent, dist.P2POp(dist.irecv, into[:count], peer, group)]):
+            for work in dist.batch_isend_irecv(
+                [sent, dist.P2POp(dist.irecv, data[half : half + count], peer, group)]
+            ):
                 work.wait()
 
         with self.bound("an all-reduce", _STEP_S):
@@ -157,9 +163,8 @@ class _Rank:
 
 def _write(paths: RunPaths, record: dict[str, Any], links: list[Link]) -> None:
     """Add what was measured to what is known of the nodes."""
-    known, text = dict[str, Any](), ""
-    if paths.network.exists():
-        known, text = json.loads(paths.network.read_text()), paths.network_table.read_text()
+    known = json.loads(paths.network.read_text()) if paths.network.exists() else {}
+    text = paths.network_table.read_text() if "links" in known else ""
     rates = [f"all-reduce of ranks {it}: {rate:.2f} GB/s" for it, rate in record["all_reduce"].items()]
     shown = table(links, record | {"said": [*rates, *record["said"]]}, "ranks of each server")
     write_json(paths.network, known | {"ranks": record})

@@ -229,7 +229,7 @@ class RankRecord(JsonRecord):
     cached_files: str | None = None
     """How many files the caches of compilers held when rank 0 started."""
     gpus: list[dict[str, Any]] = field(default_factory=list)
-    """The last reading of each of its GPUs, see :class:`trtllm_hpc.runtime.gpus.Second`; once a minute."""
+    """The last reading of each of its GPUs, as :mod:`trtllm_hpc.runtime.gpus` writes it; once a minute."""
 
     @classmethod
     def read(cls, path: Path) -> RankRecord | None:

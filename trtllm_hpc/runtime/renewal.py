@@ -142,7 +142,9 @@ def _events_of_last_job(paths: RunPaths) -> list[Event]:
 
 
 def _set_aside(paths: RunPaths) -> None:
-    """Move the ranks' logs and records of the job before to a folder of its own."""
+    """Move the ranks' logs and records of the job before to a folder of its own, without readings of GPUs."""
+    for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
+        file.unlink()
     paths.attempts.mkdir(exist_ok=True)
     aside = RunPaths(paths.attempts / str(1 + len(list(paths.attempts.iterdir()))))
     for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):

@@ -238,9 +238,12 @@ def profile_can_be_made(facts: JobFacts) -> Diagnostics:
         message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
         hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
         yield in_job("conflict", "serve.profile.tool", message, hint, profile.tool)
-    if max(profile.ranks) >= job.engine.world_size and job.serve.mode != "disaggregated":
+    phases = job.serve.disaggregated
+    servers = [job.with_phase(phase) for _, phase in phases.roles] if phases else [job]
+    most = max(it.engine.world_size for it in servers)
+    if max(profile.ranks) >= most and (phases or job.serve.mode != "disaggregated"):
         message = f"there is no rank {max(profile.ranks)}"
-        hint = f"take numbers from 0 to {job.engine.world_size - 1}"
+        hint = f"take numbers from 0 to {most - 1}"
         yield in_job("conflict", "serve.profile.ranks", message, hint, profile.ranks)
     first, last = map(int, profile.iterations.split("-"))
     if last < first:
@@ -256,7 +259,10 @@ def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
     if job.serve.tracing is None:
         return
     if job.engine.backend == "command":
-        message, hint = "serve.command has the server's own options", "remove it, and write the option there"
+        message, hint = (
+            "serve.command has the server's own options",
+            "remove serve.tracing and add the option to serve.command",
+        )
         yield in_job("conflict", "serve.tracing", message, hint)
     elif job.frontend == "openai" and TRACES not in serve_options(facts.release):
         message, hint = f"this trtllm-serve has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"

@@ -15,7 +15,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
 from trtllm_hpc.runtime.node_checks.child import run_child
-from trtllm_hpc.runtime.node_checks.host import look_at_host
+from trtllm_hpc.runtime.node_checks.host import look_at_host, network_between
 from trtllm_hpc.runtime.node_checks.image import look_at_image
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
@@ -165,3 +165,9 @@ def test_a_job_ends_some_time_after_nobody_waits_for_it(
     wait_until_unattended(paths)
     # The change at 5 s is seen then, and three more seconds pass without another.
     assert now == [8]
+
+
+def test_a_network_without_pairs_was_not_measured(tmp_path: Path) -> None:
+    RunPaths(tmp_path).network.write_text('{"ranks": {"links": []}}')
+    found = network_between(RunPaths(tmp_path), "ranks of a node")
+    assert found.message == "the network between ranks of a node was not measured"

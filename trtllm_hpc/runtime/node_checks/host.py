@@ -102,10 +102,10 @@ def network_between(paths: RunPaths, whom: str) -> Diagnostic:
     try:
         record = json.loads(paths.network.read_text())
         record = record["ranks"] if of_ranks else record
+        rate, trip = min(it["rate"] for it in record["links"]), max(it["trip_us"] for it in record["links"])
     except (OSError, ValueError, LookupError):
         why = lists["warning"] or [f"the network between {whom} was not measured"]
-        return unknown(why[0], "the same command with --keep, then the logs preflight_*.out")
-    rate, trip = min(it["rate"] for it in record["links"]), max(it["trip_us"] for it in record["links"])
+        return unknown(why[0], "run the same command with --keep, then read logs/preflight_*.out")
     rate = min([rate, *record.get("all_reduce", {}).values()])
     said = f"{rate:.2f} GB/s between {whom}, round trip {trip:.0f} us ({record['transport']})"
     if of_ranks and rate < _SLOW_GBPS and len({it["a"].partition("(")[2] for it in record["links"]}) > 1:
