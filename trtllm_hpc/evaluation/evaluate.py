@@ -116,7 +116,8 @@ def _judged(score: TaskScore, scores: Scores, settings: Evaluation, run: RunPath
         return score
     base = RunPaths(run.folder.parent / settings.not_worse_than)
     base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(score.task, {})
-    return against_run(score, scores, read_evaluation(base.evaluation()), base_scores, base.run_id)
+    found = read_evaluation(base.evaluation())
+    return against_run(score, scores, found, base_scores, base.run_id, settings.tasks)
 
 
 def _scored(
