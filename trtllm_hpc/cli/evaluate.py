@@ -71,7 +71,7 @@ def command(
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     summary = evaluate(run, name, client, settings)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
-    summary.check(f"read the answers: less {run.evaluation(name, 'answers.jsonl')}")
+    summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
 
 
 def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
