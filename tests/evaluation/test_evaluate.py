@@ -171,6 +171,15 @@ def test_data_are_fetched_once_and_then_need_no_network(library: Evaluation, tmp
     assert list(part.eval_docs) == [{"question": "1 + 1 =", "answer": "2"}]
 
 
+def test_a_task_of_json_files_is_fetched_as_others_are(library: Evaluation, tmp_path: Path) -> None:
+    file = tmp_path / "tasks" / "sums.yaml"
+    place = tmp_path / "published"
+    of_json = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {place / 'test.jsonl'}}}}}\n"
+    file.write_text(file.read_text().replace(f"dataset_path: {place}\n", of_json))
+    assert tasks.prepare("sums", library) == 1
+    assert len(tasks.load("sums", library)["sums"].eval_docs) == 1
+
+
 def test_a_task_that_shuffles_its_choices_has_the_same_questions_each_time(
     library: Evaluation, tmp_path: Path
 ) -> None:

@@ -83,6 +83,11 @@ def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
     assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
 
 
+def test_a_shipped_task_needs_no_data() -> None:
+    said = CliRunner().invoke(command, ["--prepare", "facts,"])
+    assert said.exit_code == 0 and "facts: its questions are shipped" in said.output
+
+
 def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:
     from trtllm_hpc.report.html.data import read_report_data
     from trtllm_hpc.report.html.page import report_page

@@ -53,12 +53,15 @@ def command(
     """
     from trtllm_hpc.client.async_client import AsyncClient
     from trtllm_hpc.evaluation.evaluate import evaluate
-    from trtllm_hpc.evaluation.tasks import data_folder, prepare
+    from trtllm_hpc.evaluation.tasks import data_folder, is_shipped, prepare
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
     if given["prepare"]:
         settings = _settings(None, {**given, "tasks": given["prepare"]})
         for task in settings.tasks:
+            if is_shipped(task):
+                click.echo(f"{task}: its questions are shipped with trtllm-hpc; nothing to fetch")
+                continue
             click.echo(f"{task}: {prepare(task, settings)} questions are in {data_folder(settings)}")
         return
     run = run or find_run("latest", runs or default_runs_folder())
@@ -84,7 +87,7 @@ def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
     for key in Evaluation.model_fields.keys() & given.keys():
         if (value := given[key]) is not None:
             listed = key in ("tasks", "allow_code_execution")
-            values[key] = [it.strip() for it in value.split(",")] if listed else value
+            values[key] = [it.strip() for it in value.split(",") if it.strip()] if listed else value
     if not values.get("tasks"):
         raise click.UsageError("The run's job file has no companion.evaluate: name the --tasks, e.g. facts.")
     return Evaluation.model_validate(values)
