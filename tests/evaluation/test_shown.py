@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from tests.render.cases import plan_of
 from tests.sweeps.make import TP, grid, measured, write_sweep
 from trtllm_hpc.cli.evaluate import command
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.evaluation.scores import EvaluationSummary, TaskScore, against_threshold
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.scripts import render_scripts
@@ -81,6 +82,32 @@ def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
     (run / "spec.yaml").write_text("name: a\n")
     said = CliRunner().invoke(command, [str(run)])
     assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (["--save-as", "../../x"], "must be letters"),
+        (["--save-as", "evaluation"], "the job's own evaluation"),
+        (["--save-as", "evaluation.scores"], "the job's own evaluation"),
+        (["--tasks", "a\nb"], "--tasks: "),
+        (["--not-worse-than", "nobody"], "nobody"),
+        (["--not-worse-than", "tp2-bs16"], "has no finished evaluation to compare with"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_question(
+    tmp_path: Path, options: list[str], expected: str
+) -> None:
+    sweep = grid(tmp_path / "runs" / "sweeps" / "s")
+    for name in ("tp2-bs16", "tp2-bs32"):
+        (sweep.paths.run(name).folder / "spec.yaml").write_text("name: a\n")
+    options = [it.replace("tp2-bs16", "s/tp2-bs16") for it in options]
+    said = CliRunner().invoke(
+        command, [str(sweep.paths.run("tp2-bs32").folder), "--tasks", "facts", *options]
+    )
+    assert said.exit_code != 0
+    assert expected in f"{said.output}{said.exception}"
+    assert isinstance(said.exception, SystemExit | RunNotFound)
 
 
 def test_a_shipped_task_needs_no_data() -> None:
