@@ -174,9 +174,11 @@ def test_data_are_fetched_once_and_then_need_no_network(library: Evaluation, tmp
 def test_a_task_of_json_files_is_fetched_as_others_are(library: Evaluation, tmp_path: Path) -> None:
     file = tmp_path / "tasks" / "sums.yaml"
     place = tmp_path / "published"
-    of_json = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {place / 'test.jsonl'}}}}}\n"
-    file.write_text(file.read_text().replace(f"dataset_path: {place}\n", of_json))
+    of_json = f"dataset_path: json\ndataset_kwargs: {{data_files: {{train: {place / 'test.jsonl'}}}}}\n"
+    text = file.read_text().replace(f"dataset_path: {place}\n", of_json)
+    file.write_text(text.replace("test_split: test", "test_split: train"))
     assert tasks.prepare("sums", library) == 1
+    (place / "test.jsonl").unlink()
     assert len(tasks.load("sums", library)["sums"].eval_docs) == 1
 
 
