@@ -292,7 +292,7 @@ class RunPaths:
         )
 
     def evaluation(self, name: str = COMPANION_EVALUATION, kind: str = "json") -> Path:
-        """Return a file of the evaluation of that name: its summary, ``answers.jsonl`` or ``scores.json``."""
+        """Return an evaluation's summary, or ``answers.jsonl``, ``scores.json`` or ``samples.jsonl``."""
         return self.results / "evaluations" / f"{name}.{kind}"
 
     def measurements(self) -> list[str]:

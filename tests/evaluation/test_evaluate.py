@@ -71,6 +71,11 @@ def test_answers_are_scored_kept_and_not_asked_again(tmp_path: Path) -> None:
     again = evaluated(tmp_path, script)
     assert (again.asked, again.kept, len(script.asked)) == (8, 12, 8)
     assert again.tasks[0].score == found.tasks[0].score
+    assert evaluated(tmp_path, Script()).asked == 0  # the first answer after the cut line is kept, too
+    lines = RunPaths(tmp_path).evaluation(kind="samples.jsonl").read_text().splitlines()
+    sample = json.loads(lines[0])
+    assert len(lines) == 20 and sample["question"].startswith("The horse is larger than the dog.")
+    assert (sample["part"], sample["target"], sample["answer"]) == ("facts", "horse", "Lisbon.")
 
 
 def test_completions_have_the_examples_as_text(tmp_path: Path) -> None:
@@ -111,6 +116,14 @@ def test_an_unknown_metric_is_refused_with_those_that_there_are() -> None:
     assert scores_of({"gsm8k": [sample]}, None) == ("exact_match,strict", {"gsm8k/" + "a" * 16: 1.0})
     with pytest.raises(ConfigError, match=r"no metric 'f1' .*\n.*exact_match,strict"):
         scores_of({"gsm8k": [sample]}, "f1")
+
+
+def test_parts_of_a_group_without_a_metric_in_common_are_refused() -> None:
+    sample = {"doc_hash": "a" * 64, "filter": "strict", "metrics": ["exact_match"], "exact_match": 1.0}
+    for other in ({"filter": "none"}, {"metrics": ["f1"], "f1": 1.0}):
+        for metric in (None, "exact_match,strict"):
+            with pytest.raises(ConfigError, match=r"scores each question of each part.*\n.*name its parts"):
+                scores_of({"one": [sample], "two": [sample | other]}, metric)
 
 
 TASK = """
@@ -156,6 +169,17 @@ def test_data_are_fetched_once_and_then_need_no_network(library: Evaluation, tmp
     (tmp_path / "published" / "test.jsonl").unlink()
     [part] = tasks.load("sums", library).values()
     assert list(part.eval_docs) == [{"question": "1 + 1 =", "answer": "2"}]
+
+
+def test_a_task_of_json_files_is_fetched_as_others_are(library: Evaluation, tmp_path: Path) -> None:
+    file = tmp_path / "tasks" / "sums.yaml"
+    place = tmp_path / "published"
+    of_json = f"dataset_path: json\ndataset_kwargs: {{data_files: {{train: {place / 'test.jsonl'}}}}}\n"
+    text = file.read_text().replace(f"dataset_path: {place}\n", of_json)
+    file.write_text(text.replace("test_split: test", "test_split: train"))
+    assert tasks.prepare("sums", library) == 1
+    (place / "test.jsonl").unlink()
+    assert len(tasks.load("sums", library)["sums"].eval_docs) == 1
 
 
 def test_a_task_that_shuffles_its_choices_has_the_same_questions_each_time(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,29 @@ def test_scores_between_0_and_1_are_compared_too() -> None:
     now = {key: it - dice.uniform(0, 0.1) for key, it in before.items()}
     assert against_run(scored(now), now, summary(scored(before)), before, "base").passed is False
     assert against_run(scored(before), before, summary(scored(now)), now, "base").passed
+
+
+def test_the_tasks_of_both_runs_share_the_false_alarms() -> None:
+    before, now = answers(30, 50), answers(25, 50)  # p = 0.031
+    facts, more = scored(before), replace(scored(before), task="more")
+    alone = against_run(scored(now), now, summary(facts, more), before, "base", ["facts"])
+    both = against_run(scored(now), now, summary(facts, more), before, "base", ["facts", "more", "new"])
+    assert (alone.passed, both.passed) == (False, True)
+    assert "loss of 12 points" in alone.gate and "loss of 14 points" in both.gate
+
+
+@pytest.mark.filterwarnings("ignore")  # scipy's, about a single value
+def test_a_question_that_allows_no_test_is_not_compared() -> None:
+    judged = against_run(scored({"q": 0.2}), {"q": 0.2}, summary(scored({"q": 0.7})), {"q": 0.7}, "base")
+    assert judged.passed is False and judged.gate.startswith("not compared: 1 common questions are too few")
+
+
+def test_a_metric_that_is_named_is_the_same_as_the_first() -> None:
+    same = answers(120)
+    base = summary(scored(same, metric=None))
+    assert against_run(scored(same, metric="exact_match,words"), same, base, same, "base").passed
+    judged = against_run(scored(same), same, summary(scored(same, few_shot=None)), same, "base")
+    assert judged.gate == "not compared: run base used few_shot as the task says"
 
 
 def test_what_was_asked_otherwise_is_not_compared() -> None:

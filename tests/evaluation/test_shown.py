@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
+from tests.render.cases import plan_of
 from tests.sweeps.make import TP, grid, measured, write_sweep
 from trtllm_hpc.cli.evaluate import command
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.evaluation.scores import EvaluationSummary, TaskScore, against_threshold
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.sweeps.page import write_report
 
 
@@ -42,12 +47,72 @@ def test_a_point_that_fails_its_gate_is_not_ranked_and_the_table_says_so(tmp_pat
     assert why in page
 
 
+def test_a_point_whose_gate_was_not_answered_is_not_ranked(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0))}, keys=[TP])
+    spec = sweep.paths.run("a").spec
+    spec.write_text("name: a\ncompanion:\n  evaluate:\n    tasks: [facts]\n")
+    assert sweep.results().best.ranking
+    spec.write_text(f"{spec.read_text()}    threshold: 0.5\n")
+    found = sweep.results()
+    assert not found.best.ranking
+    assert all("Its answers were not evaluated." in it.findings for it in found.points)
+
+
+@pytest.mark.parametrize(
+    "bench, evaluate, expected, asked", [(0, 18, 18, True), (10, 18, 10, True), (16, 0, 16, False)]
+)
+def test_answers_are_evaluated_after_a_benchmark_that_is_not_valid(
+    tmp_path: Path, bench: int, evaluate: int, expected: int, asked: bool
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\necho "$3"\ncase "$3" in bench) exit {bench};; evaluate) exit {evaluate};; esac\n'
+    )
+    python.chmod(0o755)
+    job = {"name": "a", "companion": {"evaluate": {"tasks": ["facts"]}}}
+    plan = plan_of(job, {"name": "x", "python": str(python)}, str(tmp_path))
+    script = render_scripts(plan)["companion.sh"]
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, "evaluate" in ended.stdout.split()) == (expected, asked)
+
+
 def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
     sweep = grid(tmp_path / "s")
     run = sweep.paths.run("tp2-bs16").folder
     (run / "spec.yaml").write_text("name: a\n")
     said = CliRunner().invoke(command, [str(run)])
     assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        (["--save-as", "../../x"], "must be letters"),
+        (["--save-as", "evaluation"], "the job's own evaluation"),
+        (["--save-as", "evaluation.scores"], "the job's own evaluation"),
+        (["--tasks", "a\nb"], "--tasks: "),
+        (["--not-worse-than", "nobody"], "nobody"),
+        (["--not-worse-than", "tp2-bs16"], "has no finished evaluation to compare with"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_question(
+    tmp_path: Path, options: list[str], expected: str
+) -> None:
+    sweep = grid(tmp_path / "runs" / "sweeps" / "s")
+    for name in ("tp2-bs16", "tp2-bs32"):
+        (sweep.paths.run(name).folder / "spec.yaml").write_text("name: a\n")
+    options = [it.replace("tp2-bs16", "s/tp2-bs16") for it in options]
+    said = CliRunner().invoke(
+        command, [str(sweep.paths.run("tp2-bs32").folder), "--tasks", "facts", *options]
+    )
+    assert said.exit_code != 0
+    assert expected in f"{said.output}{said.exception}"
+    assert isinstance(said.exception, SystemExit | RunNotFound)
+
+
+def test_a_shipped_task_needs_no_data() -> None:
+    said = CliRunner().invoke(command, ["--prepare", "facts,"])
+    assert said.exit_code == 0 and "facts: its questions are shipped" in said.output
 
 
 def test_a_run_has_its_scores_in_status_and_report(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from trtllm_hpc.bench.results import LevelResult, MeasurementSummary
     from trtllm_hpc.config.benchmark import Benchmark
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Names of measurements and evaluations."""
 _TAKEN = ("progress", "request")
 """Names of other files in the results folder."""
 
@@ -395,7 +396,7 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
 def _new_name(paths: RunPaths, name: str | None) -> str:
     """Return a name that overwrites nothing; only the companion's may be replaced."""
     chosen = time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name
-    if not _NAME.fullmatch(chosen):
+    if not NAME.fullmatch(chosen):
         raise NameRefused(
             f"{chosen!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trtllm_hpc.cli import options
-from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.evaluation.scores import read_evaluation
+from trtllm_hpc.paths import COMPANION_EVALUATION, SWEEPS, RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
@@ -53,16 +56,19 @@ def command(
     """
     from trtllm_hpc.client.async_client import AsyncClient
     from trtllm_hpc.evaluation.evaluate import evaluate
-    from trtllm_hpc.evaluation.tasks import data_folder, prepare
+    from trtllm_hpc.evaluation.tasks import data_folder, is_shipped, prepare
     from trtllm_hpc.runs.endpoint import endpoint_of, follower_of
 
     if given["prepare"]:
         settings = _settings(None, {**given, "tasks": given["prepare"]})
         for task in settings.tasks:
+            if is_shipped(task):
+                click.echo(f"{task}: its questions are shipped with trtllm-hpc; nothing to fetch")
+                continue
             click.echo(f"{task}: {prepare(task, settings)} questions are in {data_folder(settings)}")
         return
     run = run or find_run("latest", runs or default_runs_folder())
-    settings, name = _settings(run, given), name or time.strftime("evaluate-%Y%m%d-%H%M%S")
+    settings, name = _with_base(_settings(run, given), run, runs), _checked(name)
     endpoint, follow = endpoint_of(run, wait_seconds), follower_of(run, restarts=True)
 
     def client(timeout_s: float) -> AsyncClient:
@@ -71,11 +77,41 @@ def command(
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
     summary = evaluate(run, name, client, settings)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
-    summary.check(f"read the answers: less {run.evaluation(name, 'answers.jsonl')}")
+    summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
+
+
+def _checked(name: str | None) -> str:
+    """Return the evaluation's name; only the companion may write the scores of the run's own evaluation."""
+    from trtllm_hpc.api.measurement import NAME
+
+    chosen = name or time.strftime("evaluate-%Y%m%d-%H%M%S")
+    if not NAME.fullmatch(chosen):
+        words = "must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."
+        raise click.BadParameter(f"{chosen!r} {words}", param_hint="'--save-as'")
+    outside = "TRTLLM_HPC_JOB_ID" not in os.environ
+    if chosen.endswith(".scores") or (chosen == COMPANION_EVALUATION and outside):
+        message = f"{chosen!r} is the name of the job's own evaluation or of its scores; choose another name."
+        raise click.BadParameter(message, param_hint="'--save-as'")
+    return chosen
+
+
+def _with_base(settings: Evaluation, run: RunPaths, runs: Path | None) -> Evaluation:
+    """Return the settings with the folder of the run to compare with; raises RunNotFound."""
+    if settings.not_worse_than is None:
+        return settings
+    beside = run.folder.resolve().parent
+    beside = beside.parents[1] if beside.parent.name == SWEEPS else beside
+    base = find_run(settings.not_worse_than, runs or beside)
+    if read_evaluation(base.evaluation()) is None:
+        hint = "name a run that companion.evaluate has scored"
+        raise RunNotFound(f"Run {base.run_id} has no finished evaluation to compare with.", hint=hint)
+    return settings.model_copy(update={"not_worse_than": str(base.folder.resolve())})
 
 
 def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
     """Return the job file's settings with those given as options over them."""
+    from pydantic import ValidationError
+
     from trtllm_hpc.config.evaluation import Evaluation
     from trtllm_hpc.config.files import read_spec
 
@@ -84,7 +120,11 @@ def _settings(run: RunPaths | None, given: dict[str, Any]) -> Evaluation:
     for key in Evaluation.model_fields.keys() & given.keys():
         if (value := given[key]) is not None:
             listed = key in ("tasks", "allow_code_execution")
-            values[key] = [it.strip() for it in value.split(",")] if listed else value
+            values[key] = [it.strip() for it in value.split(",") if it.strip()] if listed else value
     if not values.get("tasks"):
         raise click.UsageError("The run's job file has no companion.evaluate: name the --tasks, e.g. facts.")
-    return Evaluation.model_validate(values)
+    try:
+        return Evaluation.model_validate(values)
+    except ValidationError as error:
+        wrong = [f"--{str(it['loc'][0]).replace('_', '-')}: {it['msg']}" for it in error.errors()]
+        raise click.UsageError("; ".join(wrong)) from None

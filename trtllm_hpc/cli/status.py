@@ -67,9 +67,6 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     measures = any(stage.stage == "companion" and stage.state == "RUNNING" for stage in status.stages)
     if measures and (progress := read_progress(run.benchmark_progress)) is not None:
         yield f"companion: benchmark: {progress}"
-    answers = run.evaluation(kind="answers.jsonl")
-    if measures and answers.exists():
-        yield f"companion: evaluation: {len(answers.read_bytes().splitlines())} answers"
     if status.evaluation is not None:
         yield from (f"evaluation: {line}" for line in status.evaluation.lines())
     for one in status.instances:

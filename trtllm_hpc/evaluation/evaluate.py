@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,7 @@ from trtllm_hpc.evaluation.scores import (
     mean_of,
     read_evaluation,
 )
-from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.paths import RunPaths, read_json, write_json, write_text
 
 Question = tuple[str, dict[str, Any]]
 """A text, or a chat's messages as JSON, and the options of the request."""
@@ -38,9 +38,12 @@ class Answers:
         self._file, self._concurrency, self._known = file, concurrency, dict[str, str]()
         self.asked, self.kept, self.model = 0, 0, ""
         file.parent.mkdir(parents=True, exist_ok=True)
-        for line in file.read_bytes().split(b"\n") if file.exists() else []:
-            with suppress(ValueError):  # the last line of a writer that was killed
+        for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
+            with suppress(ValueError):
                 self._known |= json.loads(line)
+            if not line.endswith(b"\n"):  # its writer was killed
+                with file.open("ab") as cut:
+                    cut.write(b"\n")
 
     async def to(self, questions: Sequence[Question], client: AsyncClient, *, chat: bool) -> list[str]:
         """Return the answers in the questions' order; raises RequestFailed if one is missing."""
@@ -88,22 +91,23 @@ def evaluate(
     client: Callable[[float], AsyncClient],
     settings: Evaluation,
 ) -> EvaluationSummary:
-    """Evaluate a served model, and write ``results/evaluations/NAME.json`` in the run's folder.
+    """Evaluate a served model, and write ``results/evaluations/NAME.*`` in the run's folder.
 
     Answers that an earlier attempt of the same name has kept are not asked again. ``client`` makes a client
     of OpenAI's protocol with this time limit for each answer. Raises ConfigError if a task cannot be asked,
     RequestFailed if the server is lost or refuses a question; the answers until then are kept.
     """
     answers = Answers(run.evaluation(name, "answers.jsonl"), settings.concurrency)
-    found, scores = list[TaskScore](), dict[str, Scores]()
+    found, scores, samples = list[TaskScore](), dict[str, Scores](), list[str]()
     for task, parts in [(task, tasks.load(task, settings)) for task in settings.tasks]:
         asked = tasks.asked_as(task, settings)
-        metric, scores[task] = _scored(
-            parts, answers, client(settings.request_timeout_seconds), asked, settings
-        )
+        of_parts = _samples(parts, answers, client(settings.request_timeout_seconds), asked, settings)
+        metric, scores[task] = scores_of(of_parts, asked["metric"])
+        samples += _readable(task, metric, of_parts, chat=asked["protocol"] == "chat")
         score = TaskScore(task, metric, *mean_of(list(scores[task].values())), len(scores[task]), asked)
         found.append(_judged(score, scores[task], settings, run))
     write_json(run.evaluation(name, "scores.json"), scores)
+    write_text(run.evaluation(name, "samples.jsonl"), "".join(samples))
     summary = EvaluationSummary(answers.model, found, answers.asked, answers.kept, version("lm-eval"))
     summary.write(run.evaluation(name))
     return summary
@@ -116,13 +120,14 @@ def _judged(score: TaskScore, scores: Scores, settings: Evaluation, run: RunPath
         return score
     base = RunPaths(run.folder.parent / settings.not_worse_than)
     base_scores = (read_json(base.evaluation(kind="scores.json")) or {}).get(score.task, {})
-    return against_run(score, scores, read_evaluation(base.evaluation()), base_scores, base.run_id)
+    found = read_evaluation(base.evaluation())
+    return against_run(score, scores, found, base_scores, base.run_id, settings.tasks)
 
 
-def _scored(
+def _samples(
     parts: Mapping[str, Any], answers: Answers, client: AsyncClient, asked: Mapping[str, Any], own: Evaluation
-) -> tuple[str, Scores]:
-    """Ask the questions of one task; return the name of its metric, and the score of each question."""
+) -> dict[str, list[dict[str, Any]]]:
+    """Ask the questions of one task; return ``lm-eval``'s samples of its parts."""
     from lm_eval.api.model import LM
     from lm_eval.evaluator import evaluate as evaluate_with
 
@@ -148,20 +153,43 @@ def _scored(
     # Tasks that run code have been refused, or allowed by name.
     options = {"limit": own.limit, "bootstrap_iters": 0, "confirm_run_unsafe_code": True}
     options |= {"apply_chat_template": chat, "fewshot_as_multiturn": chat}
-    return scores_of(evaluate_with(Served(), {"tasks": parts}, **options)["samples"], asked["metric"])
+    return dict(evaluate_with(Served(), {"tasks": parts}, **options)["samples"])
 
 
 def scores_of(samples: Mapping[str, Sequence[Mapping[str, Any]]], metric: str | None) -> tuple[str, Scores]:
     """Return the metric's name and the score of each question, from ``lm-eval``'s samples of a task's parts.
 
-    Raises ConfigError if no metric has the name, or its score is not a number for each question.
+    Raises ConfigError if no metric has the name, or it does not score each question of each part.
     """
-    flat = [(f"{part}/{it['doc_hash'][:16]}", it) for part, of_part in samples.items() for it in of_part]
-    named = [(name, it) for _, it in flat for name in it["metrics"] if isinstance(it[name], int | float)]
-    names = dict.fromkeys(f"{name},{it['filter']}" for name, it in named)
+    of_parts = [_metrics(it) for it in samples.values()]
+    names = [name for name in next(iter(of_parts), []) if all(name in it for it in of_parts)]
     chosen = metric or next(iter(names), "")
     if chosen not in names:
-        message = f"the task has no metric {chosen!r} that scores each question"
-        raise tasks.refusal("metric", message, f"companion.evaluate.metric: {' or '.join(names)}")
+        message = f"the task has no metric {chosen!r} that scores each question of each part"
+        hint = (
+            f"companion.evaluate.metric: {' or '.join(names)}" if names else "name its parts as tasks instead"
+        )
+        raise tasks.refusal("metric", message, hint)
     name, _, kind = chosen.rpartition(",")
+    flat = [(f"{part}/{it['doc_hash'][:16]}", it) for part, of_part in samples.items() for it in of_part]
     return chosen, {key: float(it[name]) for key, it in flat if it["filter"] == kind}
+
+
+def _metrics(samples: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the metrics that score each question of a part, as ``NAME,FILTER``."""
+    questions = Counter(it["filter"] for it in samples)
+    named = [(name, it) for it in samples for name in it["metrics"] if isinstance(it[name], int | float)]
+    found = Counter((name, it["filter"]) for name, it in named)
+    return [f"{name},{kind}" for (name, kind), count in found.items() if count == questions[kind]]
+
+
+def _readable(task: str, metric: str, samples: Mapping[str, Any], *, chat: bool) -> Iterator[str]:
+    """Yield a line of JSON for each question of a task, with its target, answer and score."""
+    name, _, kind = metric.rpartition(",")
+    for part, of_part in samples.items():
+        for it in (it for it in of_part if it["filter"] == kind):
+            [(question, *_), *_], [[answer, *_], *_] = it["arguments"], it["resps"]
+            question = json.loads(question)[-1]["content"] if chat else question
+            about = {"task": task, "part": part, "question": question, "target": it["target"]}
+            about |= {"answer": answer, "taken": it["filtered_resps"][0], "score": it[name]}
+            yield f"{json.dumps(about, default=str, ensure_ascii=False)}\n"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,6 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 SIGNIFICANCE = 0.05
 """A run is called worse if a difference as large comes by chance with at most this probability."""
-_SURE_OF = 1.645 + 0.842
-"""Standard errors between no loss and the smallest loss that a test at 5 % finds in 4 of 5 cases."""
 
 Scores = Mapping[str, float]
 """The score of each question, between 0 and 1, by a hash of the question."""
@@ -99,23 +97,35 @@ def against_threshold(score: TaskScore, threshold: float) -> TaskScore:
 
 
 def against_run(
-    score: TaskScore, scores: Scores, base: EvaluationSummary | None, base_scores: Scores, run: str
+    score: TaskScore,
+    scores: Scores,
+    base: EvaluationSummary | None,
+    base_scores: Scores,
+    run: str,
+    names: Iterable[str] = (),
 ) -> TaskScore:
     """Return the score with its judgement by the same questions of another run.
 
-    With scores of 0 and 1 the test is McNemar's, exact; else a paired t-test. Several tasks share the
-    probability of a false alarm. A run that was asked otherwise, or other questions, cannot be compared.
+    With scores of 0 and 1 the test is McNemar's, exact; else a paired t-test. Those of this run's tasks
+    (``names``) that the other run has, too, share the probability of a false alarm. A run that was asked
+    otherwise, or other questions, cannot be compared.
     """
     tasks = base.tasks if base else ()
     other = next((it for it in tasks if (it.task, it.metric) == (score.task, score.metric)), None)
     common = sorted(scores.keys() & base_scores.keys())
     if other is None or not common:
         return replace(score, passed=False, gate=f"not compared: run {run} has no score of these questions")
-    if unlike := [f"{key} {it}" for key, it in other.asked.items() if score.asked.get(key) != it]:
+    own = "as the task says"
+    asked = {key: it for key, it in other.asked.items() if key != "metric" and score.asked.get(key) != it}
+    if unlike := [f"{key} {own if it is None else it}" for key, it in asked.items()]:
         return replace(score, passed=False, gate=f"not compared: run {run} used {', '.join(unlike)}")
     losses = [base_scores[key] - scores[key] for key in common]
-    p_value, loss = _probability(losses), 100 * detectable_loss(losses)
-    worse = p_value < SIGNIFICANCE / len(tasks)
+    alpha = SIGNIFICANCE / len({score.task, *names} & {it.task for it in tasks})
+    p_value, loss = _probability(losses), 100 * detectable_loss(losses, alpha)
+    if math.isnan(p_value):
+        gate = f"not compared: {len(common)} common questions are too few, or not all scores are numbers"
+        return replace(score, passed=False, gate=gate)
+    worse = p_value < alpha
     before, _ = mean_of([base_scores[key] for key in common])
     chance = "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
     gate = f"{'worse' if worse else 'not worse'} than the {100 * before:.1f} % of run {run} ({chance}); "
@@ -123,10 +133,13 @@ def against_run(
     return replace(score, passed=not worse, gate=gate)
 
 
-def detectable_loss(losses: Sequence[float]) -> float:
+def detectable_loss(losses: Sequence[float], alpha: float = SIGNIFICANCE) -> float:
     """Return the smallest loss that the test finds in 4 of 5 cases; no difference counts as a single one."""
+    from statistics import NormalDist
+
+    errors = NormalDist().inv_cdf(1 - alpha) + NormalDist().inv_cdf(0.8)
     spread = math.sqrt((sum(it * it for it in losses) + 1) / (len(losses) + 1))
-    return min(1.0, _SURE_OF * spread / math.sqrt(len(losses)))
+    return min(1.0, errors * spread / math.sqrt(len(losses)))
 
 
 def _probability(losses: Sequence[float]) -> float:

@@ -53,6 +53,11 @@ def asked_as(task: str, settings: Evaluation) -> dict[str, Any]:
     return chosen | {key: it for key in chosen if (it := getattr(settings, key)) is not None}
 
 
+def is_shipped(task: str) -> bool:
+    """Return whether a task is shipped, with its data."""
+    return (OWN / f"{task}.yaml").is_file()
+
+
 def check_task(task: str, settings: Evaluation) -> str:
     """Return the folder of a task that can be asked.
 
@@ -60,7 +65,7 @@ def check_task(task: str, settings: Evaluation) -> str:
     run code without leave.
     """
     home, data = _lm_eval_folder(), data_folder(settings)
-    if (OWN / f"{task}.yaml").is_file():
+    if is_shipped(task):
         return str(OWN)
     known = read_json(data / "tasks" / f"{task}.json")
     if known is None or not all((data / "datasets" / it).is_dir() for it in known["datasets"]):
@@ -127,7 +132,7 @@ def prepare(task: str, settings: Evaluation) -> int:
     cannot be fetched.
     """
     home, folder = _lm_eval_folder(), data_folder(settings)
-    # Tasks that run code try whether they may; here it is not the model's.
+    # Such tasks run a line of code to test the permission; none of it is the model's.
     os.environ["HF_ALLOW_CODE_EVAL"] = "1"
     with _local_data(folder, fetch=True) as used:
         place = _definition(home, task).parent
@@ -178,8 +183,9 @@ def _local_data(folder: Path, *, fetch: bool) -> Iterator[set[str]]:
     real, used = datasets.load_dataset, set[str]()
 
     def load_dataset(path: str, name: str | None = None, **options: Any) -> Any:
-        if path == "json":  # shipped, beside its task
-            text = (OWN / options["data_files"]["test"]).read_text(encoding="utf-8")
+        shipped = (it for it in OWN.glob("*.jsonl") if options.get("data_files") == {"test": it.name})
+        if path == "json" and (own := next(shipped, None)):
+            text = own.read_text(encoding="utf-8")
             return {"test": datasets.Dataset.from_list([json.loads(line) for line in text.splitlines()])}
         words = json.dumps([path, name, options], sort_keys=True, default=str)
         key = f"{path.replace('/', '--')}-{hashlib.sha256(words.encode()).hexdigest()[:12]}"

@@ -134,6 +134,7 @@ def _script(plan: Plan, template: str, stage: str | None = None, node: int = 0) 
         owner=OWNER,
         anybody=ANYBODY,
         exit_code_start=int(ExitCode.START),
+        exit_code_measurement=int(ExitCode.MEASUREMENT),
         fronts=[f"front_{start}" for start in range(1 + FRONT_RESTARTS)],
     )
 

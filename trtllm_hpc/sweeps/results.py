@@ -14,8 +14,9 @@ from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_SHARE, MEAN_POWER, figures
 from trtllm_hpc.bench.records import Sample, read_records
 from trtllm_hpc.bench.results import Energy, LevelResult, MeasurementSummary, Pass, read_measurement
-from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
+from trtllm_hpc.config.files import read_spec
+from trtllm_hpc.errors import ConfigError, RunNotFound
+from trtllm_hpc.evaluation.scores import read_evaluation
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.report.frames import imported_pandas, level_figures
@@ -83,7 +84,7 @@ def read_results(
         if limits is not None and slo not in (None, found.settings.get("slo")):
             found = _with_goodput(found, limits, run.measurement(COMPANION_MEASUREMENT).requests)
         gpus = planned_gpus(RunSnapshot(run)).get("serve")
-        points += _points(variant, found, limits, gpu_price, gpus, read_evaluation(run.evaluation()))
+        points += _points(variant, found, limits, gpu_price, gpus, run)
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(
         status,
@@ -121,16 +122,18 @@ def _points(
     slo: Slo | None,
     price: float | None,
     gpus: int | None,
-    evaluation: EvaluationSummary | None,
+    run: RunPaths,
 ) -> Iterator[Point]:
     share, hourly = 1 / max(gpus, 1) if gpus is not None else None, (price or 0.0) * (gpus or 0)
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
     whole = [it for it in measured.verdict.findings if it not in of_levels]
     whole += ["A profiler ran beside it."] if measured.profile is not None else []
+    evaluation = read_evaluation(run.evaluation())
     scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
     if evaluation is not None and evaluation.passed is False:
         whole += [f"Its answers fail the gate: {it}." for it in evaluation.tasks if it.passed is False]
+    whole += ["Its answers were not evaluated."] if evaluation is None and _has_gate(run) else []
     for label, result in zip(level_labels(measured), measured.levels, strict=True):
         found, metrics = {**level_figures(result), **scores}, [one.metrics for one in result.passes]
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
@@ -154,6 +157,14 @@ def _points(
             figures=found,
             each_pass=[rate * share for rate in each] if share else [],
         )
+
+
+def _has_gate(run: RunPaths) -> bool:
+    with suppress(OSError, ConfigError):
+        if "  evaluate:\n" in run.spec.read_text(encoding="utf-8"):  # reading all settings takes longer
+            asked = read_spec(run.spec).companion.evaluate
+            return asked is not None and (asked.threshold, asked.not_worse_than) != (None, None)
+    return False
 
 
 def _notes(
