@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slurm
 
 SERVE = [str(Path(sys.executable).with_name("transformers")), "serve", "{model}", "--device", "cpu"]
 FEW = {
-    "requests": 4,
+    "requests": 12,
     "concurrency": 2,
     "max_tokens": 4,
     "min_requests": 1,
@@ -48,7 +48,7 @@ def test_a_server_of_another_kind_is_served_measured_and_ended(person: Person) -
     _, run = person.submit(job)
     measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
     [only] = measured.levels[0].passes
-    assert (measured.protocol, only.measured, only.failed) == ("openai", 4, 0)
+    assert (measured.protocol, only.measured, only.failed) == ("openai", 12, 0)
     assert Endpoint.read(run.endpoint) is None
     person.has_nothing_left()
 

@@ -15,7 +15,7 @@ from trtllm_hpc.runtime.lock import Lock
 pytestmark = pytest.mark.slurm
 
 FEW = {
-    "requests": 6,
+    "requests": 12,
     "concurrency": 2,
     "max_tokens": 4,
     "min_requests": 1,

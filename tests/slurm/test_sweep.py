@@ -19,7 +19,7 @@ from trtllm_hpc.sweeps.record import SweepPaths, find_sweep
 
 pytestmark = pytest.mark.slurm
 
-SHORT = {"requests": 4, "concurrencies": [2], "max_tokens": 4, "warmup_requests": 0}
+SHORT = {"requests": 12, "concurrencies": [2], "max_tokens": 4, "warmup_requests": 0}
 
 
 def job(person: Person, engine: Path, name: str, sweep: dict[str, Any]) -> Path:
