@@ -30,6 +30,15 @@ from trtllm_hpc.sandbox.layout import JOB_IDS
 
 ROOT = Path(__file__).parent.parent.parent
 USER = pwd.getpwnam("nobody")
+FEW: dict[str, Any] = {
+    "requests": 12,
+    "concurrency": 2,
+    "max_tokens": 4,
+    "min_requests": 1,
+    "min_window_seconds": 0.01,
+    "max_late_share": 1.0,
+}
+"""A short benchmark whose figures are no matter of the test."""
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import FEW, Person
 from tests.upstream.transformers_serve import make_model
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
@@ -19,14 +19,6 @@ from trtllm_hpc.runtime.records import Endpoint
 pytestmark = pytest.mark.slurm
 
 SERVE = [str(Path(sys.executable).with_name("transformers")), "serve", "{model}", "--device", "cpu"]
-FEW = {
-    "requests": 12,
-    "concurrency": 2,
-    "max_tokens": 4,
-    "min_requests": 1,
-    "min_window_seconds": 0.01,
-    "max_late_share": 1.0,
-}
 
 
 def job_file(person: Person, name: str, command: list[str], **serve: Any) -> Path:

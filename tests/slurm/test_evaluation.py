@@ -20,3 +20,5 @@ def test_a_failed_gate_is_the_cause(person: Person, engine_alone: Path) -> None:
     assert "below the threshold of 50 %" in status["causes"][0]["sentence"]
     assert status["evaluation"]["asked"] == 6 and status["evaluation"]["passed"] is False
     assert "The answers fail the gate" in run.report.read_text()
+    logs = "".join(log.read_text() for log in run.logs.glob("companion*"))
+    assert "5 of 6 answers\n" in logs and "6 of 6 answers\n" in logs

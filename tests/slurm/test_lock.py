@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.schemas.check import documented
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import FEW, Person
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.lock import Lock
 
 pytestmark = pytest.mark.slurm
-
-FEW = {
-    "requests": 12,
-    "concurrency": 2,
-    "max_tokens": 4,
-    "min_requests": 1,
-    "min_window_seconds": 0.01,
-    "max_late_share": 1.0,
-}
 
 
 def test_a_run_is_repeated_and_what_has_changed_is_named(person: Person, engine_alone: Path) -> None:

@@ -75,9 +75,15 @@ def command(
         return AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
-    summary = evaluate(run, name, client, settings)
+    summary = evaluate(run, name, client, settings, _show)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
     summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
+
+
+def _show(done: int, of: int) -> None:
+    """Show each tenth of the answers."""
+    if done * 10 // of != (done - 1) * 10 // of:
+        click.echo(f"{done} of {of} answers", err=True)
 
 
 def _checked(name: str | None) -> str:

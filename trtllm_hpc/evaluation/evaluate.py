@@ -29,13 +29,16 @@ from trtllm_hpc.paths import RunPaths, read_json, write_json, write_text
 
 Question = tuple[str, dict[str, Any]]
 """A text, or a chat's messages as JSON, and the options of the request."""
+OnAnswer = Callable[[int, int], object]
+"""Called after each answer with the numbers of answers and of questions of its task."""
 
 
 class Answers:
     """The answers to an evaluation's questions: those in its file, and those that the server gives."""
 
-    def __init__(self, file: Path, concurrency: int) -> None:
+    def __init__(self, file: Path, concurrency: int, on_answer: OnAnswer) -> None:
         self._file, self._concurrency, self._known = file, concurrency, dict[str, str]()
+        self._on_answer = on_answer
         self.asked, self.kept, self.model = 0, 0, ""
         file.parent.mkdir(parents=True, exist_ok=True)
         for line in file.read_bytes().splitlines(keepends=True) if file.exists() else []:
@@ -48,10 +51,12 @@ class Answers:
     async def to(self, questions: Sequence[Question], client: AsyncClient, *, chat: bool) -> list[str]:
         """Return the answers in the questions' order; raises RequestFailed if one is missing."""
         seen, slots, work = Counter[str](), asyncio.Semaphore(self._concurrency), []
+        before = self.asked + self.kept
 
         async def answer(key: str, text: str, options: dict[str, Any]) -> str:
             if key in self._known:
                 self.kept += 1
+                self._on_answer(self.asked + self.kept - before, len(questions))
                 return self._known[key]
             async with slots:
                 asked = client.chat(json.loads(text), **options) if chat else client.generate(text, **options)
@@ -62,6 +67,7 @@ class Answers:
             found = found[: min(ends, default=None)]
             with self._file.open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps({key: found})}\n")
+            self._on_answer(self.asked + self.kept - before, len(questions))
             return found
 
         for question in questions:
@@ -90,6 +96,7 @@ def evaluate(
     name: str,
     client: Callable[[float], AsyncClient],
     settings: Evaluation,
+    on_answer: OnAnswer = lambda done, of: None,
 ) -> EvaluationSummary:
     """Evaluate a served model, and write ``results/evaluations/NAME.*`` in the run's folder.
 
@@ -97,7 +104,7 @@ def evaluate(
     of OpenAI's protocol with this time limit for each answer. Raises ConfigError if a task cannot be asked,
     RequestFailed if the server is lost or refuses a question; the answers until then are kept.
     """
-    answers = Answers(run.evaluation(name, "answers.jsonl"), settings.concurrency)
+    answers = Answers(run.evaluation(name, "answers.jsonl"), settings.concurrency, on_answer)
     found, scores, samples = list[TaskScore](), dict[str, Scores](), list[str]()
     for task, parts in [(task, tasks.load(task, settings)) for task in settings.tasks]:
         asked = tasks.asked_as(task, settings)
