@@ -67,17 +67,12 @@ golden: setup ## write the golden scripts and the JSON Schemas anew, for `git di
 	$(BIN)/python -m tools.generate
 
 .PHONY: bench
-bench: setup ## the project against its limits: how fast the command line starts, and lists a thousand runs
+bench: setup ## how fast the command line starts, beside `import click`
 	$(BIN)/python benchmarks/cli_start.py
-	$(BIN)/python -m benchmarks.runs_list
 
 .PHONY: bench-load
 bench-load: setup ## the load generator beside perf_analyzer: needs a quiet machine for five minutes
 	$(BIN)/python -m benchmarks.load_generator
-
-.PHONY: bench-reference
-bench-reference: setup ## the reference backend beside its library: needs a quiet machine for half an hour
-	$(BIN)/python -m benchmarks.reference_backend --features
 
 .PHONY: bench-gpu
 bench-gpu: setup ## one and two GPUs, and two nodes of one GPU, from submit to tokens a second: needs root and GPUs

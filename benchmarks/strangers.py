@@ -18,6 +18,7 @@ import argparse
 import asyncio
 import contextlib
 import http.server
+import os
 import ssl
 import subprocess
 import sys
@@ -25,11 +26,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.arguments import number
-from benchmarks.door import open_door
+from benchmarks.triton import ServerFailed
+from trtllm_hpc.backends import facts_of
 from trtllm_hpc.client.single_calls import not_ready
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runtime.certificate import make_certificate
+from trtllm_hpc.runtime.door import TRITON_KINDS, connections, threads, write_key
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -38,6 +48,7 @@ HANDSHAKES_BOUND_S = 10.0
 _PAUSE_S = 0.2
 _BURST = 1024
 _LIMIT_S = 20.0
+_START_LIMIT_S = 10.0
 
 _STRANGER = """
 import resource, select, socket, sys, time
@@ -96,6 +107,60 @@ def ready_server() -> Iterator[Endpoint]:
         threading.Thread(target=behind.serve_forever, daemon=True).start()
         yield Endpoint("0", "localhost", "127.0.0.1", port, port, port, [], 0.0)
         behind.shutdown()
+
+
+@contextlib.contextmanager
+def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[tuple[Endpoint, int]]:
+    """Run HAProxy before a server; yield the endpoint of the door, and the process id.
+
+    Raises:
+        ServerFailed: HAProxy did not start.
+    """
+    serve = {"door": "haproxy", "openai": "none", "tls": tls}
+    job = JobFile.model_validate({"name": "door", "serve": serve})
+    facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
+    paths = RunPaths(folder)
+    scripts = render_scripts(make_plan(facts, paths, sys.executable))
+    configuration = folder / "haproxy.cfg"
+    configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
+    write_key(paths.key)
+    (folder / "key.map").write_text(f"key {paths.key.read_text()}", encoding="utf-8")
+    (folder / "guests.map").touch()
+    if tls:
+        make_certificate(paths, "127.0.0.1")
+    ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
+    behind = {"HTTP": server.http, "GRPC": server.grpc, "METRICS": f"127.0.0.1:{server.metrics_port}"}
+    variables = {
+        "TRTLLM_HPC_ADDRESS": "127.0.0.1",
+        "TRTLLM_HPC_DOOR": str(folder),
+        "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+        "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections()),
+        "TRTLLM_HPC_KEY": str(paths.key),
+        "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
+        "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
+        **{f"TRTLLM_HPC_PORT_{kind.upper()}": str(port) for kind, port in ports.items()},
+        **{f"TRTLLM_HPC_{kind}_0": address for kind, address in behind.items()},
+    }
+    command = ["haproxy", "-db", "-f", str(configuration)]
+    process = subprocess.Popen(command, env={**os.environ, **variables})
+    door = replace(
+        server,
+        http_port=ports["http"],
+        grpc_port=ports["grpc"],
+        metrics_port=ports["metrics"],
+        key_file=str(paths.key),
+        certificate_file=str(paths.certificate) if tls else None,
+    )
+    try:
+        end = time.monotonic() + _START_LIMIT_S
+        while not_ready(door, 1.0):
+            if process.poll() is not None or time.monotonic() > end:
+                raise ServerFailed("HAProxy did not start, or does not find the server ready")
+            time.sleep(0.1)
+        yield door, process.pid
+    finally:
+        process.terminate()
+        process.wait(10)
 
 
 def slowest(door: Endpoint, seconds: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.reference.show import table
 from benchmarks.story.bounds import JUDGED, verdicts
 from benchmarks.story.figures import (
     Figures,
@@ -51,6 +50,18 @@ _HOW = (
     [metrics](../reference/metrics.md#between-tokens).
     """,
 )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns line up."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+
+    def line(cells: Sequence[str]) -> str:
+        numbers = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
+        return f"| {' | '.join([cells[0].ljust(widths[0]), *numbers])} |"
+
+    rule = f"|{'|'.join(['-' * (widths[0] + 2), *('-' * (width + 1) + ':' for width in widths[1:])])}|"
+    return "\n".join([line(head), rule, *(line(row) for row in rows)])
 
 
 def page(figures: Figures, images: Mapping[str, str]) -> str:

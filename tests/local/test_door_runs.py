@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from benchmarks.door import open_door
-from benchmarks.strangers import ready_server
+from benchmarks.strangers import open_door, ready_server
 from tests.guests import SOON_S, asking_until_refused
 from tests.prometheus import collector, needs_prometheus, prometheus, samples, targets
 from tests.schemas.check import documented
@@ -252,7 +251,7 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that send no more than a byte fill the other half for 10 s."""
-    monkeypatch.setattr("benchmarks.door.connections", lambda: 40)
+    monkeypatch.setattr("benchmarks.strangers.connections", lambda: 40)
     with ready_server() as server, open_door(tmp_path, server, tls=True) as (door, _), ExitStack() as opened:
         strangers = [
             opened.enter_context(socket.create_connection((door.address, door.http_port))) for _ in range(60)

@@ -1,1 +1,0 @@
-"""The reference backend compared with transformers without a server: contenders, measurement, tables."""
