@@ -329,7 +329,7 @@ _EXPERTS = {
         "moe_expert_parallel": 8,
         "llm_api": {"moe_config": {"backend": "CUTLASS"}, "enable_attention_dp": True},
     },
-    "serve": {"instances": 2, "routing": "prefix"},
+    "serve": {"instances": 2, "routing": "session"},
 }
 _QUANTIZED = {
     "name": "llama-fp8",

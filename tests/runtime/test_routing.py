@@ -1,143 +1,154 @@
-"""``serve.routing``: a real HAProxy, as rendered, before servers that say which of them has answered."""
+"""``serve.routing``: a real HAProxy, as rendered, before servers that name themselves in each answer."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
-from benchmarks.routing import Servers, converse, one_heavy
 from tests.waiting import eventually
-from trtllm_hpc.runtime.records import SESSION_HEADER
+from trtllm_hpc.backends import facts_of
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.plan.resolve import make_plan
+from trtllm_hpc.render.scripts import render_scripts
+from trtllm_hpc.runtime.door import threads, write_key
+from trtllm_hpc.runtime.node import free_ports
+from trtllm_hpc.runtime.records import INSTANCE_HEADER, SESSION_HEADER
 
 pytestmark = pytest.mark.skipif(
     shutil.which("haproxy") is None, reason="haproxy is not installed (.ci/test does)"
 )
 
-QUICK = ("--token-us", "0")
+
+class Servers:
+    """HAProxy as rendered for ``serve.routing: session``, before two servers; a context manager."""
+
+    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+        port, *self.ports = free_ports(3)
+        self._seconds = seconds
+        job = JobFile.model_validate(
+            {
+                "name": "routing",
+                "model": {"path": "/models/any", "synthetic": None},
+                "engine": {"backend": "pytorch"},
+                "serve": {"instances": 2, "routing": "session"},
+            }
+        )
+        self.bound = job.serve.routing_imbalance
+        facts = facts_of(job, ClusterProfile(name="here", gpus_per_node=2, partition="batch"))
+        paths = RunPaths(folder)
+        scripts = render_scripts(make_plan(facts, paths, sys.executable))
+        configuration = folder / "haproxy.cfg"
+        configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
+        write_key(paths.key)
+        key = paths.key.read_text(encoding="utf-8")
+        self.headers = {"authorization": f"Bearer {key.strip()}"}
+        (folder / "key.map").write_text(f"key {key}", encoding="utf-8")
+        (folder / "guests.map").touch()
+        self._proxy = ["haproxy", "-db", "-f", str(configuration)]
+        self._environment = {
+            "TRTLLM_HPC_ADDRESS": "127.0.0.1",
+            "TRTLLM_HPC_DOOR": str(folder),
+            "TRTLLM_HPC_DOOR_THREADS": str(threads()),
+            "TRTLLM_HPC_KEY": str(paths.key),
+            "TRTLLM_HPC_PORT_OPENAI": str(port),
+            **{f"TRTLLM_HPC_OPENAI_{at}": f"127.0.0.1:{server}" for at, server in enumerate(self.ports)},
+        }
+        self.url = f"http://127.0.0.1:{port}/v1/chat/completions"
+
+    def __enter__(self) -> Servers:
+        with ExitStack() as stack:
+            self.processes = [self.start(port) for port in self.ports]
+            stack.callback(self._end_servers)
+            environment = {**os.environ, **self._environment}
+            proxy = stack.enter_context(subprocess.Popen(self._proxy, env=environment))
+            stack.callback(proxy.terminate)
+            for at, port in enumerate(self.ports):
+                assert eventually(lambda at=at, port=port: self._reaches(at, port), 20)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _end_servers(self) -> None:
+        for process in self.processes:
+            process.terminate()
+            process.wait(10)
+
+    def start(self, port: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "tests.runtime.answering_server", str(port), str(self._seconds)]
+        return subprocess.Popen(command)
+
+    def _reaches(self, instance: int, port: int) -> bool:
+        try:
+            return reached(self, chat("ready?"), headers={INSTANCE_HEADER: str(instance)}) == [str(port)]
+        except aiohttp.ClientError:
+            return False
+
+    def session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(headers=self.headers, connector=aiohttp.TCPConnector(limit=0))
 
 
 @pytest.fixture(scope="module")
-def by_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("session"), "session", server=QUICK) as servers:
-        yield servers
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    with Servers(tmp_path_factory.mktemp("session")) as started:
+        yield started
 
 
-@pytest.fixture(scope="module")
-def by_prefix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    with Servers(tmp_path_factory.mktemp("prefix"), "prefix", server=QUICK) as servers:
-        yield servers
+def chat(text: str, **others: Any) -> bytes:
+    return json.dumps({**others, "messages": [{"role": "user", "content": text}]}).encode()
 
 
 def reached(servers: Servers, *bodies: bytes, headers: Mapping[str, str] | None = None) -> list[str]:
-    """Return which instance answers each body; a body with a prompt is one of completions."""
+    """Return the port of the server that answers each body."""
 
     async def ask() -> list[str]:
-        found = []
+        ports = []
         async with servers.session() as session:
             for body in bodies:
-                url = servers.prompt_url if b'"prompt"' in body else servers.url
-                async with session.post(url, data=body, headers=headers) as reply:
-                    assert reply.status == 200, await reply.text()
-                    found.append(reply.headers["x-instance"])
-        return found
+                async with session.post(servers.url, data=body, headers=headers) as reply:
+                    if reply.status != 200:
+                        raise aiohttp.ClientError(await reply.text())
+                    ports.append(reply.headers["x-instance"])
+        return ports
 
     return asyncio.run(ask())
 
 
-def said(role: str, content: Any) -> dict[str, Any]:
-    return {"role": role, "content": content}
-
-
-def chat(*messages: dict[str, Any], ascii_only: bool = True, **others: Any) -> bytes:
-    return json.dumps({**others, "messages": messages}, ensure_ascii=ascii_only).encode()
-
-
-LONG = "A rule that all conversations share. " * 2500
-SHAPES = {
-    "texts": (said("system", "Be brief."), "Who is {}?"),
-    "parts": (
-        said("system", [{"type": "text", "text": "Be brief."}]),
-        [{"type": "text", "text": "Who is {}?"}],
-    ),
-    "other letters": (said("developer", "简短"), '谁是{}? \\u "quoted" é'),
-    "no system prompt": (None, "Who is {}?"),
-    "a long system prompt": (said("system", LONG[:40_000]), "Who is {}?"),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("ascii_only", [True, False])
-def test_turns_of_a_chat_reach_one_instance_and_chats_are_spread(
-    by_prefix: Servers, shape: str, ascii_only: bool
-) -> None:
-    system, question = SHAPES[shape]
+@pytest.mark.parametrize("by", ["header", "user"])
+def test_a_session_stays_at_one_instance_and_sessions_are_spread(servers: Servers, by: str) -> None:
     chosen = set()
-    for name in range(12):
-        text = json.loads(json.dumps(question).replace("{}", f"person {name}"))
-        first = [*([] if system is None else [system]), said("user", text)]
-        second = [*first, said("assistant", f"[{{}}] answer {name}"), said("user", "Why?")]
-        turns = [chat(*first, ascii_only=ascii_only), chat(*second, ascii_only=ascii_only, stream=False)]
-        found = set(reached(by_prefix, *turns))
-        assert len(found) == 1, name
-        chosen |= found
+    for name in (f"session {number}, 谁" for number in range(12)):
+        user = {"user": name} if by == "user" else {}
+        headers = {SESSION_HEADER: name.encode().hex()} if by == "header" else None
+        ports = set(reached(servers, *[chat(f"Question {at}", **user) for at in range(3)], headers=headers))
+        assert len(ports) == 1
+        chosen |= ports
     assert len(chosen) == 2
 
 
-def test_prompts_that_begin_alike_reach_one_instance(by_prefix: Servers) -> None:
-    chosen = set()
-    for name in range(12):
-        begins = f"Person {name}: " * 200
-        bodies = [
-            json.dumps({"prompt": begins + rest}).encode() for rest in ("Hello.", "Hello. Who is there?")
-        ]
-        found = set(reached(by_prefix, *bodies))
-        assert len(found) == 1
-        chosen |= found
-    assert len(chosen) == 2
+def test_requests_of_no_session_go_to_all_instances(servers: Servers) -> None:
+    assert len(set(reached(servers, *[chat("Who?")] * 20))) == 2
 
 
-def test_a_chat_that_is_longer_than_the_door_reads_is_known_by_how_it_begins(by_prefix: Servers) -> None:
-    first = [said("system", LONG), said("user", "Who?")]
-    bodies = [chat(*first), chat(*first, said("assistant", "I."), said("user", "Why?"))]
-    assert len(set(reached(by_prefix, *bodies * 3))) == 1
-
-
-@pytest.mark.parametrize("way", ["by_session", "by_prefix"])
-def test_a_session_is_known_by_its_header_whatever_is_asked(way: str, request: pytest.FixtureRequest) -> None:
-    servers, chosen = request.getfixturevalue(way), set()
-    for name in range(12):
-        bodies = [chat(said("user", f"Question {at}")) for at in range(3)]
-        found = set(reached(servers, *bodies, headers={SESSION_HEADER: f"session {name}"}))
-        assert len(found) == 1
-        chosen |= found
-    assert len(chosen) == 2
-
-
-def test_a_session_is_known_by_openais_user(by_session: Servers) -> None:
-    chosen = set()
-    for name in range(12):
-        bodies = [chat(said("user", f"Question {at}"), user=f"user {name}") for at in range(3)]
-        found = set(reached(by_session, *bodies))
-        assert len(found) == 1
-        chosen |= found
-    assert len(chosen) == 2
-
-
-def test_requests_of_no_session_go_to_all_instances(by_session: Servers) -> None:
-    assert len(set(reached(by_session, *[chat(said("user", "Who?"))] * 20))) == 2
-
-
-def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(by_session: Servers) -> None:
-    root = by_session.url.removesuffix("/v1/chat/completions")
+def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(servers: Servers) -> None:
+    root = servers.url.removesuffix("/v1/chat/completions")
 
     async def pages() -> list[str]:
-        async with by_session.session() as session:
+        async with servers.session() as session:
             found = []
             for at in (0, 1):
                 async with session.get(f"{root}/prometheus/metrics/{at}") as reply:
@@ -146,19 +157,40 @@ def test_the_page_of_each_instance_for_prometheus_and_the_doors_own(by_session: 
                 return [*found, await reply.text()]
 
     *instances, door = asyncio.run(pages())
-    assert instances == [str(port) for port in by_session.ports]
+    assert instances == [str(port) for port in servers.ports]
     for at in (0, 1):
         assert f'haproxy_server_status{{proxy="openai",server="instance{at}",state="UP"}} 1' in door
 
 
 def test_a_heavy_session_leaves_its_instance_for_what_is_too_much(tmp_path: Path) -> None:
-    with Servers(tmp_path, "session", server=("--token-us", "60")) as servers:
-        assert asyncio.run(one_heavy(servers)) <= servers.bound + 0.05
+    others = [f"session {at}" for at in range(20)]
+    names = [*["heavy"] * 50, *others]
+
+    async def most_open(servers: Servers) -> list[int]:
+        async with servers.session() as session:
+
+            async def ask(name: str) -> None:
+                async with session.post(
+                    servers.url, data=chat("Who?"), headers={SESSION_HEADER: name}
+                ) as reply:
+                    await reply.read()
+
+            await asyncio.gather(*map(ask, names))
+        found = []
+        async with aiohttp.ClientSession() as direct:
+            for port in servers.ports:
+                async with direct.get(f"http://127.0.0.1:{port}/health") as reply:
+                    found.append((await reply.json())["most"])
+        return found
+
+    # The first answer comes long after the last question: all are open at once.
+    with Servers(tmp_path, seconds=0.03) as servers:
+        assert max(asyncio.run(most_open(servers))) / (len(names) / 2) <= servers.bound + 0.05
 
 
-def test_conversations_go_on_when_their_instance_dies_and_return_when_it_is_back(tmp_path: Path) -> None:
-    with Servers(tmp_path, "prefix", server=QUICK) as servers:
-        bodies = [chat(said("user", f"Question {name}")) for name in range(10)]
+def test_sessions_go_on_when_their_instance_dies_and_return_when_it_is_back(tmp_path: Path) -> None:
+    with Servers(tmp_path) as servers:
+        bodies = [chat("Who?", user=f"user {name}") for name in range(10)]
         before = reached(servers, *bodies)
         gone = servers.ports[0]
         assert str(gone) in before
@@ -167,7 +199,3 @@ def test_conversations_go_on_when_their_instance_dies_and_return_when_it_is_back
         assert set(reached(servers, *bodies)) == {str(servers.ports[1])}
         servers.processes[0] = servers.start(gone)
         assert eventually(lambda: reached(servers, *bodies) == before, 10)
-
-
-def test_turns_stay_with_their_instance_under_load(by_prefix: Servers) -> None:
-    assert asyncio.run(converse(by_prefix, "prefix", 30, 3)).kept >= 0.99

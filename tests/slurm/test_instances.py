@@ -124,25 +124,25 @@ def server_of(person: Person, run: RunPaths, instance: int) -> int:
 def test_two_instances_behind_one_door(person: Person, engine: Path) -> None:
     few = {"requests": 20, "rate_per_second": 4.0, "max_tokens": 8, "min_requests": 1, "max_late_share": 1.0}
     serve = {"instances": 2, "placement": "spread", "minimum_instances": 1, "tls": True, "keep_running": True}
-    run = start(person, engine, {**serve, "routing": "prefix"}, companion={"benchmark": few})
+    run = start(person, engine, {**serve, "routing": "session"}, companion={"benchmark": few})
     assert_names(person, run)
     assert_strangers_are_refused(person, run)
     assert_every_listening_port_is_known(person)
     assert_the_key_alone_is_taken(endpoint_of(run))
     assert_measured_through_the_door(person, run)
-    assert_prompts_stay_with_an_instance(run)
+    assert_sessions_stay_with_an_instance(run)
     assert_a_killed_door_of_a_node_is_opened_again(person, run)
     assert_a_killed_instance_costs_only_what_it_had_begun(person, run)
     assert_a_dead_process_of_a_model_restarts_its_instance(person, run)
     end(person, run)
 
 
-def assert_prompts_stay_with_an_instance(run: RunPaths) -> None:
+def assert_sessions_stay_with_an_instance(run: RunPaths) -> None:
     """Over OpenAI's protocol, by way of the gateway, and over gRPC."""
     endpoint = endpoint_of(run)
     [model] = over_openai(endpoint, "GET", "models")["data"]
     for name in range(4):
-        asked = {"model": model["id"], "prompt": f"person {name}", "max_tokens": 2}
+        asked = {"model": model["id"], "prompt": f"person {name}", "user": f"user {name}", "max_tokens": 2}
         before = answered(run, "tensorrt_llm")
         for _ in range(5):
             over_openai(endpoint, "POST", "completions", asked)

@@ -87,7 +87,7 @@ class Workload(Section):
     """conversations: standard deviation of that time."""
     session: SessionName = "header"
     """conversations: how a turn names its conversation: by the header ``x-session-id`` (``header``), by
-    OpenAI's ``user``, or not at all (``none``), as clients for which ``serve.routing: prefix`` is meant."""
+    OpenAI's ``user``, or not at all (``none``)."""
     tokens_per_word: Annotated[float, Field(gt=0, le=100)] = 1.3
     """dataset, conversations: tokens for each word of a recorded answer (upstream's
     ``--op-tokens-per-word``)."""

@@ -189,13 +189,11 @@ class Serve(Section):
     """``pack``: as many instances on a node as it has GPUs for. ``spread``: one on each node."""
     instances_per_gpu: Annotated[int, Field(ge=1, le=64)] = 1
     """Instances that share their GPUs, and the fraction of GPU memory for the KV cache."""
-    routing: Literal["least", "session", "prefix"] = "least"
+    routing: Literal["least", "session"] = "least"
     """How the door chooses an instance. ``least``: the one with the fewest open requests. ``session``: the
-    same one for the same header ``X-Session-ID``, or OpenAI's ``user``. ``prefix``: the same one for the same
-    header, or for the same system prompt and first question together."""
+    same one for the same header ``X-Session-ID``, or OpenAI's ``user``."""
     routing_imbalance: Annotated[float, Field(ge=1.05, le=100)] = 1.75
-    """With ``session`` and ``prefix``: an instance that has so many times its share of the open requests is
-    passed over."""
+    """With ``session``: an instance that has so many times its share of the open requests is passed over."""
     minimum_instances: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Fewest instances that must serve, start or be restarted for the run to live; ``None``: all."""
     restarts: Annotated[int, Field(ge=0, le=1000)] | None = None
