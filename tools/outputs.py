@@ -22,7 +22,6 @@ from trtllm_hpc.cli.sweep_saved import SweepRow
 from trtllm_hpc.cli.templates import TemplatesRow
 from trtllm_hpc.client.functional_check import CheckedAnswer
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow
-from trtllm_hpc.engines.migration import Migrated
 from trtllm_hpc.evaluation.scores import EvaluationSummary
 from trtllm_hpc.logs.causes.explain import Finding
 from trtllm_hpc.report.log_table import LogRow
@@ -45,7 +44,6 @@ from trtllm_hpc.validation.checks import DoctorReport
 OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "jobs list": {"": list[ShippedJob]},
     "jobs show": {"without `--resolved`": ShippedText, "with `--resolved`": ResolvedJob},
-    "migrate": {"": Migrated},
     "render": {"": RenderedRun},
     "doctor": {"": DoctorReport},
     "sweep run": {"": SweepStatus, "with `--check`": CheckedSweep},

@@ -1,4 +1,4 @@
-"""Configurations of the LLM API and jobs that leave the engine path, with what is said of each.
+"""Configurations of the LLM API, with what is said of each.
 
 ``tests/golden/outcomes`` has the sentences whole, for review. ``refused`` and
 ``taken`` are upstream's own verdicts: ``update_llm_args_with_extra_dict`` and
@@ -7,16 +7,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.config.tree import Source, parse
-from trtllm_hpc.config.validate import validate
-from trtllm_hpc.engines.migration import migrate
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys, wrong_values
 from trtllm_hpc.tensorrt_llm.releases.release import Release, release_of_version
 
@@ -117,7 +112,7 @@ REFUSED = """
 {load_format: safetensors}
 {kv_cache_config: {mamba_ssm_cache_dtype: fp8}}
 {scheduler_config: {capacity_scheduler_policy: max_utilization}}
-{scheduler_config: {dynamic_batch_config: {$TUNING}}}
+{scheduler_config: {dynamic_batch_config: {enable_batch_size_tuning: true, enable_max_num_tokens_tuning: true}}}
 {kv_connector_config: {connector_module: m, connector_scheduler_class: S}}
 """
 
@@ -139,56 +134,13 @@ TAKEN = """
 {sparse_attention_config: {algorithm: skip_softmax, threshold_scale_factor: 1000}}
 """
 
-MIGRATED = """
-# The other backend; what means the same stays.
-{engine: {tensorrt_llm_version: 0.16.0, tensor_parallel: 4, max_seq_len: 4096}}
-{engine: {tensorrt_llm_version: 1.1.0}}
-# A key with another name in the LLM API.
-{engine: {quantization: {kv_cache: fp8}}}
-{engine: {tokens_per_block: 64}}
-{engine: {max_lora_rank: 8}}
-{repository: {guided_decoding_backend: xgrammar}}
-# What has no counterpart.
-{engine: {quantization: {method: int8_sq}}}
-{engine: {quantization: {kv_cache: int8}}}
-{engine: {speculative: {mode: draft_tokens_external, max_draft_len: 4}}}
-{engine: {speculative: {mode: medusa, heads: 4}}}
-{engine: {directory: /engines/one}}
-{engine: {encoder_decoder: true}}
-{engine: {gather_context_logits: true}}
-{repository: {parameters: {tensorrt_llm: {a: 1}}}}
-{repository: {instances: 2}}
-# What has nothing to decide.
-{engine: {plugins: {gemm: auto}}}
-{engine: {kv_cache_type: paged}}
-{engine: {options: {build: [--strip_plan]}}}
-{engine: {gather_context_logits: false}}
-{repository: {instances: 1}}
-{build: {cpus: 8}}
-{serve: {mode: leader}}
-# A checkpoint is quantized as the engine was.
-{engine: {quantization: {$FP8, kv_cache: int8, calibration_size: 64, per_token: true}}, build: {gpus: 2}}
-# Copies of a model become servers behind one door; so do phases on GPUs that are named.
-{repository: {models: [{$COPY_A}, {$COPY_B}]}, serve: {mode: orchestrator}}
-{serve: {mode: disaggregated, disaggregated: {context: {instances: [[0]]}, generation: {$TWO}}}}
-"""
-
-SHORT = {
-    "TUNING": "enable_batch_size_tuning: true, enable_max_num_tokens_tuning: true",
-    "FP8": "method: fp8_rowwise",
-    "COPY_A": "name: a, gpu_device_ids: [0]",
-    "COPY_B": "name: b, gpu_device_ids: [1]",
-    "TWO": "instances: [[1], [2]], max_batch_size: 256, engine: /engines/two",
-}
-"""What stands for some keys, after a dollar sign."""
-
 
 def recorded() -> dict[str, str]:
     """Return files of ``tests/golden/outcomes``."""
     values = "\n".join(
         ["# Upstream refuses these.", *of_1_2_1(REFUSED), "# Upstream takes these.", *of_1_2_1(TAKEN)]
     )
-    tables = {"llm-api-keys": KEYS, "llm-api-values": values, "migration": MIGRATED}
+    tables = {"llm-api-keys": KEYS, "llm-api-values": values}
     return {
         f"{name}.txt": "".join(f"{line}\n" for case in cases.strip().splitlines() for line in _outcome(case))
         for name, cases in tables.items()
@@ -203,11 +155,8 @@ def of_1_2_1(configurations: str) -> list[str]:
 def _outcome(case: str) -> Iterator[str]:
     """Yield the case and, indented, what is said of it; a comment as it is."""
     yield case
-    text = re.sub(r"\$([A-Z0-9_]+)", lambda short: SHORT[short[1]], case)
-    if case.startswith("{"):
-        yield from _migration(yaml.safe_load(text))
-    elif not case.startswith("#"):
-        yield from findings(text) or ["  taken"]
+    if not case.startswith("#"):
+        yield from findings(case) or ["  taken"]
 
 
 def findings(case: str) -> list[str]:
@@ -231,24 +180,3 @@ def known(version: str) -> Release:
     release = release_of_version(version)
     assert release is not None
     return release
-
-
-def _migration(sections: dict[str, dict[str, object]]) -> Iterator[str]:
-    engine = {"backend": "tensorrtllm", **sections.pop("engine", {})}
-    old = yaml.safe_dump({"name": "chat", "model": {"path": "/m"}, "engine": engine, **sections})
-    done = migrate(old, read_job(old))
-    read_job(done.text)
-    new = {name: keys for name, keys in yaml.safe_load(done.text).items() if name not in ("name", "model")}
-    yield f"  becomes {yaml.safe_dump(new, default_flow_style=True, width=1000).strip()}"
-    for change in done.changes:
-        now, instead = (f"; {word}" if word else "" for word in (change.now, change.instead))
-        yield f"  {change.kind} {change.key}{now}: {change.why}{instead}"
-
-
-def read_job(text: str) -> JobFile:
-    """Return the job file that a text is."""
-    tree, wrong = parse(text, Source("job.yaml", folder="/"))
-    assert tree is not None and not wrong
-    job, wrong = validate(JobFile, tree)
-    assert job is not None, wrong
-    return job

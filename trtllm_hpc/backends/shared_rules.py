@@ -23,7 +23,7 @@ NO_VOLTA_SINCE = "0.16.0"
 _LAST_WITH_ENGINES = "1.2.1"
 """The last release with the TensorRT backend and Triton's C++ backend, which TensorRT-LLM #15907 and #15918
 removed in June and July 2026."""
-_GO_ON = "`trtllm-hpc migrate JOB` writes the job file for engine.backend: pytorch, for any release"
+_GO_ON = "trtllm-hpc init job pytorch.yaml --backend pytorch writes a job without an engine, for any release"
 _NO_CONTAINER = (
     "choose a profile with a container of TensorRT-LLM (--cluster), or, where the nodes have it installed, "
     "type --set cluster.container.tensorrt_llm_version=VERSION"

@@ -23,7 +23,6 @@ COMMANDS: dict[str, str] = {
     "init": "Write a commented job file or cluster profile to start from.",
     "jobs": "List and show the shipped job files.",
     "models": "Fetch models from a hub, list and prune them.",
-    "migrate": "Rewrite a job with an engine for the LLM API on PyTorch.",
     "render": "Write a run folder with its scripts; submit nothing.",
     "doctor": "Check a job file, this machine and the cluster before submitting.",
     "submit": "Render a job file and submit its jobs.",
@@ -54,7 +53,7 @@ COMMANDS: dict[str, str] = {
 UNLISTED = ("gateway",)
 """Commands that jobs type, and people seldom: they are not in the help text."""
 _SHARED = {
-    **dict.fromkeys(("jobs", "migrate", "schema"), "init"),
+    **dict.fromkeys(("jobs", "schema"), "init"),
     **dict.fromkeys(("resume", "watch"), "submit"),
     "cancel": "status",
     "report": "bench_saved",

@@ -1,1 +1,1 @@
-"""Engines of TensorRT-LLM: programs and their options, build steps, model repository, rules, migration."""
+"""Engines of TensorRT-LLM: programs and their options, build steps, model repository, rules."""
