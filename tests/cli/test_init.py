@@ -241,7 +241,7 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
         (("--from", "qwen3-9b"), "qwen3-8b"),
         (
             ("--from", "qwen3-8b", "--backend", "pytorch"),
-            "Choose one of --backend, --from, --from-aiconfigurator and --gpu",
+            "Choose one of --backend, --from and --gpu",
         ),
         (("--model", "/m"), "needs --gpu, --from"),
         (("--gpu", "h200"), "--gpu needs --model"),

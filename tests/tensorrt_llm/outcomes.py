@@ -112,7 +112,8 @@ REFUSED = """
 {load_format: safetensors}
 {kv_cache_config: {mamba_ssm_cache_dtype: fp8}}
 {scheduler_config: {capacity_scheduler_policy: max_utilization}}
-{scheduler_config: {dynamic_batch_config: {enable_batch_size_tuning: true, enable_max_num_tokens_tuning: true}}}
+{scheduler_config: {dynamic_batch_config: {enable_batch_size_tuning: true, \
+enable_max_num_tokens_tuning: true}}}
 {kv_connector_config: {connector_module: m, connector_scheduler_class: S}}
 """
 

@@ -13,7 +13,6 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with, job_files, job_names
 from trtllm_hpc.cli.options import (
-    EXISTING_FOLDER,
     cluster_option,
     force_option,
     json_option,
@@ -72,19 +71,6 @@ _BACKENDS = {
     shell_complete=complete_with(job_names),
     help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
 )
-@click.option(
-    "--from-aiconfigurator",
-    "proposals",
-    type=EXISTING_FOLDER,
-    metavar="FOLDER",
-    help="Take the proposals of NVIDIA's aiconfigurator in FOLDER; several become a sweep. Needs --model.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="With --from-aiconfigurator: only the N best proposals of each mode.  [default: all]",
-)
 @click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
 @click.option("--model", metavar="FOLDER", help="The model's folder, as the compute nodes see it.")
 @click.option(
@@ -103,8 +89,6 @@ def job(
     file: Path,
     backend: str | None,
     recipe: str | None,
-    proposals: Path | None,
-    top: int | None,
     name: str | None,
     model: str | None,
     gpu: str | None,
@@ -127,22 +111,18 @@ def job(
       trtllm-hpc init job llama.yaml --backend pytorch
       trtllm-hpc init job r1.yaml --model /scratch/models/DeepSeek-R1-0528 --gpu h200 --goal latency
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
-      trtllm-hpc init job tune.yaml --from-aiconfigurator out/qwen3-32b --model /scratch/models/Qwen3-32B
     """
-    from trtllm_hpc.config.aiconfigurator import proposals_yaml
     from trtllm_hpc.config.files import as_argument
 
-    if sum(it is not None for it in (recipe, backend, proposals, gpu)) > 1:
-        raise click.UsageError("Choose one of --backend, --from, --from-aiconfigurator and --gpu.")
-    if top is not None and proposals is None:
-        raise click.UsageError("--top needs --from-aiconfigurator.")
-    if model is not None and recipe is None and proposals is None and gpu is None:
-        raise click.UsageError("--model needs --gpu, --from or --from-aiconfigurator; else edit the file.")
+    if sum(it is not None for it in (recipe, backend, gpu)) > 1:
+        raise click.UsageError("Choose one of --backend, --from and --gpu.")
+    if model is not None and recipe is None and gpu is None:
+        raise click.UsageError("--model needs --gpu or --from; else edit the file.")
     if (goal or gpu) and not (model and gpu):
         raise click.UsageError("--gpu needs --model, and --goal needs both.")
     if gpu and gpu not in _gpus():
         raise click.BadParameter(f"there is no {gpu!r}, only {', '.join(_gpus())}.", param_hint="--gpu")
-    title, verb, ending, notes = name or _name_from(file, "my-job"), "render", "", list[str]()
+    title, notes = name or _name_from(file, "my-job"), list[str]()
     cluster, text = "pyxis", ""
     if recipe is not None:
         text, cluster = _copy(recipe, title, model)
@@ -150,9 +130,6 @@ def job(
         from trtllm_hpc.runs.fitting_job import fitting_job
 
         text, notes = fitting_job(file.parent / model, title, model, gpu, goal or "throughput")
-    elif proposals is not None:
-        text, count = proposals_yaml(proposals, title, model, top)
-        verb, ending = ("sweep", " --check") if count > 1 else (verb, ending)
     refuse_existing(file, force)
     if text:
         _save_job(file, text)
@@ -164,7 +141,7 @@ def job(
         first, cluster = "trtllm-hpc init cluster mysite.yaml, then ", "./mysite.yaml"
     name = click.format_filename(file)
     click.echo("\n  ".join([f"Wrote {name}.", *notes]))
-    click.echo(f"  next: {first}trtllm-hpc {verb} {as_argument(name)} --cluster {cluster}{ending}")
+    click.echo(f"  next: {first}trtllm-hpc render {as_argument(name)} --cluster {cluster}")
 
 
 def _gpus() -> list[str]:
