@@ -22,17 +22,25 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tools.import_recipes import DATA, _toml
 from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import SERVER
 from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import NEWER, UNRELEASED, parsed, read_data
 
-SERVE, KEYS = (DATA.parent / name for name in ("trtllm_serve.toml", "llm_api.toml"))
+DATA = Path(__file__).parents[1] / "trtllm_hpc" / "tensorrt_llm" / "releases" / "data"
+SERVE, KEYS = (DATA / name for name in ("trtllm_serve.toml", "llm_api.toml"))
 _REFERENCES, _MANIFEST = "tests/unittest/api_stability", "tensorrt_llm/usage/llm_args_golden_manifest.json"
 _OF_ENGINES = ("kwargs", "batching_type", "normalize_log_probs", "enable_tqdm")  # TorchLlmArgs has none
 Entry = dict[str, Any]
 Found = dict[tuple[str, str], Entry]  # by sub-command and option, or by section and key
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(it)}" for key, it in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)
 
 
 def agreed(copies: Sequence[Found], release: str) -> Iterator[tuple[tuple[str, str], Entry]]:

@@ -1,4 +1,4 @@
-"""``docs/reference/recipes.md``: each job file for the PyTorch backend, its source, and who ran it."""
+"""``docs/reference/recipes.md``: each job file for the PyTorch backend, and its source."""
 
 from __future__ import annotations
 
@@ -22,34 +22,18 @@ The shipped job files of models for TensorRT-LLM's PyTorch backend, each with th
 settings are from; `trtllm-hpc jobs show NAME` prints it, and its top says what is ours. `make golden` writes
 this page.
 
-"Run" in the last column means that somebody ran the job and added it here. Until then, "parsed" means that
-TensorRT-LLM's own parsers accepted the command lines and YAML files rendered for it, and "not parsed" that it
-needs a later release than theirs. Neither says that it is fast, fits into memory, or starts. A dash: the file
-names none.
-
-## Add a run
-
-After a run of one of these jobs has served:
-
-```console
-$ trtllm-hpc jobs ran RUN --by "Ana, Example University" >> jobs/runs.toml
-$ make golden
-```
-
-`jobs ran` reads the GPUs, the image and the hash of its header, the release, and the keys of `engine` that
-you changed in the run's `lock.json`. The tokens/s are those of the companion's measurement; 0 means that
-there is none. Read the entry before you send it: it has the name that you typed and the image's path.
+A dash: the file names none. No shipped job file for TensorRT-LLM has been run on a GPU by this project.
 
 ## Job files
 
-| job file | model | GPUs | precision | goal | NVIDIA's file | status |
-|---|---|---|---|---|---|---|
+| job file | model | GPUs | precision | goal | NVIDIA's file |
+|---|---|---|---|---|---|
 """
 
 
 def page() -> str:
     """Return the whole document."""
-    return _HEAD + "".join(_row(job) for job in shipped_jobs() if job.status is not None)
+    return _HEAD + "".join(_row(job) for job in shipped_jobs() if job.backend == "pytorch")
 
 
 def _row(job: ShippedJob) -> str:
@@ -71,6 +55,5 @@ def _row(job: ShippedJob) -> str:
         precision[1] if precision else "-",
         goal[1] if goal else "-",
         link,
-        job.status,
     )
     return f"| {' | '.join(map(str, cells))} |\n"

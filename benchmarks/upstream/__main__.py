@@ -1,13 +1,13 @@
 """Upstream's own Python of one release reads what this project renders, without a GPU.
 
-``python -m benchmarks.upstream FOLDER [--jobs 150] [--recipes 200] [--seed 0] [--json]``
+``python -m benchmarks.upstream FOLDER [--jobs 150] [--fitting 200] [--seed 0] [--json]``
 
 FOLDER holds the Python files of TensorRT-LLM (``tensorrt_llm/commands/serve.py`` and the rest). It makes job
 files for that release, renders each on three cluster profiles, and gives to upstream's code every
 command line of ``trtllm-serve`` with its YAML file, every front's file, and every ``model.yaml`` of Triton's
-LLM API model. With ``--recipes N`` the job files are the shipped ones, every entry of the table of recipes,
-and N of ``init job --gpu``. What upstream then has of each key must be what the job file says. Where upstream
-imports what this machine lacks, it gets a stub (``stubs.py``); no model is loaded.
+LLM API model. With ``--fitting N`` the job files are the shipped ones and N of ``init job --gpu``. What
+upstream then has of each key must be what the job file says. Where upstream imports what this machine lacks,
+it gets a stub (``stubs.py``); no model is loaded.
 
 Then it compares which of a list of configurations upstream refuses with which the project's rules refuse.
 
@@ -37,10 +37,10 @@ from benchmarks.upstream.jobs import (
     Case,
     Job,
     cases,
+    fitting_cases,
     left_out,
     merged,
     profile,
-    recipe_cases,
     shipped_count,
 )
 from benchmarks.upstream.refusals import CONFIGURATIONS, STRICTER
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        found = _found(arguments.folder, arguments.jobs, arguments.recipes, arguments.seed)
+        found = _found(arguments.folder, arguments.jobs, arguments.fitting, arguments.seed)
     except CannotImport as error:
         print(error, file=sys.stderr)
         return 2
@@ -104,15 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if found.ok else 1
 
 
-def _found(copy: Path, jobs: int, recipes: int | None, seed: int) -> Found:
+def _found(copy: Path, jobs: int, fitting: int | None, seed: int) -> Found:
     found = Found(version_of(copy))
     found.left_out = left_out(found.version)
     with tempfile.TemporaryDirectory(prefix="trtllm-hpc-upstream-") as folder:
         site = _Site(Path(folder), found.version)
         made = []
-        wanted = cases(found.version, shipped_count() if recipes is not None else jobs, seed)
-        if recipes is not None:
-            wanted += recipe_cases(found.version, recipes, seed, Path(folder))
+        wanted = cases(found.version, shipped_count() if fitting is not None else jobs, seed)
+        if fitting is not None:
+            wanted += fitting_cases(found.version, fitting, seed, Path(folder))
         for case in wanted:
             found.runs += 1
             try:
@@ -141,9 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=number, default=150, help="job files to make, each for three profiles (150)"
     )
-    parser.add_argument(
-        "--recipes", type=number, metavar="N", help="recipes, and N job files of init job, instead"
-    )
+    parser.add_argument("--fitting", type=number, metavar="N", help="N job files of init job --gpu instead")
     parser.add_argument("--seed", type=int, default=0, help="of the job files")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

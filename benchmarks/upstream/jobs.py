@@ -15,10 +15,9 @@ import yaml
 from tests.runs.checkpoints import CHECKPOINTS, checkpoint
 from trtllm_hpc.config.cluster import gpus
 from trtllm_hpc.errors import ConfigError
-from trtllm_hpc.runs.fitting_job import fitting_job, settings
+from trtllm_hpc.runs.fitting_job import Goal, fitting_job
 from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys
-from trtllm_hpc.tensorrt_llm.recipes import Goal, recipes
-from trtllm_hpc.tensorrt_llm.releases.release import nearest_release, release_of_version
+from trtllm_hpc.tensorrt_llm.releases.release import release_of_version
 
 PROFILES = ("pyxis", "apptainer", "bare")
 _IMAGES = {"pyxis": "nvcr.io#nvidia/tensorrt-llm/release:", "apptainer": "/images/tensorrt-llm-release:"}
@@ -50,8 +49,8 @@ def cases(version: str, count: int, seed: int) -> list[Case]:
     return found
 
 
-def recipe_cases(version: str, count: int, seed: int, folder: Path) -> list[Case]:
-    """Return every entry of the table of recipes, and job files of ``init job --gpu``, on each profile.
+def fitting_cases(version: str, count: int, seed: int, folder: Path) -> list[Case]:
+    """Return job files of ``init job --gpu``, on each profile.
 
     Args:
         version: TensorRT-LLM's.
@@ -59,21 +58,11 @@ def recipe_cases(version: str, count: int, seed: int, folder: Path) -> list[Case
         folder: for the checkpoints.
     """
     made: dict[str, Job] = {}
-    for number, recipe in enumerate(recipes()):
-        engine, _ = settings(recipe, nearest_release(version))
-        if isinstance(engine["llm_api"].get("moe_config", {}).get("load_balancer"), str):
-            # A file of upstream's images, which is not here.
-            engine["llm_api"]["moe_config"]["load_balancer"] = {"num_slots": 4}
-        made[f"recipe-{number} {recipe.source}"] = {
-            "name": f"recipe-{number}",
-            "model": {"path": f"/models/{recipe.models[0]}"},
-            "engine": {"backend": "pytorch", **engine},
-        }
     goals: tuple[Goal, ...] = ("latency", "throughput")
     here = {name: checkpoint(folder, name) for name in CHECKPOINTS}
     wanted = [(it, gpu, goal) for it in CHECKPOINTS for gpu in gpus() for goal in goals]
     for name, gpu, goal in random.Random(seed).sample(wanted, len(wanted)):
-        if sum(it.startswith("init") for it in made) == count:
+        if len(made) == count:
             break
         try:
             text, _ = fitting_job(here[name], "init-job", f"/models/{name}", gpu, goal)

@@ -26,7 +26,8 @@ RESULTS = ROOT / "tests" / "upstream" / "aiconfigurator"
 
 
 def convert(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "docs/examples/from_aiconfigurator.py", folder, "/models/it"]
+    script = ROOT / "docs" / "examples" / "from_aiconfigurator.py"
+    command = [sys.executable, str(script), str(folder), "/models/it"]
     return subprocess.run(command, capture_output=True, text=True)
 
 

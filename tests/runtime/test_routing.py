@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Servers:
             proxy = stack.enter_context(subprocess.Popen(self._proxy, env=environment))
             stack.callback(proxy.terminate)
             for at, port in enumerate(self.ports):
-                assert eventually(lambda at=at, port=port: self._reaches(at, port), 20)
+                assert eventually(partial(self._reaches, at, port), 20)
             self._stack = stack.pop_all()
         return self
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,6 @@ from trtllm_hpc.cli.options import (
     json_option,
     print_json,
     refuse_existing,
-    run_argument,
     save,
     set_option,
 )
@@ -26,9 +23,8 @@ from trtllm_hpc.config.schemas import RENAMED, schemas
 from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:
-    from trtllm_hpc.paths import RunPaths
+    from trtllm_hpc.runs.fitting_job import Goal
     from trtllm_hpc.scheduler.discovery import SlurmFacts
-    from trtllm_hpc.tensorrt_llm.recipes import Goal
 
 
 @click.group()
@@ -101,9 +97,9 @@ def job(
     small random model over two ranks. For the others set model.path in it.
     A relative model.path or engine.directory is relative to the file's folder.
 
-    With --gpu the nearest recipe for the checkpoint is taken, a shipped job file
-    or one of TensorRT-LLM's repository; without one, the memory planner finds
-    the fewest GPUs. Comments say which values are upstream's, and which ours.
+    With --gpu the nearest shipped job file for the checkpoint is taken; without
+    one, the memory planner finds the fewest GPUs. Comments say which values are
+    ours.
 
     \b
     Examples:
@@ -243,7 +239,6 @@ def jobs_command() -> None:
     Examples:
       trtllm-hpc jobs list
       trtllm-hpc jobs show qwen3-8b
-      trtllm-hpc jobs ran latest --by "Ana, Example University" >> jobs/runs.toml
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
       trtllm-hpc submit tiny-llama --cluster sandbox
     """
@@ -261,49 +256,19 @@ def list_(as_json: bool) -> None:
         return
 
     table = Table(
-        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows", "status"),
+        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
         right=("ranks", "nodes"),
         one_line=("name",),
         least={"what it shows": 22},
-        optional=("status", "GPUs", "release", "nodes", "ranks", "model", "backend"),
+        optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
     )
     for job in jobs:
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
             *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
             job.summary,
-            job.status or "-",
         )
     print_table(table)
-
-
-@jobs_command.command()
-@run_argument
-@click.option("--by", required=True, metavar="NAME", help="Who ran it, as others shall read it.")
-def ran(run: RunPaths, runs: Path | None, by: str) -> None:
-    """Print that a shipped job file was run: the entry of RUN for jobs/runs.toml.
-
-    It has the hardware, image and speed, from the run's lock.json and from its
-    companion's measurement. Nothing is sent anywhere.
-
-    \b
-    Example:
-      trtllm-hpc jobs ran latest --by "Ana, Example University" >> jobs/runs.toml
-    """
-    from trtllm_hpc.bench.results import Interval, read_measurement
-    from trtllm_hpc.errors import InvalidMeasurement, RunNotFound
-    from trtllm_hpc.paths import COMPANION_MEASUREMENT
-    from trtllm_hpc.report.headline import headline_level
-    from trtllm_hpc.runs.job_runs import entry_of
-
-    speed = None
-    with suppress(RunNotFound, InvalidMeasurement):
-        measured = read_measurement(run.measurement(COMPANION_MEASUREMENT).summary)
-        level = headline_level(measured)
-        speed = None if level is None else measured.levels[level].metrics.get("output_tokens_per_s")
-    entry = entry_of(run, by, round(speed.mean, 1) if isinstance(speed, Interval) else 0.0)
-    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in entry.items())
-    click.echo(f"\n[[run]]\n{''.join(lines)}", nl=False)
 
 
 @jobs_command.command()
@@ -345,8 +310,6 @@ def show(job: str, resolved: bool, cluster: str, settings: tuple[str, ...], as_j
         print_json(ShippedText(**vars(described(file.stem, file)), text=text))
     else:
         click.echo(text, nl=False)
-        if (status := described(file.stem, file).status) is not None:
-            click.echo(f"status: {status}", err=True)
 
 
 def shipped_or_refused(name: str, parameter: str) -> Path:

@@ -1,44 +1,75 @@
-"""A job file for a checkpoint, a kind of GPU and a goal: from the nearest recipe, or derived from its size.
+"""A job file for a checkpoint, a kind of GPU and a goal: from a shipped one, or derived from its size.
 
-Recipes are the shipped job files and upstream's table. Comments in the file say which values are upstream's,
-which are ours, and why the other recipes of this model were not taken.
+Comments in the file say which values are ours, and why the other job files for this model were not taken.
+``models.toml`` has the sizes of the models that the shipped job files are for.
 """
 
 from __future__ import annotations
 
 import re
-from copy import deepcopy
-from functools import cache, reduce
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import TextWrapper
-from typing import Any
+from typing import Any, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile, gpus
 from trtllm_hpc.config.dump import compact_yaml
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
-from trtllm_hpc.config.job import LLM_API_KEYS, JobFile
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-from trtllm_hpc.tensorrt_llm.llm_api import unknown_keys, wrong_values
 from trtllm_hpc.tensorrt_llm.memory.planner import gib, plan_memory
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import Parallel
 from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
-from trtllm_hpc.tensorrt_llm.recipes import Goal, Recipe, recipes
-from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
+from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 _BATCH, _USEFUL, _LONGEST = {"latency": 8, "throughput": 256}, 64, 16384
 """Most requests at once; requests of 2,048 tokens that a layout must hold; tokens of the longest request."""
 _NEEDS = {"fp8": 8.9, "mxfp4": 9.0, "nvfp4": 10.0}
 """Compute capability from which GPUs compute with such weights."""
-_WHOLE = {"kv_lora_rank", "linear_num_key_heads"}  # of MLA and linear attention: prompts are not cut
 _WRAPPER = TextWrapper(95, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False)
 _LIMITS = """
 # ours: enough time for the largest models
 serve: {cpus_per_rank: 4, time_limit_minutes: 240, ready_timeout_seconds: 5400}
 companion: {time_limit_minutes: 180, endpoint_timeout_seconds: 7200}
 """
+Goal = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a shipped job file is for."""
+
+    job: str
+    """Its name."""
+    model: str
+    """Name at Hugging Face."""
+    gpus: tuple[str, ...]
+    """Kinds of GPU, such as ``h200``."""
+    count: int
+    """GPUs of all instances together."""
+    goal: Goal
+
+    def distance(self, checkpoint: Checkpoint) -> int | None:
+        """Return 0 for the same model, 1 for another precision of a dense one, more for another size.
+
+        ``None``: another architecture, or experts in another precision, which need other kernels.
+        """
+        if checkpoint.name.casefold() == self.model.rpartition("/")[2].casefold():
+            return 0
+        model, config = read_data("models")["model"].get(self.model, {}), checkpoint.config
+        if model.get("architecture") != checkpoint.architecture:
+            return None
+        size = config.get("hidden_size", 0) * config.get("num_hidden_layers", 0)
+        is_alike, experts = model["quantization"] == checkpoint.quantization, checkpoint.experts
+        if not is_alike and (experts or model["experts"]):
+            return None
+        apart = abs(model["hidden"] * model["layers"] - size) + abs(model["experts"] - experts)
+        return int(apart + (not is_alike))
 
 
 def fitting_job(folder: Path, name: str, path: str, gpu: str, goal: Goal) -> tuple[str, list[str]]:
@@ -77,20 +108,17 @@ class _Draft:
         self.layout = self._layout()
         recipe, refused = self._choose()
         is_other = recipe is None or recipe.distance(checkpoint) != 0
-        about = f" for {recipe.models[0]}, of the same architecture" if recipe and is_other else ""
         if recipe is None:
-            self.notes.append("No recipe fits: the number of GPUs is the memory planner's, the rest ours.")
+            self.notes.append(
+                "No shipped job file fits: the number of GPUs is the memory planner's, the rest ours."
+            )
             self._derive()
-        elif recipe.commit is None:
-            self.base = recipe.source
+        else:
+            self.base = recipe.job
+            about = f" for {recipe.model}, of the same architecture" if is_other else ""
             self.notes.append(
                 f"Settings: shipped job file {self.base}{about}; its comments name NVIDIA's files."
             )
-        else:
-            about += f"; measured with {recipe.load}" if recipe.load else ""
-            about += f"; for images after TensorRT-LLM {recipe.after} (serve.image)" if recipe.after else ""
-            self.notes.append(f"Settings: NVIDIA/TensorRT-LLM@{recipe.commit[:8]}, {recipe.source}{about}.")
-            self._take(recipe)
         self._fit(is_other, recipe.count if recipe else 0)
         for why, it in refused.items():
             self.notes.append(f"Not taken, for {why}: {', '.join(it[:3] + ['more'] * (len(it) > 3))}.")
@@ -127,54 +155,35 @@ class _Draft:
     def _choose(self) -> tuple[Recipe | None, dict[str, list[str]]]:
         """Return the nearest recipe; and the others of this model or architecture, by what they are for."""
         fewest = self.layout.tensor * self.layout.pipeline if self.layout is not None else 1
-        every = ((it, it.distance(self.checkpoint)) for it in (*_shipped(), *recipes()))
+        every = ((it, it.distance(self.checkpoint)) for it in _shipped())
         related = {it: away for it, away in every if away is not None}
         wrong = {it: self._misfit(it) for it in related}
 
         def rank(it: Recipe) -> tuple[Any, ...]:
-            # Of several for this model: the fewest GPUs that do, a checked file, the longest prompts.
-            more = max(it.count, fewest) if related[it] == 0 else fewest
-            return related[it], more, it.commit is not None, -(it.input_tokens or 10**9)
+            # Of several for this model: the fewest GPUs that do.
+            return related[it], max(it.count, fewest) if related[it] == 0 else fewest
 
         best = min((it for it in related if not wrong[it]), key=rank, default=None)
         refused: dict[str, list[str]] = {}
         for it, away in related.items():
             if it is not best and (best is None or away == 0):
                 is_larger = best is None or it.count != best.count
-                why = wrong[it] or (f"{it.count} GPUs" if is_larger else it.load or "more loads")
-                refused.setdefault(why, []).append(it.source.rpartition("configs/")[2])
+                why = wrong[it] or (f"{it.count} GPUs" if is_larger else "the same GPUs")
+                refused.setdefault(why, []).append(it.job)
         return best, refused
 
     def _misfit(self, it: Recipe) -> str | None:
-        if it.gpus and self.gpu.partition("-")[0] not in it.gpus:
+        if self.gpu.partition("-")[0] not in it.gpus:
             return ", ".join(it.gpus).upper()
         return it.goal if it.goal != self.goal else None
 
     def _derive(self) -> None:
         if self.layout is None:
-            raise self._error("no recipe is for it, and no index of its weights has their size")
+            raise self._error("no shipped job file is for it, and no index of its weights has their size")
         batch = {"max_batch_size": _BATCH[self.goal]}
         self.engine = {**batch, "max_num_tokens": 8192, "max_seq_len": self.longest}
         llm_api = {"enable_chunked_prefill": True, "cuda_graph_config": {"enable_padding": True, **batch}}
         self.engine["llm_api"] = {**llm_api, "kv_cache_config": {"free_gpu_memory_fraction": 0.9}}
-
-    def _take(self, recipe: Recipe) -> None:
-        """Take settings as far as the release has them, for requests longer than upstream has measured."""
-        self.engine, wrong = settings(recipe, self.release)
-        for path, message in wrong.items():
-            self.notes.append(f"Left out: {path}, which {message} (TensorRT-LLM {self.release.version}).")
-        llm_api = self.engine["llm_api"]
-        graphs = llm_api.get("cuda_graph_config", {}).get("max_batch_size", 64)
-        self._put("max_batch_size", self.engine.get("max_batch_size", graphs), "that of the CUDA graphs")
-        if recipe.load and self.engine.get("max_seq_len", _LONGEST) < self.longest:
-            self._put("max_seq_len", self.longest, "for longer requests than upstream's benchmark")
-        steps, longest = (self.engine.get(it, self.longest) for it in ("max_num_tokens", "max_seq_len"))
-        if steps < longest and not llm_api.get("enable_chunked_prefill"):
-            if recipe.after or "enable_chunked_prefill" in llm_api or _WHOLE & {*self.checkpoint.config}:
-                return self.notes.append(f"A prompt has at most {steps} tokens (engine.max_num_tokens).")
-            llm_api["enable_chunked_prefill"] = True
-            self.notes.append("Ours: engine.llm_api.enable_chunked_prefill, for long prompts.")
-            self._put("max_num_tokens", steps // 64 * 64, "whole blocks of the KV cache, for chunked prefill")
 
     def _fit(self, is_other: bool, count: int) -> None:
         """Set the parallelism, unless the recipe's is enough; and what the recipe's model has otherwise."""
@@ -199,18 +208,6 @@ class _Draft:
             self.notes.append("Ours: the KV cache's dtype, since the checkpoint is not quantized.")
 
 
-def settings(recipe: Recipe, release: Release) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return ``engine`` with a recipe's settings, and what the release refuses of them with the reasons."""
-    llm_api = deepcopy(dict(recipe.llm_api))
-    engine = {own: llm_api.pop(key) for key, own in LLM_API_KEYS.items() if key in llm_api}
-    wrong = {it.path: it.message for it in unknown_keys(release, llm_api)}
-    wrong |= {path: message for path, message, _ in wrong_values(release, llm_api)}
-    for path in wrong:
-        *sections, key = path.split(".")
-        reduce(dict.__getitem__, sections, llm_api).pop(key, None)
-    return {**engine, "llm_api": {key: it for key, it in llm_api.items() if it != {}}}, wrong
-
-
 @cache
 def _shipped() -> tuple[Recipe, ...]:
     """Return the shipped job files that name their GPUs and their only checkpoint, without a draft model."""
@@ -221,5 +218,5 @@ def _shipped() -> tuple[Recipe, ...]:
         if job.backend == "pytorch" and model and job.gpu_types and "speculative_model_dir" not in text:
             kinds = tuple(re.findall(r"[a-z]+\d+", job.gpu_types.lower()))
             goal: Goal = "latency" if "# Goal: latency\n" in text else "throughput"
-            found.append(Recipe(job.name, (model[1],), kinds, job.gpus, goal))
+            found.append(Recipe(job.name, model[1], kinds, job.gpus, goal))
     return tuple(found)

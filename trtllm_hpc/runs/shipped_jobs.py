@@ -13,7 +13,6 @@ from trtllm_hpc.config.edit import EditedText
 from trtllm_hpc.config.files import jobs
 from trtllm_hpc.config.inheritance import read_job
 from trtllm_hpc.errors import ConfigError, Diagnostic
-from trtllm_hpc.runs.job_runs import status_of
 
 _GPUS_PER_NODE = 8
 """GPUs of the node that the layouts are worked out for; only the spread over nodes depends on it."""
@@ -43,8 +42,6 @@ class ShippedJob:
     """The GPUs that the settings are for, ``H100 or H200``; ``None``: the file does not say."""
     summary: str
     """First sentence, up to its colon, of the comment at its top."""
-    status: str | None
-    """Of a job with `engine.backend: pytorch`: whether upstream's code has parsed it, and who has run it."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +101,6 @@ def described(name: str, path: Path) -> ShippedJob:
         layout.nodes,
         gpu_types[1] if gpu_types else None,
         _summary(text),
-        status_of(name) if job.engine.backend == "pytorch" and name in jobs() else None,
     )
 
 
