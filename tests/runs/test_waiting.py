@@ -1,4 +1,4 @@
-"""A job that waits in the queue: its place, expected start and limits, and how often Slurm is asked."""
+"""A job that waits in the queue: its expected start and limits, and how often Slurm is asked."""
 
 from __future__ import annotations
 
@@ -36,35 +36,13 @@ def waiting(types: Types) -> dict[str, Any]:
     return found
 
 
-def test_a_waiting_job_has_an_expected_start_and_a_place(
-    fake_slurm: FakeSlurm, home: Path, types: Types
-) -> None:
-    fake_slurm.configure(ranked=True)
-    for priority, partition in ((70, "batch"), (30, "batch"), (90, "cpu")):
-        fake_slurm.add("PENDING", reason="Resources", priority=priority, partition=partition)
+def test_a_waiting_job_has_an_expected_start(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
     start = int(time.time()) + 90_000
-    waits(fake_slurm, home / "runs" / "demo-1", "Priority", priority=50, started=start)
-    assert waiting(types) == {
-        "reason": "Priority",
-        "priority": 50,
-        "place": 2,
-        "pending": 3,
-        "limits": [],
-    }
+    waits(fake_slurm, home / "runs" / "demo-1", "Priority", started=start)
+    assert waiting(types) == {"reason": "Priority", "limits": []}
     shown = types("status").output
     day = time.strftime("%Y-%m-%d %H:%M", time.localtime(start))
-    assert "other jobs have a higher priority, place 2 of 3 by priority (" in shown
-    assert f"expected to start {day})" in shown
-
-
-def test_of_two_jobs_with_one_priority_the_older_goes_first(
-    fake_slurm: FakeSlurm, home: Path, types: Types
-) -> None:
-    fake_slurm.configure(ranked=True)
-    fake_slurm.add("PENDING", reason="Resources", priority=50)
-    waits(fake_slurm, home / "runs" / "demo-1", "Priority", priority=50)
-    assert waiting(types)["place"] == 2
-    assert "expected to start" not in types("status").output
+    assert "other jobs have a higher priority" in shown and f"expected to start {day})" in shown
 
 
 @pytest.mark.parametrize(
@@ -92,39 +70,34 @@ def test_a_limit_is_shown_for_a_reason_that_is_one(
     every = [f"{name}={value}" for name, value in limits.items()]
     assert waiting(types)["limits"] == (every if shown is None else shown)
     assert "limits: " in types("status").output
-    assert not fake_slurm.calls("sprio"), "its priority is not what holds it"
 
 
 def test_commands_that_do_not_answer_are_silent_and_not_asked_again(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
     fake_slurm.configure(limits=None)
-    fake_slurm.add("PENDING", reason="Priority")
     paths = waits(fake_slurm, home / "runs" / "demo-1", "AssocGrpCpuLimit")
-    fake_slurm.set("103", "PENDING", reason="Priority")
     shown = types("status")
     assert (shown.code, shown.errors) == (0, "")
     assert "the jobs of your account together already use all the CPUs" in shown.output
-    asked = len(fake_slurm.calls("sprio", "sacctmgr"))
+    asked = len(fake_slurm.calls("sacctmgr"))
     watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         run_status(paths, watcher, places=True)
-    assert len(fake_slurm.calls("sprio", "sacctmgr")) == 2 * asked == 4
+    assert len(fake_slurm.calls("sacctmgr")) == 2 * asked == 2
 
 
 def test_each_question_is_asked_once_between_two_queries(fake_slurm: FakeSlurm, home: Path) -> None:
-    fake_slurm.configure(ranked=True)
-    paths = waits(fake_slurm, home / "runs" / "demo-1", "Priority")
-    fake_slurm.set("102", "PENDING", reason="Resources")
+    fake_slurm.configure(limits={})
+    paths = waits(fake_slurm, home / "runs" / "demo-1", "AssocMaxJobsLimit")
     watcher = watcher_of(RunSnapshot(paths))
     for _ in range(3):
         assert run_status(paths, watcher, mode="standard", places=True).stages[1].waiting is not None
-    assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sprio"))) == (1, 1)
+    assert (len(fake_slurm.calls("squeue")), len(fake_slurm.calls("sacctmgr"))) == (1, 1)
 
 
 def test_a_running_job_is_not_asked_for(fake_slurm: FakeSlurm, home: Path, types: Types) -> None:
-    fake_slurm.configure(ranked=True)
-    waits(fake_slurm, home / "runs" / "demo-1", "Priority")
+    waits(fake_slurm, home / "runs" / "demo-1", "AssocMaxJobsLimit")
     fake_slurm.set("101", "RUNNING", nodes="n1")
     assert waiting(types) is None
-    assert not fake_slurm.calls("sprio", "sacctmgr")
+    assert not fake_slurm.calls("sacctmgr")

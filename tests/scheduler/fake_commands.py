@@ -199,18 +199,6 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     return 0
 
 
-def sprio(cluster: Cluster, arguments: list[str]) -> int:
-    if arguments != ["--noheader", "--format=%i|%Y|%r"]:
-        cluster.violation("sprio", " ".join(arguments))
-    if not cluster.record["ranked"]:
-        print("You are not running a supported priority plugin\n(priority/basic).", file=sys.stderr)
-        return 1
-    for job, info in cluster.jobs.items():
-        if info["state"] == "PENDING" and info.get("reason") in ("Priority", "Resources"):
-            print(f"{job}|{info.get('priority', 1)}|{info.get('partition', 'batch')}")
-    return 0
-
-
 def sacctmgr(cluster: Cluster, arguments: list[str]) -> int:
     if arguments == ["--noheader", "--parsable2", "show", "configuration"]:
         # Part of what Slurm 22.05 prints: slurm.conf's key of this name does not decide.
@@ -349,8 +337,7 @@ def scancel(cluster: Cluster, arguments: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[Cluster, list[str]], int]] = {
-    command.__name__: command
-    for command in (sbatch, squeue, sprio, sinfo, sacct, sacctmgr, scontrol, scancel)
+    command.__name__: command for command in (sbatch, squeue, sinfo, sacct, sacctmgr, scontrol, scancel)
 }
 
 

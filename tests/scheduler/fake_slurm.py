@@ -52,7 +52,6 @@ class FakeSlurm:
                 "accounts": ["mine"],
                 "nodes": ["n1", "n2", "n3"],
                 "unavailable": {},
-                "ranked": False,
                 "limits": {},
                 "private": "none",
             }
@@ -104,8 +103,8 @@ class FakeSlurm:
     def configure(self, **settings: Any) -> None:
         """Change the cluster.
 
-        ``accounting``: whether sacct answers; ``ranked``: sprio answers, since several factors rank jobs;
-        ``limits``: what sacctmgr shows by the words of the question, or ``None``: it refuses to answer;
+        ``accounting``: whether sacct answers; ``limits``: what sacctmgr shows by the words of the question,
+        or ``None``: it refuses to answer;
         ``private``: what accounting hides from users of others (slurmdbd's ``PrivateData``).
         """
         with self._changed() as record:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-import trtllm_hpc
 from tests.report.browser import Opened, chromium, find_chromium, opened
 from tests.report.make import Made
 from tests.sweeps.make import (
@@ -31,11 +29,10 @@ from tests.sweeps.make import (
 )
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.cli.sweep_report import report_command
-from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart
-from trtllm_hpc.sweeps.exports import write_csv, write_inferencex, write_parquet
 from trtllm_hpc.sweeps.page import sections_of, write_report
+from trtllm_hpc.sweeps.results import write_csv
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -96,51 +93,14 @@ def test_a_page_of_64_variants_stays_small(tmp_path: Path, monkeypatch: pytest.M
 # Files ------------------------------------------------------------------------------------------------
 
 
-def test_csv_parquet_and_the_frame_have_the_same_rows(tmp_path: Path) -> None:
+def test_csv_and_the_frame_have_the_same_rows(tmp_path: Path) -> None:
     results = grid(tmp_path / "s").results(gpu_price=2.5)
     write_csv(results, tmp_path / "points.csv")
-    write_parquet(results, tmp_path / "points.parquet")
     with (tmp_path / "points.csv").open() as file:
         assert next(csv.reader(file))[:5] == ["variant", TP, BATCH, "level", "load"]
     frame = results.frame()
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "points.parquet"), frame)
     read = pd.read_csv(tmp_path / "points.csv", keep_default_na=False)
     pd.testing.assert_frame_equal(read, frame, check_dtype=False)
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    results = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0))}).results()
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(TrtllmHpcError, match="pyarrow") as error:
-        write_parquet(results, tmp_path / "points.parquet")
-    assert "notebook" in str(error.value.hint)
-    assert not list(tmp_path.glob("*points*"))
-
-
-def test_inferencex_gets_the_valid_levels_with_what_the_run_knows(tmp_path: Path) -> None:
-    """Of a run that was really rendered: its plan and its job file."""
-    run = trtllm_hpc.render("tiny-llama", cluster="sandbox", settings=["serve.nodes=2"], runs=tmp_path)
-    made = with_invalid_level(measured(1.0), 2)
-    sweep = write_sweep(tmp_path / "s", {"tp2": ({TP: 2}, made)}, keys=[TP])
-    for file in (run.paths.plan, run.paths.spec):
-        shutil.copy(file, sweep.paths.run("tp2").folder)
-    results = sweep.results()
-    write_inferencex(results, tmp_path / "rows")
-    files = sorted(file.name for file in (tmp_path / "rows").iterdir())
-    assert files == ["agg_s_tp2_2-at-once.json", "agg_s_tp2_8-at-once.json"]
-    row = json.loads((tmp_path / "rows" / files[1]).read_text())
-    assert {name: row[name] for name in ("conc", "tp", "pp", "disagg", "is_multinode")} == {
-        **{"conc": 8, "tp": 2, "pp": 1},
-        **{"disagg": False, "is_multinode": True},
-    }
-    assert "framework" not in row  # the reference backend is not TensorRT-LLM
-    point = results.points[1]
-    assert row["median_intvty"] == pytest.approx(point.tokens_per_s_per_user)
-    assert row["median_ttft"] == pytest.approx(point.figures["ttft_ms.p50"] / 1000)
-    assert row["p99_e2el"] == pytest.approx(point.figures["latency_ms.p99"] / 1000)
-    assert row["output_tput_per_gpu"] + row["input_tput_per_gpu"] == pytest.approx(row["tput_per_gpu"])
 
 
 def test_the_command_writes_what_was_asked_for(

@@ -20,9 +20,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 @click.option("--gpu-price", type=click.FloatRange(min=0), metavar="PRICE", help="Price of a GPU-hour.")
 @click.option("--to", type=OutputFile(), metavar="FILE", help="The page.  [default: report.html of SWEEP]")
 @click.option("--csv", type=OutputFile(), metavar="FILE", help="Write a row for each level of each variant.")
-@click.option("--parquet", type=OutputFile(), metavar="FILE", help="The same; needs the extra 'notebook'.")
 @click.option("--png", type=_FOLDER, metavar="FOLDER", help="Draw each chart as an image.")
-@click.option("--inferencex", type=_FOLDER, metavar="FOLDER", help="Write agg_*.json as InferenceX does.")
 @runs_option
 @json_option
 def report_command(
@@ -45,15 +43,13 @@ def report_command(
       trtllm-hpc sweep report latest --csv points.csv --png charts
     """
     from trtllm_hpc.report.html.page import draw_charts
-    from trtllm_hpc.sweeps import exports
     from trtllm_hpc.sweeps.page import sections_of, write_report
+    from trtllm_hpc.sweeps.results import write_csv
 
     results = sweep.results(slo=slo, gpu_price=gpu_price)
     files["to"] = files["to"] or (None if as_json else sweep.paths.report)
     writers: dict[str, Any] = {
-        "csv": exports.write_csv,
-        "parquet": exports.write_parquet,
-        "inferencex": exports.write_inferencex,
+        "csv": write_csv,
         "png": lambda results, folder: draw_charts(sections_of(results), folder),
         "to": write_report,
     }

@@ -146,7 +146,7 @@ def run_status(
         watcher: pass the same one to several calls, so that jobs that have ended, and
             accounting that a site does not have, are not queried again.
         mode: see :meth:`~trtllm_hpc.scheduler.watcher.JobWatcher.job_infos`.
-        places: ask where pending jobs stand in the queue, too.
+        places: ask which limits hold pending jobs, too.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
     return status_of(run, stages_of(run, watcher, mode=mode, places=places))
