@@ -37,7 +37,6 @@ from trtllm_hpc.sandbox.cluster import Status
 from trtllm_hpc.sweeps.results import SweepResults
 from trtllm_hpc.sweeps.status import SweepStatus
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
-from trtllm_hpc.tensorrt_llm.releases.data_files import LearnedRelease
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 from trtllm_hpc.validation.checks import DoctorReport
 
@@ -83,7 +82,6 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "templates show": {"": dict[str, str]},
     "versions": {"": list[Release]},
     "versions show": {"of a release": ReleaseDetails, "of a program of it": Command},
-    "versions learn": {"": LearnedRelease},
     "sandbox status": {"": Status},
     "sandbox up": {"": Status},
     "sandbox down": {"": Status},

@@ -97,8 +97,6 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     assert "--tp_size" in options
     assert record["facts"]["image"]["packages"]["tensorrt_llm"] == "1.2.0"
     assert "nobody" not in bundle.read_text() and str(site.folder) not in bundle.read_text()
-    learned = site.types("versions", "learn", bundle)
-    assert learned.returncode == 0, learned.stderr
 
 
 @dataclass(frozen=True)

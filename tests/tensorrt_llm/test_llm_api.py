@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.tensorrt_llm.outcomes import REFUSED, TAKEN, findings, known, of_1_2_1, verdict
-from trtllm_hpc.tensorrt_llm import llm_api
 from trtllm_hpc.tensorrt_llm.llm_api import FRONT, SERVER, has_key_facts, serve_options, unknown_keys
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option, load_command, newest_command
-from trtllm_hpc.tensorrt_llm.releases.data_files import LEARNED, UNRELEASED, parsed, read_data
-from trtllm_hpc.tensorrt_llm.releases.release import release_of_version, releases
+from trtllm_hpc.tensorrt_llm.releases.data_files import UNRELEASED, parsed, read_data
+from trtllm_hpc.tensorrt_llm.releases.release import releases
 
 VERSIONS = [release.version for release in releases()]
 TO_COME = UNRELEASED
@@ -81,14 +79,6 @@ def test_the_file_option_has_a_shorter_name_in_new_releases(version: str, aliase
 def test_the_verdicts_on_values_are_upstream_s() -> None:
     assert all(findings(line) for line in of_1_2_1(REFUSED))
     assert not any(findings(line) for line in of_1_2_1(TAKEN))
-
-
-def test_a_release_that_only_an_image_has_described_refuses_no_value() -> None:
-    """Its keys are known then, but not its words."""
-    release = release_of_version("1.2.1")
-    assert release is not None and list(llm_api.wrong_values(release, {"moe_config": None}))
-    described = replace(release, source=LEARNED)
-    assert list(llm_api.wrong_values(described, {"moe_config": None})) == []
 
 
 @pytest.mark.parametrize("odd", [None, [], [[1]], {}, "x", -1, 2**70, True, {"batch_sizes": [[1], {}, "a"]}])

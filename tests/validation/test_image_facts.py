@@ -41,10 +41,10 @@ def test_every_difference_is_named() -> None:
         "kv_cache_config adds warped",
     ):
         assert part in found.message
-    assert "versions learn" in (found.hint or "")
+    assert "--bundle" in (found.hint or "")
 
 
-def test_a_release_that_is_not_known_yet_can_be_learned() -> None:
+def test_a_release_that_is_not_known_yet_is_named() -> None:
     found = compare_image(None, {**image_as_known(), "packages": {"tensorrt_llm": "2.0.0"}})
     assert found is not None and found.state == "warn" and "2.0.0 is newer" in found.message
 

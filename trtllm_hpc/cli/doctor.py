@@ -53,7 +53,7 @@ _OUTCOMES: dict[State, str] = {
     "--bundle",
     type=OutputFile(),
     metavar="FILE",
-    help="With --on-nodes: write all that was found, to attach to an issue, or for `versions learn`.",
+    help="With --on-nodes: write all that was found, to attach to an issue.",
 )
 @click.option("--with-names", is_flag=True, help="Leave your user name and home folder in the bundle.")
 @click.option(

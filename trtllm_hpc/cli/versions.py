@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from trtllm_hpc.cli.completion import complete_with
@@ -11,7 +9,6 @@ from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
-from trtllm_hpc.tensorrt_llm.releases.data_files import learn as learn_release
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
@@ -48,7 +45,6 @@ def command(context: click.Context, as_json: bool) -> None:
       trtllm-hpc versions
       trtllm-hpc versions show 24.12
       trtllm-hpc versions show 0.16 trtllm-build
-      trtllm-hpc versions learn site.json
     """
     if context.invoked_subcommand is not None:
         if as_json:
@@ -91,27 +87,6 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
         print_json(release_details(chosen))
     else:
         print_release(chosen)
-
-
-@command.command()
-@click.argument("bundle", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@json_option
-def learn(bundle: Path, as_json: bool) -> None:
-    """Add the release of an image to those that are known to you.
-
-    BUNDLE is what `trtllm-hpc doctor JOB --on-nodes --bundle FILE` wrote. From then on your
-    job files are checked against the options and keys that the image itself has.
-
-    \b
-    Example:
-      trtllm-hpc versions learn site.json
-    """
-    learned = learn_release(bundle)
-    if as_json:
-        print_json(learned)
-    else:
-        click.echo(f"learned the options and keys of TensorRT-LLM {learned.version}\n  file {learned.file}")
-        click.echo(f"next: trtllm-hpc versions show {learned.version} trtllm-serve")
 
 
 def _program(release: Release, name: str, family: str) -> Command:

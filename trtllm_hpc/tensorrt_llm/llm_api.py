@@ -14,11 +14,9 @@ from typing import Any, cast
 from trtllm_hpc.config.diagnostics import nearest
 from trtllm_hpc.tensorrt_llm.releases.commands import Option, load_command, newest_command
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
-    LEARNED,
     NEWER,
     UNRELEASED,
     beginning,
-    learned,
     listed_versions,
     parsed,
     read_data,
@@ -115,8 +113,6 @@ def _below(path: str, key: str) -> str:
 
 
 def _is_checked(path: str, version: str) -> bool:
-    if version in learned():
-        return path in learned()[version]["llm_api"]
     section = _sections().get(path)
     return section is not None and parsed(section.get("checked_since", "0")) <= parsed(version)
 
@@ -134,8 +130,6 @@ def _data_versions() -> tuple[str, ...]:
 
 def _keys(path: str, version: str, values: Mapping[str, Any]) -> set[str]:
     """The keys of a section in a release; ``values`` tells which variant of the section it is."""
-    if version in learned():
-        return set(learned()[version]["llm_api"].get(path, ()))
     section = _sections().get(path, {})
     there = _variants(section, version)
     chosen = values.get(section.get("by", ""))
@@ -213,9 +207,8 @@ WrongValues = Iterator[tuple[str, str, str]]
 
 
 def wrong_values(release: Release, configuration: Mapping[str, Any]) -> WrongValues:
-    """Yield the values that the release refuses; none for one that is not known here."""
-    is_read = has_key_facts(release) and release.source != LEARNED
-    for name, section in _sections().items() if is_read else ():
+    """Yield the values that the release refuses; none for a release whose keys are not known."""
+    for name, section in _sections().items() if has_key_facts(release) else ():
         values: Any = configuration
         for part in name.split(".") if name else ():
             values = values.get(part) if isinstance(values, Mapping) else None

@@ -11,7 +11,7 @@ from trtllm_hpc.tensorrt_llm.llm_api import known_keys, serve_options
 from trtllm_hpc.tensorrt_llm.releases.release import Release
 
 _LISTED = 8
-_LEARN = "--bundle FILE with this command, then trtllm-hpc versions learn FILE; please report the difference"
+_REPORT = "please report it with what --bundle FILE of this command writes"
 
 
 def compare_image(release: Release | None, image: Mapping[str, Any]) -> Diagnostic | None:
@@ -31,12 +31,12 @@ def compare_image(release: Release | None, image: Mapping[str, Any]) -> Diagnost
 def _compared(release: Release | None, image: Mapping[str, Any]) -> Diagnostic:
     if release is None:
         version = image.get("packages", {}).get("tensorrt_llm", "in the image")
-        return warn(f"TensorRT-LLM {version} is newer than every release known here", _LEARN)
+        return warn(f"TensorRT-LLM {version} is newer than every release known here", _REPORT)
     differences = list(_differences(release, image))
     if not differences:
         return ok(f"the image has the options and keys that are known of TensorRT-LLM {release.version}")
     known = f"what is known of TensorRT-LLM {release.version}"
-    return warn(f"the image differs from {known}: {'; '.join(differences)}", _LEARN)
+    return warn(f"the image differs from {known}: {'; '.join(differences)}", _REPORT)
 
 
 def _differences(release: Release, image: Mapping[str, Any]) -> Iterator[str]:

@@ -9,15 +9,12 @@ from typing import Any, Literal, cast
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     DATA,
-    LEARNED,
     NEWER,
     UNSET,
-    learned,
     listed_versions,
     parsed,
     read_data,
     value_at,
-    with_tuples,
 )
 from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
 
@@ -134,8 +131,6 @@ class Command:
 @cache
 def load_command(version: str, name: str, family: str) -> Command | None:
     """The tool ``name`` in a release; see ``Release.command``. Raises KeyError if ``COMMANDS`` lacks it."""
-    if name == _SERVE and version in learned():
-        return _learned_command(version)
     table, own_family = _table(name, family)
     read = _read_lines(table)
     if version not in read:
@@ -144,25 +139,6 @@ def load_command(version: str, name: str, family: str) -> Command | None:
     if command.file is None or "{family}" not in command.file:
         return command
     return replace(command, file=command.file.format(family=family_folder(version, family) or family))
-
-
-def _learned_command(version: str) -> Command:
-    """``trtllm-serve`` as an image of that release has it."""
-    status = "verified"
-    about: dict[str, Any] = {"changed": None, "ignored": None, "source": f"{status}: {LEARNED}"}
-    commands = {
-        word: Command(
-            name=_SERVE if word == "serve" else f"{_SERVE} {word}",
-            family=None,
-            release=version,
-            options={it["name"]: Option(**with_tuples(it), **about) for it in options},
-            status=status,
-            source=LEARNED,
-        )
-        for word, options in learned()[version]["serve_options"].items()
-    }
-    serve = commands.pop("serve")
-    return replace(serve, default_subcommand="serve", subcommands=commands)
 
 
 @cache
