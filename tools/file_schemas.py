@@ -19,8 +19,16 @@ def job_schema() -> dict[str, Any]:
             if key != "extends" and key not in section.get("required", ()):
                 _allow_null(field, schema["$defs"])
     # A file may have the name of the file that it extends.
-    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["extends"]}]
-    return schema
+    required = [{"required": schema.pop("required")}, {"required": ["extends"]}]
+    sections = schema.pop("$defs")
+    head = {key: schema.pop(key) for key in ("$schema", "title")}
+    # Anything may be missing in a profile's job_defaults.
+    return {
+        **head,
+        "$ref": "#/$defs/JobDefaults",
+        "anyOf": required,
+        "$defs": {**sections, "JobDefaults": schema},
+    }
 
 
 def _allow_null(field: dict[str, Any], sections: dict[str, Any]) -> None:
@@ -51,18 +59,12 @@ def _job_schema(model: type[JobFile]) -> dict[str, Any]:
 def cluster_schema() -> dict[str, Any]:
     """A whole profile; ``job_defaults`` is a job file in which anything may be missing."""
     schema: dict[str, Any] = _portable(schema_of(ClusterProfile, "validation", "trtllm-hpc cluster profile"))
-    job = _job_schema(JobFile)
-    sections = {**job.pop("$defs"), "JobDefaults": {key: job[key] for key in job if key[0] != "$"}}
-    for section in sections.values():
-        section.pop("required", None)
     defaults = schema["properties"]["job_defaults"]
     schema["properties"]["job_defaults"] = {
         "description": defaults["description"],
         "default": defaults["default"],
-        "$ref": "#/$defs/JobDefaults",
+        "$ref": "job.schema.json#/$defs/JobDefaults",
     }
-    assert not sections.keys() & schema["$defs"].keys()
-    schema["$defs"] |= sections
     return schema
 
 

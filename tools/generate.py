@@ -1,7 +1,7 @@
 """Write every file that is generated from the package's types and data, for ``git diff`` to review.
 
 ``python -m tools.generate``, a part of ``make golden``, writes the JSON Schemas, pages of ``docs/reference``
-(builds, causes, command line, job file, JSON, profile, recipes) and ``docs/llms.txt``.
+(builds, causes, command line, job file, profile, recipes) and ``docs/llms.txt``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from tools import (
     causes_page,
     cli_page,
     job_file_page,
-    json_page,
     llms_page,
     profile_page,
     recipes_page,
 )
 from tools.file_schemas import cluster_schema, job_schema
-from tools.outputs import OUTPUTS, output_schema
+from tools.outputs import output_schema
 from tools.type_schemas import schema_of
 from trtllm_hpc.runtime.lock import Lock
 
@@ -31,17 +30,30 @@ SCHEMAS = ROOT / "templates" / "schemas"
 
 def documents() -> dict[Path, str]:
     """Return the text of each file, by its path; without the page of builds, which takes a minute."""
-    schemas = {"job": job_schema(), "cluster": cluster_schema()}
+    schemas = {"job": job_schema(), "cluster": cluster_schema(), "output": output_schema()}
     schemas["lock"] = schema_of(Lock, "validation", "lock.json of a run")
-    schemas |= {command.replace(" ", "-"): output_schema(command) for command in OUTPUTS}
     texts = {SCHEMAS / f"{name}.schema.json": _as_text(schema) for name, schema in schemas.items()}
-    makers = (json_page, job_file_page, profile_page, cli_page, causes_page, recipes_page)
+    makers = (job_file_page, profile_page, cli_page, causes_page, recipes_page)
     pages = {maker.PAGE: maker.page() for maker in makers}
     return {**texts, **pages, llms_page.PAGE: llms_page.page(pages)}
 
 
 def _as_text(schema: dict[str, Any]) -> str:
-    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+    return _laid_out(schema) + "\n"
+
+
+def _laid_out(node: Any, indent: str = "") -> str:
+    """Return JSON in which a list of words, or a short object, is one line."""
+    line = json.dumps(node, ensure_ascii=False)
+    if not isinstance(node, (dict, list)) or len(indent) + len(line) <= 110 or not node:
+        return line
+    inner = f"{indent} "
+    if isinstance(node, list):
+        if not any(isinstance(value, (dict, list)) for value in node):
+            return line
+        return "[\n" + ",\n".join(f"{inner}{_laid_out(value, inner)}" for value in node) + f"\n{indent}]"
+    fields = (f"{inner}{json.dumps(key)}: {_laid_out(value, inner)}" for key, value in node.items())
+    return "{\n" + ",\n".join(fields) + f"\n{indent}}}"
 
 
 if __name__ == "__main__":

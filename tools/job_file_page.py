@@ -11,8 +11,7 @@ from typing import Any
 
 import yaml
 
-from tools.json_page import resolved, type_text
-from tools.type_schemas import schema_of
+from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.backends import BACKENDS
 from trtllm_hpc.backends.base import Backend
 from trtllm_hpc.backends.llm_api import model_yaml

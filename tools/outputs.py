@@ -1,4 +1,4 @@
-"""The type that each command prints with ``--json``; the schemas and their page are made of it."""
+"""The type that each command prints with ``--json``; the schemas are made of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from tools.type_schemas import schema_of
+from tools.type_schemas import DIALECT, schemas_of
 from trtllm_hpc.bench.analysis.compare import Comparison
 from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.cli.bench_saved import MeasurementRow
@@ -89,7 +89,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
 """By the command's words, in the order of the page, and by the form, where a command has several."""
 
 
-def output_schema(command: str) -> dict[str, Any]:
-    """Return the schema of everything that a command prints with ``--json``."""
-    either = reduce(or_, OUTPUTS[command].values())
-    return schema_of(either, "serialization", f"trtllm-hpc {command} --json")
+def output_schema() -> dict[str, Any]:
+    """Return the schema of each command's output by its words, and below ``$defs`` that of each type."""
+    commands, types = schemas_of({words: reduce(or_, kinds.values()) for words, kinds in OUTPUTS.items()})
+    return {"$schema": DIALECT, "title": "trtllm-hpc COMMAND --json", "commands": commands, "$defs": types}

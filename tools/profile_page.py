@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.json_page import resolved, type_text
-from tools.type_schemas import schema_of
+from tools.type_schemas import resolved, schema_of, type_text
 from trtllm_hpc.config.cluster import ClusterProfile
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "profile.md"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
@@ -18,19 +19,23 @@ from pydantic_core import core_schema
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema_of(type_: Any, mode: JsonSchemaMode, title: str, definitions: str = "$defs") -> JsonSchemaValue:
+def schema_of(type_: Any, mode: JsonSchemaMode, title: str) -> JsonSchemaValue:
     """Return the schema of a model, a dataclass or a TypedDict.
 
     Args:
         type_: any annotation that pydantic knows.
         mode: ``validation`` for what is read, ``serialization`` for what is printed.
         title: what the document is called.
-        definitions: the section of the document that ``$ref`` points to.
     """
-    found = TypeAdapter(type_).json_schema(
-        schema_generator=_Described, mode=mode, ref_template=f"#/{definitions}/{{model}}"
-    )
+    found = TypeAdapter(type_).json_schema(schema_generator=_Described, mode=mode)
     return {"$schema": DIALECT, "title": title, **found}
+
+
+def schemas_of(types: Mapping[str, Any]) -> tuple[dict[str, JsonSchemaValue], JsonSchemaValue]:
+    """Return the schema of what is printed by each name, and the definitions that they share."""
+    inputs = [(name, "serialization", TypeAdapter(type_)) for name, type_ in types.items()]
+    found, shared = TypeAdapter.json_schemas(inputs, schema_generator=_Described)  # type: ignore[arg-type]
+    return {name: found[name, "serialization"] for name in types}, shared["$defs"]
 
 
 def plain_text(docstring: str) -> str:
@@ -68,6 +73,32 @@ def _own_docs(owner: type) -> dict[str, str]:
         and isinstance(text, ast.Expr)
         and isinstance(text.value, ast.Constant)
     }
+
+
+def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+    """Return a field's type in words; ``root`` is the whole schema."""
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(type_text(choice, root) for choice in field["anyOf"]))
+    field = resolved(field, root)
+    if "enum" in field or "const" in field:
+        choices = field.get("enum", [field.get("const")])
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
+    if isinstance(field.get("type"), list):
+        return " or ".join(type_text({**field, "type": name}, root) for name in field["type"])
+    if field.get("type") == "array":
+        return f"list of {type_text(field['items'], root)}" if field.get("items") else "list"
+    inner = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))
+    if isinstance(inner, dict) and inner:
+        return f"map of {type_text(inner, root)}"
+    return str(field.get("type", "any"))
+
+
+def resolved(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a ``$ref`` in a schema points to; any other node as it is."""
+    if "$ref" not in node:
+        return node
+    target: Mapping[str, Any] = root["$defs"][node["$ref"].rpartition("/")[2]]
+    return target
 
 
 class _Described(GenerateJsonSchema):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -13,13 +15,16 @@ from tests.cli.typed import Types
 from tests.cli.typed import home as home
 from tests.cli.typed import types as types
 from tests.schemas.check import documented, validator
-from tools.json_page import examples
 from tools.outputs import OUTPUTS
 from trtllm_hpc.cli import command
-from trtllm_hpc.config.schemas import schemas
+from trtllm_hpc.config.schemas import schema_names
 from trtllm_hpc.errors import ExitCode
 
-EXAMPLES = examples()
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
+EXAMPLES = {
+    section.partition("\n")[0]: re.findall(r"```json\n(.*?)\n```", section, re.DOTALL)
+    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+}
 
 
 def with_json(group: click.Group, words: str = "") -> Iterator[str]:
@@ -42,7 +47,7 @@ def test_every_command_with_json_has_one_and_no_other() -> None:
 @pytest.mark.parametrize("words", OUTPUTS)
 def test_they_are_json_schema_and_describe_the_examples_on_the_page(words: str) -> None:
     Draft202012Validator.check_schema(validator(words).schema)
-    for example in EXAMPLES[words]:
+    for example in EXAMPLES.get(words, ()):
         documented(words, example)
 
 
@@ -53,7 +58,7 @@ def test_other_fields_and_missing_ones_are_refused() -> None:
 
 
 def test_they_are_listed_and_printed(types: Types) -> None:
-    assert types("schema").output.split() == [*schemas()]
+    assert types("schema").output.split() == schema_names()
     printed = types("schema", "bench", "compare").output
     assert json.loads(printed) == validator("bench compare").schema
     assert types("schema", "bench-compare").output == printed

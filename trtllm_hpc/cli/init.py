@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -19,7 +20,7 @@ from trtllm_hpc.cli.options import (
     save,
     set_option,
 )
-from trtllm_hpc.config.schemas import RENAMED, schemas
+from trtllm_hpc.config.schemas import RENAMED, schema, schema_file, schema_names
 from trtllm_hpc.report.tables import Table, print_table
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ def _copy(recipe: str, title: str, model: str | None) -> tuple[str, str]:
 def _save_job(file: Path, text: str) -> None:
     from trtllm_hpc.render.environment import render_template
 
-    head = render_template("init/_schema.j2", schema=schemas()["job"].as_uri(), kind="job")
+    head = render_template("init/_schema.j2", schema=schema_file("job").as_uri(), kind="job")
     save(file, f"{head.rstrip()}\n\n{text}")
 
 
@@ -226,7 +227,7 @@ def _write(file: Path, kind: str, **values: object) -> None:
     from trtllm_hpc.config.dump import scalar
     from trtllm_hpc.render.environment import render_template
 
-    schema = schemas()[kind].as_uri()
+    schema = schema_file(kind).as_uri()
     text = render_template(f"init/{kind}.yaml.j2", yaml=scalar, schema=schema, kind=kind, **values)
     save(file, text)
 
@@ -324,7 +325,9 @@ def shipped_or_refused(name: str, parameter: str) -> Path:
 
 
 @click.command("schema")
-@click.argument("words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: [*schemas()]))
+@click.argument(
+    "words", nargs=-1, metavar="[NAME]...", shell_complete=complete_with(lambda _: schema_names())
+)
 @click.option(
     "--renamed", is_flag=True, help="Print the keys of job files that have new names: old, tab, new."
 )
@@ -345,10 +348,10 @@ def schema_command(words: tuple[str, ...], renamed: bool) -> None:
     if renamed:
         click.echo("\n".join(f"{old}\t{new}" for old, new in RENAMED.items()))
         return
-    known, name = schemas(), "-".join(words)
+    known, name = schema_names(), "-".join(words)
     if not words:
         click.echo("\n".join(known))
         return
     if name not in known:
         raise click.BadParameter(f"there is no {name!r}, only {', '.join(known)}.", param_hint="NAME")
-    click.echo(known[name].read_text(encoding="utf-8"), nl=False)
+    click.echo(json.dumps(schema(name), indent=1, ensure_ascii=False))
