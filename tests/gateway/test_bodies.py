@@ -1,4 +1,4 @@
-"""What others' clients send: bodies that are chunked, compressed or damaged, tools, guides and usage."""
+"""What others' clients send: bodies that are chunked, compressed or damaged, tools and usage."""
 
 from __future__ import annotations
 
@@ -15,42 +15,24 @@ from tests.client.test_wrong_answers import Server, serving
 from tests.gateway.test_failures import ASKED, INPUTS, ask, ids
 from tests.gateway.test_failures import tokenizer as tokenizer
 from trtllm_hpc.gateway.errors import ApiError
-from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, Guide, parse
+from trtllm_hpc.gateway.requests import ChatRequest, CompletionRequest, parse
 from trtllm_hpc.paths import read_json, write_json
 from trtllm_hpc.runtime.records import Endpoint
 
-GUIDES = {"guided_decoding_guide_type": "TYPE_STRING", "guided_decoding_guide": "TYPE_STRING"}
 HEADERS = {"Content-Type": "application/json"}
-SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "Person", "schema": SCHEMA, "strict": True}}
 TOOL = {"type": "function", "function": {"name": "look_up"}}
 USER = {"role": "user", "content": "Who?"}
 CALL = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"name": "A"}'}}
 
 
-class Listening(Server):
-    """Keeps the inputs of the last request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inputs: dict[str, bytes] = {}
-
-    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        asked = next(requests)
-        self.inputs = {
-            tensor.name: raw for tensor, raw in zip(asked.inputs, asked.raw_input_contents, strict=True)
-        }
-        yield from super().ModelStreamInfer(iter([asked]), context)
+@pytest.fixture
+def server() -> Server:
+    return Server()
 
 
 @pytest.fixture
-def server() -> Listening:
-    return Listening()
-
-
-@pytest.fixture
-def endpoint(server: Listening) -> Iterator[Endpoint]:
-    with serving(server, ("tensorrt_llm", INPUTS | GUIDES)) as found:
+def endpoint(server: Server) -> Iterator[Endpoint]:
+    with serving(server, ("tensorrt_llm", INPUTS)) as found:
         yield found
 
 
@@ -68,7 +50,7 @@ def chat(*messages: dict[str, Any], **keys: Any) -> ChatRequest:
     ],
 )
 def test_keys_that_ask_for_nothing_are_taken(keys: dict[str, Any]) -> None:
-    assert chat(**keys).guide is None
+    assert chat(**keys).messages
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "f"}}])
@@ -90,42 +72,22 @@ def test_a_history_with_tool_calls_reaches_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "guide"),
+    "keys",
     [
-        ({"response_format": {"type": "json_object"}}, Guide("response_format", "json")),
-        ({"response_format": FORMAT}, Guide("response_format", "json_schema", json.dumps(SCHEMA))),
-        ({"response_format": {"type": "regex", "regex": "a+"}}, Guide("response_format", "regex", "a+")),
-        ({"guided_regex": "a+"}, Guide("guided_regex", "regex", "a+")),
+        {"response_format": {"type": "json_object"}},
+        {"logit_bias": {"5": 1}},
+        {"echo": True},
+        {"beam_width": 2},
     ],
+    ids=lambda keys: next(iter(keys)),
 )
-def test_guides(server: Listening, endpoint: Endpoint, tokenizer: Path, keys: Any, guide: Guide) -> None:
-    assert chat(**keys).guide == guide
-    server.stream = [ids(80, 81, 82, 83, final=True)]
-    ask(endpoint, tokenizer, lambda client: client.completions.create(**ASKED, extra_body=keys))
-    sent = {name: server.inputs[name][4:].decode() for name in GUIDES if name in server.inputs}
-    expected = {"guided_decoding_guide_type": guide.type, "guided_decoding_guide": guide.text}
-    assert sent == {name: value for name, value in expected.items() if value is not None}
-    with (
-        serving(server, ("tensorrt_llm", INPUTS)) as without,
-        pytest.raises(openai.BadRequestError, match=f"no input for {guide.key}"),
-    ):
-        ask(without, tokenizer, lambda client: client.completions.create(**ASKED, extra_body=keys))
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"response_format": {"type": "json_schema"}}, "needs the key json_schema"),
-        ({"response_format": {"type": "xml"}}, r"response_format\.type: input should be"),
-        ({"response_format": FORMAT, "guided_regex": "a"}, "goes without response_format"),
-    ],
-)
-def test_half_a_guide_is_refused(keys: Any, message: str) -> None:
-    with pytest.raises(ApiError, match=message):
+def test_what_the_gateway_does_not_have_is_refused_by_name(keys: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="is not supported by this server") as caught:
         chat(**keys)
+    assert caught.value.param == next(iter(keys))
 
 
-def test_usage_in_every_chunk(server: Listening, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_usage_in_every_chunk(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
     found: list[tuple[int, int]] = []
 
     async def read(client: openai.AsyncOpenAI) -> None:
@@ -166,7 +128,7 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
         yield body[begin : begin + 10]
 
 
-def test_bodies_may_be_chunked_or_compressed(server: Listening, endpoint: Endpoint, tokenizer: Path) -> None:
+def test_bodies_may_be_chunked_or_compressed(server: Server, endpoint: Endpoint, tokenizer: Path) -> None:
     server.stream = [ids(80, 81, 82, 83, final=True)]
     body = json.dumps(ASKED).encode()
     assert sent(endpoint, tokenizer, body, chunked=True).status_code == 200

@@ -159,8 +159,6 @@ def test_a_greedy_completion_is_what_ensemble_answers(
         chunks = list(client.completions.create(prompt=prompt, max_tokens=40, stream=True, **GREEDY))
         assert "".join(chunk.choices[0].text for chunk in chunks) == text
         assert len(chunks) > 1 and chunks[-1].choices[0].finish_reason in ("length", "stop")
-    echoed = client.completions.create(prompt=[PROMPT, "A"], max_tokens=40, echo=True, **GREEDY)
-    assert [each.text for each in echoed.choices] == [PROMPT + expected[0], "A" + expected[-1]]
 
 
 def test_a_chat_is_asked_by_the_models_own_template(client: openai.OpenAI, tokenizer_folder: Path) -> None:
@@ -209,11 +207,9 @@ def test_answers_are_drawn_unless_asked_otherwise(client: openai.OpenAI) -> None
     assert streamed == seeded
     greedy: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "n": 1}
     plain = texts(**greedy)
-    for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}, {"logit_bias": {"70": 100}}):
+    for penalty in ({"presence_penalty": 2.0}, {"frequency_penalty": 2.0}):
         assert texts(**greedy, **penalty) != plain
     assert texts(**greedy, extra_body={"repetition_penalty": 2.0}) != plain
-    beams = texts(extra_body={"beam_width": 3})
-    assert len(set(beams)) == 3
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -287,7 +283,7 @@ def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
     ("key", "value", "message"),
     [
         ("tools", [{"type": "function"}], "tools is not supported by this server."),
-        ("response_format", {"type": "json_object"}, "The served model has no input for response_format."),
+        ("response_format", {"type": "json_object"}, "response_format is not supported by this server."),
         ("messages", [{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ("temprature", 1, "temprature is not known here. Did you mean temperature?"),
         ("temperature", "hot", "temperature: input should be a valid number."),
@@ -300,7 +296,6 @@ def test_the_async_client_gets_many_answers_at_once(gateway: Gateway) -> None:
         ("messages", [], "messages: list should have at least 1 item"),
         ("messages", [{"role": "user", "content": [{"type": "image_url"}]}], "of the type 'image_url'"),
         ("min_p", 0.5, "has no input for min_p"),
-        ("logit_bias", {"nine": 1}, "'nine' is not a token id"),
     ],
 )
 def test_a_request_that_cannot_be_had_is_refused_by_name(

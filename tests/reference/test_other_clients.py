@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,28 +13,17 @@ from typing import Any
 
 import openai
 import pytest
-from tritonclient.grpc import service_pb2
 
-from tests.client.test_wrong_answers import serving
 from tests.environments import environment
-from tests.gateway.test_bodies import GUIDES, Listening
-from tests.gateway.test_failures import INPUTS, ids
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.reference.text import TextTokenizer
 
 from .other_clients.asking import COMPLETION, MESSAGES, MODEL, TOKENS
-from .test_gateway import Gateway, started
+from .test_gateway import Gateway
 from .test_gateway import endpoint as endpoint
 from .test_gateway import gateway as gateway
 from .test_gateway import run as run
 from .test_gateway import tokenizer_folder as tokenizer_folder
 
 ROOT = Path(__file__).parents[2]
-GUIDED_INPUTS = {
-    **INPUTS,
-    **GUIDES,
-    **{"temperature": "TYPE_FP32", "runtime_top_p": "TYPE_FP32", "random_seed": "TYPE_UINT64"},
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,7 @@ class OtherClient:
         return [f"{self.package}=={self.version}", *self.further]
 
 
-REFUSED_FORMAT = "no input for response_format"
+REFUSED_FORMAT = "response_format is not supported"
 ALL_20 = {"successful": 20, "errored": 0, "incomplete": 0}
 ALL_12 = [12, [], 12, 12]
 """Requests, errors, and the fewest and most tokens of an answer."""
@@ -68,7 +55,7 @@ CLIENTS = (
         "3.54.0",
         "ask_openai",
         {
-            **{"chat": "$chat", "stream": "$chat", "completion": "$completion", "history": 1, "parsed": 7},
+            **{"chat": "$chat", "stream": "$chat", "completion": "$completion", "history": 1},
             "parse": ["BadRequestError", REFUSED_FORMAT],
         },
     ),
@@ -79,7 +66,7 @@ CLIENTS = (
         "ask_litellm",
         {
             **{"chat": "$chat", "stream": "$chat", "acompletion": "$chat", "completion": "$completion"},
-            **{"history": 1, "tools none": "$chat", "guided": '{"age": 7}'},
+            **{"history": 1, "tools none": "$chat"},
             "tools": ["BadRequestError", "tools is not supported"],
             "json": ["BadRequestError", REFUSED_FORMAT],
             "far too long": ["ContextWindowExceededError", "maximum context length is 512"],
@@ -94,7 +81,6 @@ CLIENTS = (
         {
             **{"invoke": "$chat", "stream": "$chat", "batch": ["$chat", "$chat"]},
             **{"completion": "$completion", "history": "length", "tools none": "$chat"},
-            **{"json_schema": 7, "json_mode": 7},
             "tools": ["OpenAIInvalidRequestError", "tools is not supported"],
             "json_schema refused": ["OpenAIInvalidRequestError", REFUSED_FORMAT],
             "function_calling refused": ["OpenAIInvalidRequestError", "tool_choice is not supported"],
@@ -106,7 +92,6 @@ CLIENTS = (
         "1.17.0",
         "ask_instructor",
         {
-            **{"JSON": 7, "JSON_SCHEMA": 7, "MD_JSON": 7},
             "JSON refused": ["InstructorRetryException", REFUSED_FORMAT],
             "JSON_SCHEMA refused": ["InstructorRetryException", REFUSED_FORMAT],
             "TOOLS refused": ["InstructorRetryException", "tool_choice is not supported"],
@@ -161,28 +146,6 @@ def test_the_page_has_each_client_and_its_version() -> None:
     assert rows == [(client.name, client.version) for client in CLIENTS]
 
 
-class Guided(Listening):
-    """Has guided decoding, and always answers the same object."""
-
-    def ServerReady(self, _request: Any, _context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=True)
-
-
-@pytest.fixture(scope="module")
-def guided(
-    run: RunPaths, tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gateway]:
-    """A gateway in front of such a server."""
-    server, folder = Guided(), tmp_path_factory.mktemp("guided")
-    answer = TextTokenizer(tokenizer_folder).encode('{"age": 7}', add_special_tokens=False)
-    server.stream = [ids(*answer, final=True)]
-    paths = RunPaths(shutil.copytree(run.folder, folder / "demo-2", symlinks=True))
-    with serving(server, ("tensorrt_llm", GUIDED_INPUTS)) as endpoint:
-        endpoint.write(paths.endpoint)
-        with started(folder, "--run", paths.folder, "--tokenizer", tokenizer_folder) as ready:
-            yield ready
-
-
 @pytest.fixture(scope="module")
 def answers(gateway: Gateway) -> dict[str, str]:
     """What the official client of this environment gets."""
@@ -206,7 +169,6 @@ def meant(value: object, answers: dict[str, str]) -> object:
 def test_a_client_is_answered(
     client: OtherClient,
     gateway: Gateway,
-    guided: Gateway,
     answers: dict[str, str],
     tokenizer_folder: Path,
     tmp_path: Path,
@@ -214,7 +176,6 @@ def test_a_client_is_answered(
     python = environment(client.package, client.requirements)
     asked = {
         "ASKED_URL": f"{gateway.url}/v1",
-        "ASKED_GUIDED_URL": f"{guided.url}/v1",
         "ASKED_TOKENIZER": str(tokenizer_folder),
         "ASKED_FOLDER": str(tmp_path),
         "ASKED_FOR_CHAT": answers["$chat"],

@@ -107,23 +107,22 @@ class _Routes:
     async def _answered(self, request: Request, asked: CompletionRequest | ChatRequest) -> Response:
         self._service.check_model(asked.model)
         prompts = await asyncio.to_thread(self._service.prompts, asked)
-        begins = [self._service.echo(asked, at) for at in range(len(prompts))]
         headers = {name: value for name in _PASSED_ON if (value := request.headers.get(name)) is not None}
         generation = await _unless_gone(request, self._service.generation(asked, headers))
         is_chat = isinstance(asked, ChatRequest)
         writer = AnswerWriter(asked.model, is_chat=is_chat, usage_follows=asked.wants_usage)
         if asked.stream:
-            events = _events(asked, prompts, writer, begins, generation)
+            events = _events(asked, prompts, writer, generation)
             # Before the first part an error has a status of its own.
             first = await _unless_gone(request, anext(events))
             return StreamingResponse(_from_first(first, events), media_type="text/event-stream")
         answers = await _unless_gone(request, gathered([generation.answers(prompt) for prompt in prompts]))
-        flat = [(begin, part) for begin, parts in zip(begins, answers, strict=True) for part in parts]
+        flat = [part for parts in answers for part in parts]
         choices = [
-            writer.choice(index, begin + part.text, generation.tokens(part), part.finish or "stop")
-            for index, (begin, part) in enumerate(flat)
+            writer.choice(index, part.text, generation.tokens(part), part.finish or "stop")
+            for index, part in enumerate(flat)
         ]
-        used = usage(_tokens(prompts), sum(len(part.ids) for _, part in flat))
+        used = usage(_tokens(prompts), sum(len(part.ids) for part in flat))
         return JSONResponse(writer.whole(choices, used))
 
     def _card(self) -> Json:
@@ -135,13 +134,9 @@ async def _events(
     asked: CompletionRequest | ChatRequest,
     prompts: list[Prompt],
     writer: AnswerWriter,
-    begins: list[str],
     generation: Generation,
 ) -> AsyncGenerator[str]:
-    """Yield the events of a stream; those that come before the first token together with it.
-
-    ``begins`` are the texts that the answers to each prompt begin with.
-    """
+    """Yield the events of a stream; those that come before the first token together with it."""
     streams = [generation.parts(prompt, choice) for prompt in prompts for choice in range(asked.n)]
     tokens: dict[int, int] = {}
     async with aclosing(merged(streams)) as parts:
@@ -149,8 +144,6 @@ async def _events(
             chunks: list[Json] = []
             if index not in tokens:
                 chunks += writer.begin(index)
-                if text := begins[index // asked.n]:
-                    chunks.append(writer.chunk(index, text))
             tokens[index] = tokens.get(index, 0) + len(part.ids)
             if part.finish or part.text or asked.wants_log_probs:
                 chunks.append(writer.chunk(index, part.text, generation.tokens(part), part.finish))

@@ -89,25 +89,12 @@ class Generation:
 
     async def answers(self, prompt: Prompt) -> list[Part]:
         """Return the whole answers to a prompt. Raises RequestFailed; see ``AsyncClient.generate``."""
-        if self._request.beam_width > 1:
-            return (await self._beams(prompt))[: self._request.n]
         return await gathered([self._answer(prompt, choice) for choice in range(self._request.n)])
 
     async def _answer(self, prompt: Prompt, choice: int) -> Part:
         # Only who reads along can end an answer where its text ends, within a token.
         async with aclosing(self.parts(prompt, choice, stream=bool(self._request.stop))) as parts:
             return joined([part async for part in parts])
-
-    async def _beams(self, prompt: Prompt) -> list[Part]:
-        beams: Sequence[Text] = ()
-        async with aclosing(self._client.replies(self._asked(prompt, 0, stream=False))) as replies:
-            async for reply in replies:
-                beams = reply.beams
-        answers = []
-        for beam in beams:
-            answer = _Growing(self, prompt)
-            answers.append(joined([answer.add([beam]) or Part(), answer.end()]))
-        return answers
 
     def text_stream(self) -> TextStream:
         """Return the text of one answer, without tokens yet."""
@@ -158,19 +145,16 @@ class Generation:
             "presence_penalty": request.presence_penalty,
             "frequency_penalty": request.frequency_penalty,
             "repetition_penalty": request.repetition_penalty,
-            "length_penalty": request.length_penalty,
             "min_tokens": request.min_tokens,
             "log_probs": request.wants_log_probs or None,
             "end_id": None if request.ignore_eos else self._tokenizer.end_id,
             "pad_id": self._tokenizer.pad_id,
         }
-        if (guide := request.guide) is not None:
-            options |= {"guided_decoding_guide_type": guide.type, "guided_decoding_guide": guide.text}
         options = {name: value for name, value in options.items() if value is not None}
         for name in options:
             option = BY_NAME[name]
             if not option.input_of(self._client.model):
-                key = guide.key if guide is not None and name.startswith("guided") else option.openai or name
+                key = option.openai or name
                 raise ApiError(f"The served model has no input for {key}.", param=key)
         if "exclude_input_in_output" in self._client.model.inputs:
             options["exclude_input"] = True
@@ -184,18 +168,7 @@ class Generation:
         words += [ids for ids in encoded if 0 < len(ids) <= _LONGEST_WORD]
         if words:
             found["stop_words_list"] = _word_list(words)
-        if request.logit_bias:
-            found["embedding_bias"] = self._bias(request.logit_bias)
         return found
-
-    def _bias(self, biases: Mapping[str, float]) -> np.ndarray[Any, Any]:
-        size = self._tokenizer.vocab_size
-        array = np.zeros(size, dtype=np.float32)
-        for token, bias in biases.items():
-            if not (token.isascii() and token.isdigit() and int(token) < size):
-                raise ApiError(f"{token!r} is not a token id below {size}.", param="logit_bias")
-            array[int(token)] = bias
-        return array
 
 
 class _Growing:
@@ -240,8 +213,6 @@ def _sampling(request: GenerationRequest) -> dict[str, Any]:
 
     Triton's models are greedy without ``top_k`` and ``top_p``, and draw the same each time without a seed.
     """
-    if request.beam_width > 1:
-        return {"beam_width": request.beam_width}
     if request.temperature == 0 or request.top_k == 1:
         return {"top_k": 1}
     return {

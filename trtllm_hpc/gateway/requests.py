@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -32,6 +31,11 @@ _NEUTRAL: Mapping[str, Sequence[Any]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "echo": (False,),
+    "best_of": (1,),
+    "beam_width": (1,),
 }
 """Keys that the gateway does not have, and values with which they ask for nothing."""
 
@@ -56,40 +60,6 @@ class StreamOptions(_Body):
     """With ``include_usage``: whether each chunk has the tokens of its answer so far."""
 
 
-class JsonSchema(_Body):
-    """A schema of ``response_format``; its name and description are for the model of OpenAI's own service."""
-
-    schema_: dict[str, Any] = Field(alias="schema")
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(_Body):
-    """What an answer must follow."""
-
-    type: Literal["text", "json_object", "json_schema", "regex"]
-    json_schema: JsonSchema | None = None
-    regex: str | None = None
-    """With ``type: regex``, a key of ``trtllm-serve``."""
-
-    @model_validator(mode="after")
-    def _has_its_guide(self) -> ResponseFormat:
-        if self.type in ("json_schema", "regex") and getattr(self, self.type) is None:
-            raise ValueError(f"type {self.type!r} needs the key {self.type}")
-        return self
-
-
-@dataclass(frozen=True)
-class Guide:
-    """What an answer must follow, as upstream's guided decoding takes it."""
-
-    key: str
-    """Key of the request that asks for it."""
-    type: Literal["json", "json_schema", "regex"]
-    text: str | None = None
-
-
 class GenerationRequest(_Body):
     """What both kinds of requests have. A key with ``None`` has the model's default."""
 
@@ -102,8 +72,6 @@ class GenerationRequest(_Body):
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: list[str] = Field(default_factory=list)
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    """By token id, as text."""
     stream: bool = False
     stream_options: StreamOptions | None = None
     logprobs: int | bool | None = None
@@ -112,16 +80,12 @@ class GenerationRequest(_Body):
     """0 and -1 are all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
-    length_penalty: float | None = None
     min_tokens: NotNegative | None = None
     ignore_eos: bool = False
     stop_token_ids: list[NotNegative] = Field(default_factory=list)
-    beam_width: Annotated[int, Field(ge=1, le=64)] = 1
     skip_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
     """To the prompt; ``None``: as the served model's configuration says, and never to a chat."""
-    response_format: ResponseFormat | None = None
-    guided_regex: str | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -146,37 +110,10 @@ class GenerationRequest(_Body):
         """Whether each chunk of a stream has the number of tokens so far."""
         return self.wants_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    @property
-    def guide(self) -> Guide | None:
-        """What the answer must follow; ``None``: nothing."""
-        form = self.response_format
-        if form is None or form.type == "text":
-            return None if self.guided_regex is None else Guide("guided_regex", "regex", self.guided_regex)
-        if form.type == "regex":
-            return Guide("response_format", "regex", form.regex)
-        if form.json_schema is None or form.type == "json_object":
-            return Guide("response_format", "json")
-        return Guide("response_format", "json_schema", json.dumps(form.json_schema.schema_))
-
     def check(self) -> None:
         """Refuse keys that contradict each other. Raises ApiError naming one of them."""
-        if self.guided_regex is not None and self.response_format and self.response_format.type != "text":
-            raise ApiError("guided_regex goes without response_format.", param="guided_regex")
         if self.stream_options is not None and not self.stream:
             raise ApiError("stream_options goes with stream: true.", param="stream_options")
-        if self.beam_width == 1:
-            return
-        if self.stream:
-            raise ApiError(
-                "A beam search cannot be streamed: its answer is known at the end.", param="stream"
-            )
-        if self.n > self.beam_width:
-            raise ApiError(f"n is {self.n}, and {self.beam_width} beams give no more answers.", param="n")
-        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
-            if name in self.model_fields_set:
-                raise ApiError(
-                    f"{name} cannot be had with beam_width: a beam search draws nothing.", param=name
-                )
 
 
 class CompletionRequest(GenerationRequest):
@@ -184,8 +121,6 @@ class CompletionRequest(GenerationRequest):
 
     prompt: list[str] | list[list[NotNegative]]
     max_tokens: Positive | None = MAX_TOKENS
-    echo: bool = False
-    best_of: int | None = None
     logprobs: NotNegative | None = None
 
     @field_validator("prompt", mode="before")
@@ -207,16 +142,10 @@ class CompletionRequest(GenerationRequest):
         if len(self.prompt) * self.n > MOST_CHOICES:
             message = f"{len(self.prompt)} prompts with n {self.n} are more than {MOST_CHOICES} answers."
             raise ApiError(message, param="n" if self.n > 1 else "prompt")
-        if self.best_of not in (None, self.n):
-            raise ApiError("best_of other than n is not supported.", param="best_of")
         if self.logprobs is not None and self.logprobs > 1:
             raise ApiError(
                 "The served model reports the probability of each chosen token only: logprobs may be 0 or 1.",
                 param="logprobs",
-            )
-        if self.echo and self.logprobs is not None:
-            raise ApiError(
-                "The prompt's probabilities are not known: echo without logprobs.", param="logprobs"
             )
 
 

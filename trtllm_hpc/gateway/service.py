@@ -88,13 +88,6 @@ class Service:
         ]
         return [self._prompt(each, request.max_tokens, "prompt") for each in ids]
 
-    def echo(self, request: CompletionRequest | ChatRequest, at: int) -> str:
-        """Return what the answers to one of the prompts begin with: the prompt, if it is to be repeated."""
-        if isinstance(request, ChatRequest) or not request.echo:
-            return ""
-        prompt = request.prompt[at]
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
-
     def _encoded(self, text: str, special: bool, key: str) -> list[int]:
         """Return a text as token ids, unless it is far too long: tokenizing it would take minutes."""
         most = self.facts.max_seq_len

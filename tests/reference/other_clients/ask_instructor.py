@@ -7,7 +7,7 @@ import instructor
 import openai
 from pydantic import BaseModel
 
-from tests.reference.other_clients.asking import GUIDED_URL, MESSAGES, MODEL, URL, show, show_refusal
+from tests.reference.other_clients.asking import MESSAGES, MODEL, URL, show_refusal
 
 
 class Person(BaseModel):
@@ -22,7 +22,5 @@ def ask(url: str, mode: Any) -> Any:
     )
 
 
-for name in ("JSON", "JSON_SCHEMA", "MD_JSON"):
-    show(name, ask(GUIDED_URL, instructor.Mode[name]).age)
 for name in ("JSON", "JSON_SCHEMA", "TOOLS"):
     show_refusal(f"{name} refused", partial(ask, URL, instructor.Mode[name]))

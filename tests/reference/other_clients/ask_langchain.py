@@ -10,7 +10,6 @@ from pydantic import BaseModel
 from tests.reference.other_clients.asking import (
     CHAT,
     COMPLETION,
-    GUIDED_URL,
     MODEL,
     TOKENS,
     TOOL,
@@ -28,7 +27,6 @@ class Person(BaseModel):
 
 greedy: dict[str, Any] = {"model": MODEL, "api_key": "none", "temperature": 0, "max_retries": 0}
 model = ChatOpenAI(base_url=URL, max_tokens=TOKENS, **greedy)
-guided = ChatOpenAI(base_url=GUIDED_URL, **greedy)
 called = AIMessage("", tool_calls=[{"name": "look_up", "args": {"name": "A"}, "id": "1"}])
 
 show("invoke", model.invoke(CHAT).content)
@@ -39,8 +37,6 @@ history = [HumanMessage(CHAT), called, ToolMessage("A did.", tool_call_id="1")]
 show("history", model.invoke(history).response_metadata["finish_reason"])
 show("tools none", model.bind_tools([TOOL], tool_choice="none").invoke(CHAT).content)
 show_refusal("tools", lambda: model.bind_tools([TOOL]).invoke(CHAT))
-for method in ("json_schema", "json_mode"):
-    show(method, guided.with_structured_output(Person, method=method).invoke(CHAT).age)
 for method in ("json_schema", "function_calling"):
     structured = model.with_structured_output(Person, method=method)
     show_refusal(f"{method} refused", partial(structured.invoke, CHAT))

@@ -7,7 +7,6 @@ import litellm
 
 from tests.reference.other_clients.asking import (
     COMPLETION,
-    GUIDED_URL,
     HISTORY,
     MESSAGES,
     MODEL,
@@ -43,7 +42,5 @@ show("tools none", content(without))
 show_refusal("tools", lambda: litellm.completion(messages=MESSAGES, tools=[TOOL], **greedy))
 show_refusal("far too long", lambda: chat_of(9000))
 show_refusal("too long for the prompt", lambda: chat_of(60))
-guided = {**greedy, "api_base": GUIDED_URL, "response_format": json_object}
-show("guided", content(litellm.completion(messages=MESSAGES, **guided)))
 refused = {**greedy, "response_format": json_object}
 show_refusal("json", lambda: litellm.completion(messages=MESSAGES, **refused))

@@ -7,7 +7,6 @@ from pydantic import BaseModel
 
 from tests.reference.other_clients.asking import (
     COMPLETION,
-    GUIDED_URL,
     HISTORY,
     MESSAGES,
     MODEL,
@@ -23,7 +22,6 @@ class Person(BaseModel):
 
 
 client = openai.OpenAI(base_url=URL, api_key="none", max_retries=0)
-guided = openai.OpenAI(base_url=GUIDED_URL, api_key="none", max_retries=0)
 greedy: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": TOKENS}
 parse: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "response_format": Person}
 
@@ -32,6 +30,4 @@ chunks = client.chat.completions.create(messages=MESSAGES, stream=True, **greedy
 show("stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks))
 show("completion", client.completions.create(prompt=COMPLETION, **greedy).choices[0].text)
 show("history", len(client.chat.completions.create(messages=HISTORY, **greedy).choices))
-parsed: Any = guided.chat.completions.parse(**parse).choices[0].message.parsed
-show("parsed", parsed.age)
 show_refusal("parse", lambda: client.chat.completions.parse(**parse))

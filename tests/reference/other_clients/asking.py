@@ -13,8 +13,6 @@ CHAT = "Who wrote the letter?"
 COMPLETION = "What is machine learning?"
 TOKENS = 12
 URL = os.environ.get("ASKED_URL", "")
-GUIDED_URL = os.environ.get("ASKED_GUIDED_URL", "")
-"""Of a gateway whose server has the inputs of guided decoding and answers ``{"age": 7}``."""
 MESSAGES: list[Any] = [{"role": "user", "content": CHAT}]
 FUNCTION = {"name": "look_up", "description": "Look up a name.", "parameters": {"type": "object"}}
 TOOL: Any = {"type": "function", "function": FUNCTION}
