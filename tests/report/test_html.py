@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from tests.report.cases import CASES, HOSTILE
-from tests.report.make import BUILD_STEP, Made, make, searched, with_adapters, write_run
+from tests.report.make import Made, make, searched, with_adapters, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import write_json
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
-from trtllm_hpc.report.html.data import ReportData, StartTimeline, read_report_data, read_start_timeline
+from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.page import (
     cards,
     drawing_library,
@@ -63,7 +63,7 @@ def test_the_page_has_figures_by_adapter_if_there_were_adapters() -> None:
 
 
 def report_data(made: Made) -> ReportData:
-    return ReportData("run-1", made.measurement, made.records, made.samples, StartTimeline([], None))
+    return ReportData("run-1", made.measurement, made.records, made.samples)
 
 
 def charts(made: Made) -> Iterator[Chart | NoChart]:
@@ -276,17 +276,6 @@ def test_of_thousands_of_requests_the_failed_and_the_slowest_are_drawn_for_sure(
     assert max(row["ms"] for row in rows) == pytest.approx(1e3 * slowest)
 
 
-def test_a_bar_is_made_of_the_waits_of_its_request() -> None:
-    made = make(requests=10, warmup=0)
-    bars = drawn(made, "Requests side by side").datasets["bars"]
-    first = made.records[0]
-    mine = [(bar["part"], bar["begin"], bar["end"]) for bar in bars if bar["request"] == 0]
-    assert mine == [
-        ("to first token", first.sent_s, first.chunks_s[0]),
-        ("generates", first.chunks_s[0], first.ended_s),
-    ]
-
-
 def test_warm_up_and_drain_are_shaded() -> None:
     made = make(requests=10, warmup=3)
     one = made.measurement.levels[0].passes[0]
@@ -319,23 +308,6 @@ def test_a_long_line_keeps_its_peaks() -> None:
 # From submit to ready ---------------------------------------------------------------------------------
 
 
-def test_phases_come_from_the_submission_record_and_the_events(tmp_path: Path) -> None:
-    start = read_start_timeline(write_run(tmp_path / "run", make(requests=10)))
-    assert start.ready_s == 55.0
-    found = {f"{phase.stage}: {phase.name}": (phase.begin_s, phase.end_s) for phase in start.phases}
-    assert found == {
-        "build: in the queue": (0, 5),
-        "build: starts": (5, 8),
-        "build: convert the checkpoint": (8, 20),
-        f"build: {BUILD_STEP}": (20, 36),
-        "serve: in the queue": (1, 38),
-        "serve: preflight": (38, 42),
-        "serve: launch": (42, 43),
-        "serve: load the model": (43, 55),
-        "companion: in the queue": (2, 39),
-    }
-
-
 def test_gpu_hours_of_each_stage_come_from_the_events(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", make(requests=10))
     stages: list[dict[str, Any]] = [{"name": "build", "gpus": 1}, {"name": "serve", "gpus": 4}]
@@ -354,22 +326,6 @@ def test_gpu_hours_of_each_stage_come_from_the_events(tmp_path: Path) -> None:
         ["all stages", "", "", "", "0.0464", "", ""],
     ]
     assert use_table(data).title in report_page(data)
-
-
-def test_the_last_attempt_counts(tmp_path: Path) -> None:
-    paths = write_run(tmp_path / "run", make(requests=10))
-    with paths.stage_events("serve").open("a") as events:
-        base = 1_790_000_000.0
-        for seconds, name in ((0, "stage_begin"), (2, "preflight_ok"), (3, "server_start"), (9, "ready")):
-            events.write(json.dumps({"time": base + seconds, "stage": "serve", "name": name}) + "\n")
-    start = read_start_timeline(paths)
-    assert start.ready_s == 69.0
-    assert [p.end_s - p.begin_s for p in start.phases if p.name == "load the model"] == [6.0]
-
-
-def test_a_run_without_events_says_so(tmp_path: Path) -> None:
-    assert read_start_timeline(RunPaths(tmp_path / "nothing")) == StartTimeline([], None)
-    assert "no events" in left_out(make(requests=10), "Phases of the run")
 
 
 # The file ---------------------------------------------------------------------------------------------
@@ -409,7 +365,7 @@ def test_the_page_is_written_for_a_run(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", make(requests=10))
     to = tmp_path / "report.html"
     write_report(paths, "benchmark", to)
-    assert "From submit to ready" in to.read_text() and read_report_data(paths, "benchmark").run == "run"
+    assert "Server metrics" in to.read_text() and read_report_data(paths, "benchmark").run == "run"
 
 
 def test_a_measurement_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -433,7 +389,7 @@ def test_without_the_packages_it_says_what_to_install(
 def test_every_chart_is_drawn_as_a_png_too(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", make([OpenLoop(4.0), OpenLoop(8.0)], requests=10))
     files = write_charts(paths, "benchmark", tmp_path / "charts")
-    assert len(files) == 14 and {file.suffix for file in files} == {".png"}
+    assert len(files) == 11 and {file.suffix for file in files} == {".png"}
     for file in files:
         head = file.read_bytes()[:24]
         assert head.startswith(b"\x89PNG") and int.from_bytes(head[16:20], "big") > 1500

@@ -1,18 +1,14 @@
-"""Charts of the levels of load: latency, throughput, the rates of a search, and distributions."""
+"""Charts of the levels of load: latency against throughput, and distributions."""
 
 from __future__ import annotations
 
 import math
 
-from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import ITL, LATENCY, TPOT, TTFT, PerRequest
-from trtllm_hpc.bench.results import Interval, LevelResult, SearchResult
-from trtllm_hpc.report.formatting import count_levels, quantity, search_sentence, with_interval
+from trtllm_hpc.bench.results import Interval, LevelResult
+from trtllm_hpc.report.formatting import count_levels, quantity, with_interval
 from trtllm_hpc.report.headline import ascending_levels, is_valid, load_of
 from trtllm_hpc.report.html.chart import (
-    CATEGORIES,
-    FAILED,
-    QUIET,
     Chart,
     NoChart,
     Row,
@@ -24,13 +20,11 @@ from trtllm_hpc.report.html.chart import (
     scale,
 )
 from trtllm_hpc.report.html.data import ReportData
-from trtllm_hpc.report.measurement_table import reasons_not_held
 
 _TITLES = {"latency_ms": "End-to-end latency", "ttft_ms": "TTFT", "tpot_ms": "TPOT"}
 _STATISTICS = ("p50", "p90", "p99")
 _HEIGHT = 260
 _FINISHED = "requests finished/s"
-_HOLDS, _BREAKS = "holds", "does not hold"
 _JOINED_RATIO = 1.1
 """Loads closer than this ratio are not joined: of a search's last loads a line would show noise."""
 _LABEL_WIDTH, _LABEL_HEIGHT = 0.09, 0.09
@@ -40,14 +34,13 @@ _BELOW_ANY_AXIS = 1e-3
 
 
 def curve_section(data: ReportData) -> Section:
-    """Latency against throughput for each kind of latency, and throughput against load."""
+    """Latency against throughput for each kind of latency."""
     intro = "Each point is a level of load. Bars: 95 % confidence intervals, where levels were repeated."
     if len(data.labels) < 2:
         reason = "One level of load was measured; a curve needs two or more."
         charts: list[Chart | NoChart] = [NoChart("Latency against throughput", reason)]
     else:
         charts = [_latency_chart(data, key, f"{title} against throughput") for key, title in _TITLES.items()]
-        charts.append(_load_chart(data.ascending))
     return Section("curve", "Throughput and latency", intro, charts)
 
 
@@ -153,87 +146,6 @@ def _mark_labelled(rows: list[Row]) -> None:
         )
         if row["labelled"]:
             taken.append((x, y))
-
-
-def _load_chart(levels: list[tuple[str, LevelResult]]) -> Chart | NoChart:
-    """Throughput against load; ``levels`` in ascending order of load."""
-    title = "Requested load and finished requests"
-    rows: list[Row] = [
-        {
-            "level": label,
-            "place": place,
-            "x": load_of(result),
-            "rate": finished.mean,
-            "value": with_interval(finished),
-            "low": _ends(finished)[0],
-            "high": _ends(finished)[1],
-        }
-        for place, (label, result) in enumerate(levels)
-        if isinstance(finished := result.metrics.get("finished_rate_per_s"), Interval)
-    ]
-    if not rows:
-        return NoChart(title, "No request was answered.")
-    closed = isinstance(levels[0][1].level, ClosedLoop)
-    alt = altair()
-    load = "requests outstanding" if closed else "requested rate (1/s)"
-    x = alt.X("x:Q", title=load, scale=alt.Scale(zero=True))
-    y = alt.Y("rate:Q", title=_FINISHED, scale=alt.Scale(zero=True))
-    base = alt.Chart(alt.NamedData("points"))
-    tooltip = [alt.Tooltip("level:N"), alt.Tooltip("value:N", title="finished/s")]
-    layers = [
-        base.mark_rule(clip=True).encode(x=x, y=alt.Y("low:Q", title=_FINISHED), y2="high:Q"),
-        base.mark_line().encode(x=x, y=y, order="place:Q"),
-        base.mark_point(size=50, filled=True, opacity=1).encode(x=x, y=y, tooltip=tooltip),
-    ]
-    most = max(rows, key=lambda row: row["rate"])
-    description = f"{title}. The highest is {quantity(most['rate'])} finished/s at {most['level']}."
-    datasets = {"points": rows}
-    note = None
-    if not closed:
-        top = max(row["x"] for row in rows)
-        datasets["asked"] = [{"x": 0.0, "rate": 0.0}, {"x": top, "rate": top}]
-        layers.insert(0, alt.Chart(alt.NamedData("asked")).mark_line(style=QUIET).encode(x=x, y=y))
-        note = "On the dashed line, the finished rate equals the requested rate."
-    spec = described(alt.layer(*layers), _HEIGHT)
-    return Chart("curve-load", title, description, spec, datasets, note)
-
-
-def search_section(data: ReportData, search: SearchResult) -> Section:
-    """The rates that the search tried."""
-    charts = [_tried_chart(data, search)]
-    return Section("search", "Search for the highest rate", search_sentence(search), charts, wide=True)
-
-
-def _tried_chart(data: ReportData, search: SearchResult) -> Chart | NoChart:
-    title = "Rates tried"
-    rows: list[Row] = [
-        {
-            "step": step,
-            "rate": tried.rate_per_s,
-            "state": _HOLDS if tried.holds else _BREAKS,
-            "passes": f"{tried.passes_held} of {tried.passes}",
-            "why": " ".join(reasons_not_held(data.measurement, tried))[:160],
-        }
-        for step, tried in enumerate(search.tried, 1)
-    ]
-    if not rows:
-        return NoChart(title, "No rate was tried.")
-    alt = altair()
-    colors = alt.Scale(domain=[_HOLDS, _BREAKS], range=[CATEGORIES[2], FAILED])
-    shapes = alt.Scale(domain=[_HOLDS, _BREAKS], range=["circle", "cross"])
-    x = alt.X("step:O", title="step of the search", axis=alt.Axis(labelAngle=0))
-    y = alt.Y("rate:Q", title="requested rate (1/s)", scale=alt.Scale(zero=True))
-    base = alt.Chart(alt.NamedData("tried")).encode(x=x, y=y)
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(
-        color=alt.Color("state:N", scale=colors),
-        shape=alt.Shape("state:N", scale=shapes),
-        tooltip=[alt.Tooltip(f"{name}:N") for name in ("rate", "state", "passes", "why")],
-    )
-    description = "Rates in the order of the search: " + ", ".join(
-        f"{quantity(row['rate'])}/s {row['state']}" for row in rows
-    )
-    spec = described(alt.layer(base.mark_line(style=QUIET), points), 200)
-    return Chart("search", title, f"{description}.", spec, {"tried": rows})
 
 
 # Distributions of the measured requests ---------------------------------------------------

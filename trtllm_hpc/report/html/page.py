@@ -24,10 +24,10 @@ from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import plus_minus, quantity, share
 from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
 from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
-from trtllm_hpc.report.html.curves import curve_section, distribution_section, search_section
+from trtllm_hpc.report.html.curves import curve_section, distribution_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
 from trtllm_hpc.report.html.tables import tables_of
-from trtllm_hpc.report.html.timelines import phase_section, server_section, timeline_section
+from trtllm_hpc.report.html.timelines import server_section, timeline_section
 
 _FOLDER = "report"
 
@@ -60,13 +60,10 @@ def draw_charts(sections: Iterable[Section], folder: Path) -> list[Path]:
 
 def sections_of(data: ReportData) -> Iterator[Section]:
     """Yield the sections of the page in order; each is made when it is needed."""
-    if data.measurement.search is not None:
-        yield search_section(data, data.measurement.search)
     yield curve_section(data)
     yield distribution_section(data)
     yield timeline_section(data)
     yield server_section(data)
-    yield phase_section(data)
 
 
 def report_page(data: ReportData) -> str:

@@ -1,9 +1,9 @@
-"""Charts over time: the latency of every request, and how requests overlap."""
+"""Charts over time: the latency of every request, and the server's own metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -24,31 +24,21 @@ from trtllm_hpc.report.html.chart import (
     described,
     scale,
 )
-from trtllm_hpc.report.html.data import WAITS, ReportData
+from trtllm_hpc.report.html.data import ReportData
 
 MOST_DOTS = 1500
 """Requests in the latency chart: failed and slowest ones first, then evenly chosen ones."""
-MOST_BARS = 80
-"""Requests in the bar chart."""
 _RESERVED = 300
 """Dots reserved for failed requests, and for the slowest."""
 _HEIGHT = 240
-_BAR_STEP = 5
-_PARTS = {
-    "late send": CATEGORIES[3],
-    "to first token": CATEGORIES[1],
-    "generates": CATEGORIES[0],
-    "whole answer": CATEGORIES[0],
-    "failed": FAILED,
-}
 _NOT_MEASURED = "answered, not measured"
 _STATES = {"answered": CATEGORIES[0], _NOT_MEASURED: ASIDE, "failed": FAILED}
 
 
 def timeline_section(data: ReportData) -> Section:
-    """Latency over time, and a bar for each request of one interval."""
+    """Latency over time."""
     intro = "Seconds since the measurement began. Shaded: warm-up and drain, which are not measured."
-    charts = [_dots(data), _bars(data)]
+    charts = [_dots(data)]
     return Section("timeline", "Timeline of requests", intro, charts, wide=True)
 
 
@@ -151,73 +141,6 @@ def _latency_s(record: RequestRecord) -> float:
     return record.ended_s - record.scheduled_s
 
 
-def _bars(data: ReportData) -> Chart | NoChart:
-    title = "Requests side by side"
-    level = data.headline
-    of_pass = [record for record in data.records if (record.level, record.repeat) == (level, 0)]
-    records = sorted(of_pass, key=lambda record: record.scheduled_s)
-    if not records or level is None:
-        return NoChart(title, "No request was recorded.")
-    shown = _around_slowest(records)
-    rows = [
-        {**part, "row": place, "request": record.index, "status": record.status}
-        for place, record in enumerate(shown)
-        for part in _parts(record)
-    ]
-    alt = altair()
-    used = [part for part in _PARTS if any(row["part"] == part for row in rows)]
-    colors = [_PARTS[part] for part in used]
-    chart = (
-        alt.Chart(alt.NamedData("bars"))
-        .mark_bar(height={"band": 0.8})
-        .encode(
-            x=alt.X("begin:Q", title="seconds", scale=alt.Scale(zero=False, nice=False)),
-            x2="end:Q",
-            y=alt.Y("row:O", axis=None),
-            color=alt.Color("part:N", scale=alt.Scale(domain=used, range=colors)),
-            tooltip=["request:N", "status:N", "part:N", alt.Tooltip("ms:Q", format=".4~r")],
-        )
-    )
-    place = f"at {data.labels[level]}, pass 1"
-    description = (
-        f"{title}, {place}: for {len(shown)} requests, one bar each, "
-        "when it was due, sent, got its first token and ended."
-    )
-    note = f"Level {data.labels[level]}, pass 1. " + (
-        f"{len(shown)} of {len(records):,} requests are drawn: those due around the slowest."
-        if len(shown) < len(records)
-        else "Every request of the pass is drawn."
-    )
-    height = max(60, _BAR_STEP * len(shown))
-    return Chart("time-bars", title, description, described(chart, height), {"bars": rows}, note)
-
-
-def _around_slowest(records: list[RequestRecord]) -> list[RequestRecord]:
-    if len(records) <= MOST_BARS:
-        return records
-    slowest = max(range(len(records)), key=lambda place: _latency_s(records[place]))
-    begin = min(max(0, slowest - MOST_BARS // 2), len(records) - MOST_BARS)
-    return records[begin : begin + MOST_BARS]
-
-
-def _parts(record: RequestRecord) -> Iterator[dict[str, Any]]:
-    """The parts of one request's bar; a send less than 1 ms late is invisible at this scale."""
-    if record.sent_s - record.scheduled_s >= 1e-3:
-        yield _part("late send", record.scheduled_s, record.sent_s)
-    first = record.first_token_s
-    if not record.ok:
-        yield _part("failed", record.sent_s, record.ended_s)
-    elif first is None:
-        yield _part("whole answer", record.sent_s, record.ended_s)
-    else:
-        yield _part("to first token", record.sent_s, first)
-        yield _part("generates", first, record.ended_s)
-
-
-def _part(name: str, begin_s: float, end_s: float) -> dict[str, Any]:
-    return {"part": name, "begin": begin_s, "end": end_s, "ms": 1e3 * (end_s - begin_s)}
-
-
 # The server's own metrics ----------------------------------------------------------------
 
 MOST_SAMPLES = 400
@@ -308,54 +231,3 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[dict[st
         note = f"Each line has {MOST_SAMPLES} points: the largest value of each interval."
     datasets = {"lines": kept, "bands": bands(data)}
     return Chart(key, title, description, described(chart, _METRIC_HEIGHT), datasets, note)
-
-
-# From submit to ready -------------------------------------------------------------------
-
-_ROW = 34
-_LABEL_PX = 300
-"""Width limit of a phase's label in pixels; a chart on a phone has no more."""
-
-
-def phase_section(data: ReportData) -> Section:
-    """The phases between ``submit`` and a ready server."""
-    ready = data.start.ready_s
-    intro = (
-        "No server of this run became ready, as far as its events show."
-        if ready is None
-        else f"The server was ready {quantity(ready)} s after the run was submitted."
-    )
-    return Section("phases", "From submit to ready", intro, [_phases(data)], wide=True)
-
-
-def _phases(data: ReportData) -> Chart | NoChart:
-    title = "Phases of the run"
-    rows: list[Row] = [
-        {
-            "phase": f"{phase.stage}: {phase.name}, {quantity(phase.end_s - phase.begin_s)} s",
-            "begin": phase.begin_s,
-            "end": phase.end_s,
-            "seconds": phase.end_s - phase.begin_s,
-            "kind": "waits" if phase.name == WAITS else "works",
-        }
-        for phase in data.start.phases
-    ]
-    if not rows:
-        return NoChart(title, "The run folder holds no events of a server start.")
-    alt = altair()
-    colors = alt.Scale(domain=["works", "waits"], range=[CATEGORIES[0], ASIDE])
-    base = alt.Chart(alt.NamedData("phases")).encode(
-        y=alt.Y("phase:N", sort=None, axis=None), tooltip=alt.Tooltip("phase:N")
-    )
-    bars = base.mark_bar(height=9, cornerRadius=2, yOffset=7).encode(
-        x=alt.X("begin:Q", title="seconds since submit", scale=alt.Scale(zero=True, nice=False)),
-        x2="end:Q",
-        color=alt.Color("kind:N", scale=colors),
-    )
-    # Above the bars and not beside them: a narrow screen has no room for both.
-    words = base.mark_text(align="left", dy=-7, limit=_LABEL_PX).encode(x=alt.value(0), text="phase:N")
-    spec = described(alt.layer(bars, words), _ROW * len(rows))
-    longest = max(rows, key=lambda row: row["seconds"])
-    description = f"{title}: " + "; ".join(row["phase"] for row in rows)
-    note = f"The longest is {longest['phase']}."
-    return Chart("phases", title, f"{description}.", spec, {"phases": rows}, note)
