@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
@@ -36,6 +37,7 @@ def begin(paths: RunPaths, stage: str) -> int:
         )
         return ExitCode.SUBMISSION
     if stage == "serve":
+        remove_of_ended_jobs()
         _remove_last_attempt(paths)
         if (fault := _engine_fault(paths)) is not None:
             print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
