@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime import stage
+from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
@@ -132,3 +134,20 @@ def test_the_run_folder_can_be_an_option(runtime: Runtime, tmp_path: Path) -> No
     assert runtime("--run", other.folder, "stop", "--by=me", "--reason=enough").returncode == 0
     assert json.loads(other.stop_request.read_text())["reason"] == "enough"
     write_json(other.stop_request, {})
+
+
+def test_a_node_that_does_not_see_the_cache_does_not_say_that_the_engine_was_removed(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    entry = tmp_path / "engines" / "engine-0123456789abcdef"
+    link(runtime.paths.engine, entry / "output")
+    answer, host = runtime("begin", "serve", TRTLLM_HPC_JOB_ID="77"), socket.gethostname()
+    assert answer.returncode == ExitCode.START
+    [event] = read_events(runtime.paths, "serve")
+    assert event.data["reason"] == (
+        f"{host} does not see the engine {entry.name}: it was removed, or {host} does not see the cache"
+    )
+    assert event.data["next"].startswith(
+        f"ls {entry} where you submit: if it is there, mount its file system"
+    )
+    assert answer.stderr == f"error: {event.data['reason']}.\n  next: {event.data['next']}\n"

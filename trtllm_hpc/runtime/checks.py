@@ -17,6 +17,9 @@ MIN_SHM_GIB_PER_RANK = 0.25
 MIN_MEMLOCK_KIB = 64 * 1024
 """NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
 
+MIN_OPEN_FILES = 1024
+"""The usual default. A server, its model processes and HAProxy open some hundreds."""
+
 MIN_FREE_MIB = 32
 MIN_INODES = 200
 """For logs, records and scratch files; a benchmark's records need more."""
@@ -47,6 +50,15 @@ def engine_world(engine: EngineConfig, world_size: int) -> Diagnostic:
             f"({engine.tensor} and {engine.pipeline}), or {_AGAIN}",
         )
     return ok(f"{where} is built for {world_size} rank{'s' * (world_size != 1)}")
+
+
+def engine_unseen(rank: int, host: str, folder: str) -> Diagnostic:
+    """Return that a rank does not see the engine, which other ranks see."""
+    return fail(
+        f"rank {rank} on {host} cannot read the engine in {folder}, which other ranks see",
+        f"srun --nodelist={host} ls {folder}, then mount its file system there, or set engines_folder in the "
+        "profile to a folder that all nodes see",
+    )
 
 
 def engine_files(engine: EngineConfig) -> Diagnostic:
@@ -214,11 +226,21 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
         return warn(
             f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
             "network card",
-            "ask your site for LimitMEMLOCK=infinity in slurmd's unit, and in slurm.conf for "
-            "PropagateResourceLimitsExcept=MEMLOCK",
+            "ask your site for LimitMEMLOCK=infinity in slurmd's unit",
         )
     amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
     return ok(f"{amount} of memory may be locked on {host}")
+
+
+def open_files(host: str, limit: int | None) -> Diagnostic:
+    """Check the soft limit on open files; ``None`` is unlimited."""
+    if limit is not None and limit < MIN_OPEN_FILES:
+        return fail(
+            f"only {limit} files may be open on {host} (ulimit -n), and a server needs {MIN_OPEN_FILES}",
+            f"add 'ulimit -S -n {MIN_OPEN_FILES}' to the profile's setup lines, or ask your site for "
+            "LimitNOFILE=65536 in slurmd's unit",
+        )
+    return ok(f"{'any number of' if limit is None else limit} files may be open on {host}")
 
 
 _HINDRANCES = {

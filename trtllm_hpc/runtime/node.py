@@ -139,6 +139,12 @@ def locked_memory_kib() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft // 1024
 
 
+def open_files_limit() -> int | None:
+    """Return the soft limit on open files; ``None`` is unlimited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
 def free_space(folder: Path) -> tuple[float, int | None]:
     """Return the free MiB for this user on a folder's file system, and its inodes; ``None``: any number."""
     found = os.statvfs(folder)

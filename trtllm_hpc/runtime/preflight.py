@@ -22,6 +22,7 @@ from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
     engine_files,
     engine_gpus_per_node,
+    engine_unseen,
     engine_version,
     engine_world,
     full_file_system,
@@ -29,6 +30,7 @@ from trtllm_hpc.runtime.checks import (
     installed_versions,
     locked_memory,
     model_there,
+    open_files,
     paged_context,
     planned_version,
     programs_there,
@@ -38,7 +40,14 @@ from trtllm_hpc.runtime.checks import (
     transports,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
+from trtllm_hpc.runtime.node import (
+    locked_memory_kib,
+    open_files_limit,
+    query_gpus,
+    shm_free_gib,
+    step_tasks,
+    task_number,
+)
 from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -95,6 +104,10 @@ class Found:
     """Those that the server needs and that are not on this rank's PATH."""
     has_model: bool = True
     """Whether the model's folder can be read here."""
+    unseen_engines: list[str] = field(default_factory=list)
+    """Folders of engines without a configuration that can be read here."""
+    open_files: int | None = None
+    """Soft limit on open files; ``None`` is unlimited."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
     hindrances: list[str] = field(default_factory=list)
@@ -167,7 +180,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     problem = ranks.bcast(problem, root=0)
     if problem is not None:
         return _refuse(paths, expected, task, problem)
-    for sentence in warnings:
+    for sentence in warnings if task == 0 else ():
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
@@ -190,8 +203,8 @@ class _OneProcess:
     def Get_size(self) -> int:
         return step_tasks() or 1
 
-    def gather(self, found: Found, root: int) -> list[Found] | None:
-        return [found] if self.rank == root else None
+    def gather(self, found: Found, root: int) -> list[Found]:
+        return [found]  # each rank judges for itself
 
     def bcast(self, problem: str | None, root: int) -> str | None:
         return problem
@@ -224,9 +237,17 @@ def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
         mpi_library=library,
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
+        unseen_engines=[
+            os.path.realpath(folder) for folder, _ in expected.engines if not _has_engine(folder)
+        ],
+        open_files=open_files_limit(),
         step_tasks=step_tasks(),
         hindrances=hindrances(os.environ),
     )
+
+
+def _has_engine(folder: Path) -> bool:
+    return any(os.access(folder / part / "config.json", os.R_OK) for part in ("", "decoder"))
 
 
 def _visible_gpus() -> list[str]:
@@ -307,9 +328,13 @@ def _sentence(diagnostic: Diagnostic) -> str:
 
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
+    unseen = [found for found in ranks if found.unseen_engines]
+    if len(unseen) < len(ranks):  # otherwise there may be no engine at all
+        yield from (engine_unseen(it.rank, it.host, it.unseen_engines[0]) for it in unseen)
     hosts = {found.host: found for found in reversed(ranks)}
     for host, found in sorted(hosts.items()):
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
+        yield open_files(host, found.open_files)
         if len(hosts) > 1 and expected.gpus_per_node:
             yield locked_memory(host, found.memlock_kib)
             yield transports(host, found.hindrances)
@@ -332,7 +357,8 @@ def _check_engine(
     try:
         engines = read_engines(folder)
     except NotAnEngine as error:
-        yield fail(str(error), "run the build stage first")
+        hint = f"run the build stage first; if it has run, srun ls {folder} shows whether the nodes see it"
+        yield fail(str(error), hint)
         return
     for engine in engines:
         yield engine_world(engine, built_for)

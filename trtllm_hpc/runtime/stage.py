@@ -40,7 +40,9 @@ def begin(paths: RunPaths, stage: str) -> int:
         remove_of_ended_jobs()
         _remove_last_attempt(paths)
         if (fault := _engine_fault(paths)) is not None:
-            print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
+            reason, following = fault
+            add_event(paths, stage, "preflight_failed", reason=reason, next=following)
+            print(f"error: {reason}.\n  next: {following}", file=sys.stderr)
             return ExitCode.START
     job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
     by = {"group": group, "group_started": start_ticks(group), "submitted": TOKEN_VARIABLE in os.environ}
@@ -87,16 +89,21 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         time.sleep(0.25)
 
 
-def _engine_fault(paths: RunPaths) -> str | None:
-    """Register the use of the engine in the cache; returns what is wrong with the engine, if anything."""
+def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
+    """Register the use of the cache's engine; returns what is wrong with it and a remedy, or ``None``."""
     from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
 
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):
         return None
-    faults = entry.faults()
-    how = "was removed" if faults is None else f"is broken ({faults[0]})"
-    return f"the engine {entry.name} {how} since this run was rendered"
+    faults, again, host = entry.faults(), "trtllm-hpc submit the job file again", socket.gethostname()
+    if faults is not None:
+        return f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again
+    return (
+        f"{host} does not see the engine {entry.name}: it was removed, or {host} does not see the cache",
+        f"ls {entry.folder} where you submit: if it is there, mount its file system on {host}, or set "
+        f"engines_folder in the profile to a folder that all nodes see; if it is not, {again}",
+    )
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:
