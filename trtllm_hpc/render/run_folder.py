@@ -46,7 +46,7 @@ _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 _REMEDIES = {
     errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
     errno.EMFILE: "ulimit -n 1024, then the same command again: your shell limits the number of open files",
-    errno.ENOSPC: "free space there (df -h; df -i for the number of files), or name another folder with --runs",
+    errno.ENOSPC: "free space there (df -h; df -i for the number of files), or name a folder with --runs",
     errno.EDQUOT: "remove files there: your quota is used up; or name another folder with --runs",
 }
 
