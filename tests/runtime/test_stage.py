@@ -151,3 +151,16 @@ def test_a_node_that_does_not_see_the_cache_does_not_say_that_the_engine_was_rem
         f"ls {entry} where you submit: if it is there, mount its file system"
     )
     assert answer.stderr == f"error: {event.data['reason']}.\n  next: {event.data['next']}\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_file_that_ends_every_bash_is_named(runtime: Runtime, tmp_path: Path, code: int) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text(f"exit {code}\n")
+    assert runtime("begin", "build", BASH_ENV=str(file)).returncode == ExitCode.START
+    [event] = read_events(runtime.paths, "build")
+    assert event.data["reason"] == (
+        f"bash ends in the file that BASH_ENV names, {file}, before a script begins"
+    )
+    file.write_text("echo a module system says hello\n")
+    assert runtime("begin", "build", BASH_ENV=str(file)).returncode == 0

@@ -12,12 +12,13 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.notice import notify_end
-from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.process import output_of, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
+_BASH_S = 60.0
 SUBMISSION_TIMEOUT_S = 75.0
 """Longer than ``submit`` waits for one sbatch (60 s); counted from the last change of jobs.json."""
 
@@ -39,11 +40,11 @@ def begin(paths: RunPaths, stage: str) -> int:
     if stage == "serve":
         remove_of_ended_jobs()
         _remove_last_attempt(paths)
-        if (fault := _engine_fault(paths)) is not None:
-            reason, following = fault
-            add_event(paths, stage, "preflight_failed", reason=reason, next=following)
-            print(f"error: {reason}.\n  next: {following}", file=sys.stderr)
-            return ExitCode.START
+    if fault := _bash_fault() or (_engine_fault(paths) if stage == "serve" else None):
+        reason, following = fault
+        add_event(paths, stage, "preflight_failed", reason=reason, next=following)
+        print(f"error: {reason}.\n  next: {following}", file=sys.stderr)
+        return ExitCode.START
     job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
     by = {"group": group, "group_started": start_ticks(group), "submitted": TOKEN_VARIABLE in os.environ}
     add_event(paths, stage, "stage_begin", job_id=job_id, host=host, **by)
@@ -87,6 +88,14 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         if time.monotonic() - last_change > timeout_s:
             return False
         time.sleep(0.25)
+
+
+def _bash_fault() -> tuple[str, str] | None:
+    """Return why no further script of the run would begin, and a remedy; ``None`` if they would."""
+    file = os.environ.get("BASH_ENV")
+    if not file or "begins" in (output_of(["bash", "-c", "echo begins"], _BASH_S) or ""):
+        return None
+    return f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}"
 
 
 def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
