@@ -378,6 +378,23 @@ FILES = (
         ranks=1,
         from_slurm=True,
     ),
+    Fault(
+        "engine-hidden",
+        "rank 1's node has an empty folder where the engine is",
+        files.engine_hidden,
+        r"rank 1 on \S+-n2 cannot read the engine",
+        START,
+        moment=Moment.BEFORE,
+    ),
+    Fault(
+        "bash-env",
+        "every bash of the jobs ends in the file that BASH_ENV names, with exit code 0",
+        files.each_bash("exit 0\n"),
+        r"bash ends in the file that BASH_ENV names",
+        START,
+        moment=Moment.BEFORE,
+        ranks=1,
+    ),
     survivor(
         "clock-off",
         "the clock of rank 1's node is an hour ahead (libfaketime)",
