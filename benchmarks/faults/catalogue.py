@@ -382,9 +382,10 @@ FILES = (
         "engine-hidden",
         "rank 1's node has an empty folder where the engine is",
         files.engine_hidden,
-        r"rank 1 on \S+-n2 cannot read the engine",
+        r"rank 1 on \S+-n2 does not see the engine",
         START,
         moment=Moment.BEFORE,
+        bound_s=HANG_S,
     ),
     Fault(
         "bash-env",

@@ -113,21 +113,15 @@ def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(
     shm, scratch = tmp_path / "shm", tmp_path / "tmp"
     monkeypatch.setattr(node, "SHM", shm)
     monkeypatch.setattr(node, "SCRATCH", scratch)
-    for folder in (
-        shm / "trt11_door0_a",
-        scratch / "trt11_0_0_b",
-        scratch / "trt13_0_0_b",
-        scratch / "trt15_0_0_b",
-    ):
-        folder.mkdir(parents=True)
-    (scratch / "trt11_caches").mkdir()
+    shm.mkdir()
+    scratch.mkdir()
+    for parent, name in ((shm, "trt11_door0_"), (scratch, "trt11_0_0_")):
+        os.close(node.make_owned(name, parent)[1])
+    _, locked = node.make_owned("trt13_0_0_", scratch)
     for job in (10, 11, 12, 13, 14):
         (shm / f"trt{job}_0_0_region").touch()
-    for name in ("python_env_x", "trtlocal11_0", "trt11"):
+    for name in ("trt11_caches", "trt15_0_0_b", "python_env_x", "trtlocal11_0", "trt11"):
         (scratch / name).mkdir()
-    for folder in (shm / "trt11_door0_a", scratch / "trt11_0_0_b"):
-        os.close(node.own(folder))
-    locked = node.own(scratch / "trt13_0_0_b")
     squeue = tmp_path / "bin" / "squeue"
     squeue.parent.mkdir()
     asked = tmp_path / "asked"
@@ -147,14 +141,16 @@ def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(
     assert left_after("echo 12") == left_after("kill -9 $$") == everything
     living = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": "14"})
     try:
-        of_ended = {"trt11_door0_a", "trt11_0_0_b", "trt11_caches", "trt11_0_0_region"}
+        of_ended = {name for name in everything if name.startswith("trt11_")}
+        assert len(of_ended) == 4
         assert left_after("echo 12; echo 10") == everything - of_ended
     finally:
         living.kill()
         living.wait()
     os.close(locked)
     left = left_after("echo 12; echo 10")
-    assert left == everything - of_ended - {"trt13_0_0_b", "trt13_0_0_region", "trt14_0_0_region"}
+    of_ended |= {name for name in everything if name.startswith(("trt13_", "trt14_"))}
+    assert left == everything - of_ended
     (shm / "trt12_0_0_region").unlink()
     (scratch / "trt15_0_0_b").rmdir()
     asked.unlink()

@@ -557,7 +557,7 @@ def test_a_node_that_does_not_see_the_engine_is_named(person: Person, engine: Pa
     finally:
         hidden.run(["umount", str(engine)])
     sentence = person.status(run)["sentence"]
-    assert f"rank 1 on {hidden.name} cannot read the engine in {engine}, which other ranks see" in sentence
+    assert f"rank 1 on {hidden.name} does not see the engine {engine}; other ranks" in sentence
 
 
 def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(person: Person) -> None:

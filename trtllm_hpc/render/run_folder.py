@@ -45,7 +45,6 @@ _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 
 _REMEDIES = {
     errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
-    errno.EMFILE: "ulimit -n 1024, then the same command again: your shell limits the number of open files",
     errno.ENOSPC: "free space there (df -h; df -i for the number of files), or name a folder with --runs",
     errno.EDQUOT: "remove files there: your quota is used up; or name another folder with --runs",
 }
@@ -86,11 +85,11 @@ def write_run(
         write_json(paths.plan, plan.as_json())  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
-            raise cannot_write("The run folder", paths.folder, error) from None
+            raise cannot_write(paths.folder, error) from None
         raise RenderError(f"The run folder {paths.folder} is already there.") from None
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
-        raise cannot_write("The run folder", paths.folder, error) from None
+        raise cannot_write(paths.folder, error) from None
     except BaseException:  # Ctrl-C above all: a partial folder must not pass for a run
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
@@ -137,10 +136,10 @@ def fill_repository(plan: Plan) -> dict[str, ModelFiles] | None:
     return render_models(plan.repository, Path(plan.templates))
 
 
-def cannot_write(what: str, folder: Path, error: OSError) -> RenderError:
-    """Return the error that a folder cannot be written, with what helps against this reason."""
+def cannot_write(folder: Path, error: OSError) -> RenderError:
+    """Return the error that a run's or a sweep's folder cannot be written, with what helps."""
     hint = _REMEDIES.get(error.errno or 0, "choose a folder you may write to with --runs")
-    return RenderError(f"{what} {folder} cannot be written: {error.strerror}.", hint=hint)
+    return RenderError(f"The run folder {folder} cannot be written: {error.strerror}.", hint=hint)
 
 
 def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, own
+from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -97,11 +96,10 @@ class Door:
     ) -> None:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
         prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
+        self.folder, self._owned = make_owned(prefix, SHM)
         self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
         self._guest_map = self.folder / "guests.map"
-        self._owned = own(self.folder)
         self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():

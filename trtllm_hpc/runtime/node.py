@@ -11,6 +11,7 @@ import resource
 import shutil
 import socket
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,7 +28,6 @@ _drawn: set[int] = set()
 """Ports that this process has drawn, and may not have bound yet."""
 
 _NVIDIA_SMI_TIMEOUT_S = 30
-_SQUEUE_TIMEOUT_S = 20
 
 SHM = Path("/dev/shm")
 SCRATCH = Path("/tmp")
@@ -36,7 +36,6 @@ SCRATCH = Path("/tmp")
 _OWNER = "owner"
 """File in a folder that the folder's process holds locked for as long as it lives."""
 _OF_JOB = re.compile(r"trt(\d+)_")
-"""Beginning of the name of a job's shared memory, or of a job's folder."""
 _JOB_ID = re.compile(rb"(?:^|\0)(?:SLURM|TRTLLM_HPC)_JOB_ID=(\d+)(?=\0)")
 
 
@@ -139,12 +138,6 @@ def locked_memory_kib() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft // 1024
 
 
-def open_files_limit() -> int | None:
-    """Return the soft limit on open files; ``None`` is unlimited."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def free_space(folder: Path) -> tuple[float, int | None]:
     """Return the free MiB for this user on a folder's file system, and its inodes; ``None``: any number."""
     found = os.statvfs(folder)
@@ -185,26 +178,24 @@ def remove_leftovers(prefix: str) -> list[str]:
     return [str(file) for file in sorted(found) if _remove(file)]
 
 
-def own(folder: Path) -> int:
-    """Lock a file in a folder for as long as this process lives; returns its descriptor."""
+def make_owned(prefix: str, parent: Path = SCRATCH) -> tuple[Path, int]:
+    """Make a folder for this process; returns it, and a descriptor that holds a file in it locked."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    return folder, descriptor
 
 
 def is_abandoned(folder: Path) -> bool:
     """Return whether the process that owned a folder has ended. A folder that nobody owned is not."""
-    try:
-        descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
+    with suppress(OSError):
+        descriptor = os.open(folder / _OWNER, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def remove_of_ended_jobs() -> list[str]:
@@ -223,8 +214,7 @@ def remove_of_ended_jobs() -> list[str]:
     # Variables such as SQUEUE_PARTITION would hide jobs.
     words = ["env", *(f"--unset={name}" for name in os.environ if name.startswith("SQUEUE_"))]
     words += ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%A"]
-    queue = output_of(words, _SQUEUE_TIMEOUT_S)
-    alive = set((queue or "").split())
+    alive = set((output_of(words, timeout_s=20) or "").split())
     if own_id not in alive:  # this is not an answer about this cluster's jobs
         return []
     for pid in all_processes():

@@ -6,6 +6,7 @@ A step of its own with a task for each rank: a process that has initialised MPI 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
@@ -22,7 +23,6 @@ from trtllm_hpc.paths import RunPaths, preflight_step
 from trtllm_hpc.runtime.checks import (
     engine_files,
     engine_gpus_per_node,
-    engine_unseen,
     engine_version,
     engine_world,
     full_file_system,
@@ -40,14 +40,7 @@ from trtllm_hpc.runtime.checks import (
     transports,
 )
 from trtllm_hpc.runtime.engine_config import NotAnEngine, read_engines
-from trtllm_hpc.runtime.node import (
-    locked_memory_kib,
-    open_files_limit,
-    query_gpus,
-    shm_free_gib,
-    step_tasks,
-    task_number,
-)
+from trtllm_hpc.runtime.node import locked_memory_kib, query_gpus, shm_free_gib, step_tasks, task_number
 from trtllm_hpc.runtime.records import RankRecord, add_event, try_event
 
 TIMEOUT_VARIABLE = "TRTLLM_HPC_PREFLIGHT_SECONDS"
@@ -104,10 +97,10 @@ class Found:
     """Those that the server needs and that are not on this rank's PATH."""
     has_model: bool = True
     """Whether the model's folder can be read here."""
-    unseen_engines: list[str] = field(default_factory=list)
-    """Folders of engines without a configuration that can be read here."""
-    open_files: int | None = None
-    """Soft limit on open files; ``None`` is unlimited."""
+    unseen_engine: str | None = None
+    """The first engine whose configuration is not here."""
+    open_files: int = -1
+    """Soft limit on open files; -1 is unlimited."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
     hindrances: list[str] = field(default_factory=list)
@@ -226,6 +219,8 @@ def _join_ranks() -> tuple[Any, str]:
 
 
 def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
+    parts = ("config.json", "decoder")
+    unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     return Found(
         rank=ranks.Get_rank(),
         world_size=ranks.Get_size(),
@@ -237,17 +232,11 @@ def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
         mpi_library=library,
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
-        unseen_engines=[
-            os.path.realpath(folder) for folder, _ in expected.engines if not _has_engine(folder)
-        ],
-        open_files=open_files_limit(),
+        unseen_engine=next((os.path.realpath(folder) for folder in unseen), None),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         step_tasks=step_tasks(),
         hindrances=hindrances(os.environ),
     )
-
-
-def _has_engine(folder: Path) -> bool:
-    return any(os.access(folder / part / "config.json", os.R_OK) for part in ("", "decoder"))
 
 
 def _visible_gpus() -> list[str]:
@@ -328,9 +317,13 @@ def _sentence(diagnostic: Diagnostic) -> str:
 
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
-    unseen = [found for found in ranks if found.unseen_engines]
-    if len(unseen) < len(ranks):  # otherwise there may be no engine at all
-        yield from (engine_unseen(it.rank, it.host, it.unseen_engines[0]) for it in unseen)
+    unseen = [found for found in ranks if found.unseen_engine]
+    for found in unseen if len(unseen) < len(ranks) else ():  # otherwise there may be none at all
+        message = f"rank {found.rank} on {found.host} does not see the engine {found.unseen_engine}"
+        hint = (
+            "other ranks see it: mount its file system, or set engines_folder to a folder that all nodes see"
+        )
+        yield fail(message, hint)
     hosts = {found.host: found for found in reversed(ranks)}
     for host, found in sorted(hosts.items()):
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
@@ -345,8 +338,8 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)
-    for folder, built_for in expected.engines:
-        yield from _check_engine(folder, built_for, expected, installed, len(ranks[0].gpus))
+    for engine, built_for in expected.engines:
+        yield from _check_engine(engine, built_for, expected, installed, len(ranks[0].gpus))
     if expected.tokenizer is not None:
         yield tokenizer_files(expected.tokenizer)
 
@@ -357,8 +350,7 @@ def _check_engine(
     try:
         engines = read_engines(folder)
     except NotAnEngine as error:
-        hint = f"run the build stage first; if it has run, srun ls {folder} shows whether the nodes see it"
-        yield fail(str(error), hint)
+        yield fail(str(error), f"run the build stage first; if it has run, srun ls {folder}")
         return
     for engine in engines:
         yield engine_world(engine, built_for)

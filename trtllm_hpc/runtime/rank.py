@@ -11,7 +11,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -29,14 +28,7 @@ from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.loading import Loading
-from trtllm_hpc.runtime.node import (
-    SCRATCH,
-    interface_towards,
-    make_private,
-    own,
-    remove_leftovers,
-    step_tasks,
-)
+from trtllm_hpc.runtime.node import interface_towards, make_owned, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -98,8 +90,7 @@ class RankSupervisor:
         self._record.write(self._record_file)
         try:
             # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
-            scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
-            own(scratch)
+            scratch, _ = make_owned(self._options.prefix)
             environment = PythonEnvironment(scratch)
             child = self._start(scratch)
         except StartFailed as error:

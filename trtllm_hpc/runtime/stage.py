@@ -18,7 +18,6 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, r
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
-_BASH_S = 60.0
 SUBMISSION_TIMEOUT_S = 75.0
 """Longer than ``submit`` waits for one sbatch (60 s); counted from the last change of jobs.json."""
 
@@ -93,7 +92,7 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
 def _bash_fault() -> tuple[str, str] | None:
     """Return why no further script of the run would begin, and a remedy; ``None`` if they would."""
     file = os.environ.get("BASH_ENV")
-    if not file or "begins" in (output_of(["bash", "-c", "echo begins"], _BASH_S) or ""):
+    if not file or "begins" in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
         return None
     return f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}"
 
@@ -105,14 +104,11 @@ def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):
         return None
-    faults, again, host = entry.faults(), "trtllm-hpc submit the job file again", socket.gethostname()
-    if faults is not None:
+    again, host = "trtllm-hpc submit the job file again", socket.gethostname()
+    if faults := entry.faults():
         return f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again
-    return (
-        f"{host} does not see the engine {entry.name}: it was removed, or {host} does not see the cache",
-        f"ls {entry.folder} where you submit: if it is there, mount its file system on {host}, or set "
-        f"engines_folder in the profile to a folder that all nodes see; if it is not, {again}",
-    )
+    following = f"ls {entry.folder} where you submit: if it is there, mount it on {host} too; if not, {again}"
+    return f"{host} does not see the engine {entry.name}: it was removed, or is not mounted", following
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:

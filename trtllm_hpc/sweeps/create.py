@@ -58,7 +58,7 @@ class PlannedSweep:
         except BaseException as error:  # Ctrl-C above all
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             if isinstance(error, OSError):
-                raise cannot_write("The sweep's folder", self.paths.folder, error) from None
+                raise cannot_write(self.paths.folder, error) from None
             raise
 
 

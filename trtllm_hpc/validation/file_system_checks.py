@@ -15,8 +15,8 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
-from trtllm_hpc.runtime.checks import open_files, shared_memory
-from trtllm_hpc.runtime.node import open_files_limit, shm_free_gib
+from trtllm_hpc.runtime.checks import shared_memory
+from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
 from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
 from trtllm_hpc.validation.context import Check, Context
@@ -265,13 +265,6 @@ def dev_shm(context: Context) -> Diagnostic:
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
-def open_files_here(context: Context) -> Diagnostic:
-    """Measured here only if the job runs here; else the preflight measures on each node."""
-    if context.on_slurm:
-        return unknown("the preflight looks at the limit on open files on each node")
-    return open_files(socket.gethostname(), open_files_limit())
-
-
 def locked_memory_limit(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
     if not context.on_slurm or (context.has_job and context.plan.instances.nodes == 1):
@@ -390,6 +383,5 @@ CHECKS = (
     Check("examples", "upstream's programs are there", examples),
     Check("door", "the door can be opened", door),
     Check("shared-memory", "/dev/shm is large enough", dev_shm),
-    Check("open-files", "a server may open its files", open_files_here),
     Check("locked-memory", "memory may be locked", locked_memory_limit),
 )

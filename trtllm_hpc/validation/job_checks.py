@@ -6,10 +6,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import record_of
@@ -267,15 +266,16 @@ def model_files(context: Context) -> Diagnostic | None:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
             return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
-    if wrong := _wrong_layers(context.model_config, folder):
+    if wrong := _wrong_layers(context, folder):
         return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
 
 
-def _wrong_layers(config: Mapping[str, Any], folder: Path) -> str | None:
+def _wrong_layers(context: Context, folder: Path) -> str | None:
     """Return which size is impossible, or that the weights have fewer layers than the configuration."""
     from trtllm_hpc.tensorrt_llm.memory.shapes import READERS, UnknownModel, WrongSize, read_shape
 
+    config = context.model_config or {}
     try:
         layers = read_shape(config, rough=config.get("model_type") not in READERS).decoder.layers
     except WrongSize as error:
@@ -283,16 +283,13 @@ def _wrong_layers(config: Mapping[str, Any], folder: Path) -> str | None:
     except UnknownModel:
         return None
     indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
-    stored = {0}
+    stored = 0
     for source in indexes or folder.glob("*.safetensors"):
-        with source.open("rb") as file:  # a file of safetensors begins with the length of its header
-            names = (
-                file.read() if indexes else file.read(min(int.from_bytes(file.read(8), "little"), 100 << 20))
-            )
-        stored.update(int(number) + 1 for number in _LAYER.findall(names))
-    if not 0 < max(stored) < layers:
-        return None
-    return f"config.json in {folder} says {layers} layers, and the weights have {max(stored)}"
+        with source.open("rb") as file:  # safetensors begins with the length of its header
+            size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
+            stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
+    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
+    return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:

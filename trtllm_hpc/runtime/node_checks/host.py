@@ -12,21 +12,8 @@ from typing import Any
 
 from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.checks import (
-    full_file_system,
-    hindrances,
-    locked_memory,
-    open_files,
-    shared_memory,
-    transports,
-)
-from trtllm_hpc.runtime.node import (
-    interface_address,
-    locked_memory_kib,
-    open_files_limit,
-    query_gpus,
-    shm_free_gib,
-)
+from trtllm_hpc.runtime.checks import full_file_system, hindrances, locked_memory, shared_memory, transports
+from trtllm_hpc.runtime.node import interface_address, locked_memory_kib, query_gpus, shm_free_gib
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import output_of
 from trtllm_hpc.runtime.records import read_events
@@ -51,7 +38,6 @@ def look_at_host(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], dic
         "node-gpus": _gpus(wanted, facts),
         "node-shared-memory": shared_memory(facts["host"], shm_free_gib(), wanted.ranks // wanted.nodes or 1),
         "node-locked-memory": locked_memory(facts["host"], locked_memory_kib()) if wanted.nodes > 1 else None,
-        "node-open-files": open_files(facts["host"], open_files_limit()),
         "node-disk": full_file_system(facts["host"], paths.folder)
         or ok(f"{facts['host']} can write its run folder, /tmp and /dev/shm"),
     }
