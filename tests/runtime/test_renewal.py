@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.runtime.conftest import Runtime
+from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.runtime.renewal import RENEWAL, Renewal, note_renewed
@@ -108,3 +114,42 @@ def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtim
     note_renewed(runtime.paths, stopped + 12.34)
     [event] = [event for event in read_events(runtime.paths) if event.name == "renewed"]
     assert event.data == {"number": 1, "downtime_s": 12.3}
+
+
+DOOR = """
+import os, signal, socket, sys
+signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR1, signal.SIG_DFL))
+up = ",".join(["openai", "openai_0", *[""] * 15, "UP"])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["TRTLLM_HPC_DOOR"] + "/socket")
+listener.listen()
+while True:
+    connection, _ = listener.accept()
+    connection.recv(1 << 16)
+    connection.sendall(up.encode())
+    connection.close()
+"""
+"""A stand-in for HAProxy with an open request: after SIGUSR1 it stays, and still reaches the server."""
+
+
+def test_a_run_that_drains_publishes_nothing_and_does_not_fail(runtime: Runtime, tmp_path: Path) -> None:
+    paths, door = runtime.paths, tmp_path / "haproxy"
+    door.write_text(f"#!{sys.executable} -IS\n{DOOR}")
+    door.chmod(0o755)
+    paths.script("instance").write_text('while [ ! -e "$RUN/stop.json" ]; do sleep 0.05; done\n')
+    options = ["--count=1", "--minimum=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
+    options += [f"--program={door}", "--kinds=openai", "--loopback"]
+    job = {"TRTLLM_HPC_JOB_ID": "1", "RUN": str(paths.folder)}
+    supervisor = runtime.start("instances", *options, **job)
+    assert eventually(lambda: read_events(paths))
+    paths.ready_record("serve").write_text(json.dumps({"models": ["m"], "started_at": 1.0}))
+    assert eventually(paths.endpoint.exists)
+    supervisor.send_signal(signal.SIGUSR1)
+    said, errors = supervisor.communicate(timeout=60)
+    assert (supervisor.returncode, errors) == (0, ""), said
+    events = read_events(paths, "serve")
+    names = ["server_start", "instance_ready", "ready", "draining", "server_stop"]
+    assert [event.name for event in events] == names
+    request = StopRequest.read(paths.stop_request)
+    assert request is not None and request.by == RENEWAL
+    assert request.requested_at - events[-2].time > 1, "the open request has its whole time"
