@@ -199,7 +199,7 @@ class RunSupervisor:
         if self._stopping_since is not None:
             instance.state = "ended"
             if self._signal is None:
-                self._code = self._code or returncode  # it had to be killed
+                self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
         end = after_end(instance, records, returncode, self._options, self._others(instance))
