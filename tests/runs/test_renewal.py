@@ -59,3 +59,15 @@ def test_cancel_ends_both(run: RunPaths, fake_slurm: FakeSlurm) -> None:  # noqa
     assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "104"))
     request = StopRequest.read(run.stop_request)
     assert request is not None and request.by == "cancel"
+
+
+def test_the_reason_of_an_earlier_job_is_not_given_for_this_one(
+    run: RunPaths,
+    fake_slurm: FakeSlurm,  # noqa: F811
+) -> None:
+    add_event(run, "serve", "stage_begin", job_id="99")
+    add_event(run, "serve", "failed", reason="the door has ended")
+    add_event(run, "serve", "stage_end", exit_code=7, job_id="99")
+    add_event(run, "serve", "stage_begin", job_id="102")
+    cancel_run(run)
+    assert run_status(run).sentence == "stage serve was cancelled (its batch script was killed by signal 15)"

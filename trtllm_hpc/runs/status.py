@@ -27,7 +27,7 @@ from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.lock import UNLIKE
-from trtllm_hpc.runtime.records import Endpoint, known_fields
+from trtllm_hpc.runtime.records import Endpoint, known_fields, of_last_job
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
@@ -287,27 +287,21 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     stage = "companion" if by_companion else failed.stage
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
     first = first_failure(run) if by_a_rank else None
-    recorded = [event.data for event in run.events(stage) if "reason" in event.data]
+    recorded = [event.data for event in of_last_job(run.events(stage)) if "reason" in event.data]
     last = recorded[-1] if recorded else {}
     return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
 
 
 def _front_restarts(run: RunSnapshot) -> tuple[str, ...]:
     """Return why the present server's front was started again."""
-    found: list[str] = []
-    for event in run.events("serve"):
-        if event.name == "stage_begin":
-            found.clear()
-        elif event.name == "front_restarted":
-            found.append(run.quoted(str(event.data.get("why"))))
-    return tuple(found)
+    restarts = (it for it in of_last_job(run.events("serve")) if it.name == "front_restarted")
+    return tuple(run.quoted(str(event.data.get("why"))) for event in restarts)
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:
     """Return why the present server's gateway is no longer started."""
-    marks = [it for it in run.events("serve") if it.name in ("gateway_failed", "stage_begin")]
-    failed = bool(marks) and marks[-1].name == "gateway_failed"
-    return run.quoted(str(marks[-1].data.get("why", "it has ended"))) if failed else None
+    failed = [it for it in of_last_job(run.events("serve")) if it.name == "gateway_failed"]
+    return run.quoted(str(failed[-1].data.get("why", "it has ended"))) if failed else None
 
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
-from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, of_last_job, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
 
 RENEWAL = "renewal"
@@ -136,9 +136,7 @@ def _ready_at(paths: RunPaths) -> float | None:
 
 def _events_of_last_job(paths: RunPaths) -> list[Event]:
     # The next job tells of nodes when it begins, which may be hours later.
-    events = [it for it in read_events(paths, "serve") if it.name != EVENT]
-    begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
-    return events[begins[-1] :] if begins else events
+    return of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
 
 
 def _set_aside(paths: RunPaths) -> None:
