@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,50 @@ def test_jobs_that_fail_one_after_the_other_come_to_an_end(runtime: Runtime) -> 
     assert unwanted(runtime, 143) == "2"
     code, said = follow(runtime, "NODE_FAIL")
     assert code != 0 and "4 jobs in a row" in said
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "exit_code", "ready", "state", "why"),
+    [
+        (RENEWAL, 0, True, "COMPLETED", None),
+        (None, 143, True, "TIMEOUT", None),
+        (None, 143, True, "", None),  # Slurm has forgotten it
+        (None, 143, False, "PREEMPTED", None),
+        (None, 143, False, "TIMEOUT", "it was not ready when its time was over"),
+        (SUPERVISOR, 7, True, "FAILED", "rank 0 on n1 was killed by signal 9"),
+        (None, None, True, "NODE_FAIL", "rank 0 on n1 was killed by signal 9"),
+        (None, None, False, "NODE_FAIL", "it was killed (NODE_FAIL)"),
+        (None, 137, False, "FAILED", "its exit code was 137"),
+    ],
+)
+def test_a_job_whose_end_was_planned_has_not_failed(
+    runtime: Runtime, stopped_by: str | None, exit_code: int | None, ready: bool, state: str, why: str | None
+) -> None:
+    paths = runtime.paths
+    serve(runtime, ready=ready, stopped_by=stopped_by)
+    if why is not None and why.startswith("rank"):
+        add_event(paths, "serve", "instance_end", instance=0, why=why, then="it is not started again")
+        add_event(paths, "serve", "failed", why=why)
+    add_event(paths, "serve", "door_restarted", why="the run went on after this")
+    if exit_code is not None:
+        add_event(paths, "serve", "stage_end", exit_code=exit_code, job_id="1")
+    Renewal("1", "2", failed=[{"job_id": "0", "why": "of old", "attempt": 1}]).write(paths.renewal)
+    (paths.attempts / "1").mkdir(parents=True)
+    begun = time.monotonic()
+    if why is None:
+        assert follow(runtime, state) == (0, "")
+        assert time.monotonic() - begun < 5, "it waits for nothing"
+    else:
+        following = runtime.start("follow", "--job=1", f"--state={state}", TRTLLM_HPC_JOB_ID="2")
+        assert eventually(lambda: (read := Renewal.read(paths.renewal)) and read.job_id == "2")
+        following.kill()  # in its pause
+        following.communicate()
+    renewal = Renewal.read(paths.renewal)
+    assert renewal is not None and renewal.failures == (0 if why is None else 1)
+    assert [(job["job_id"], job["why"], job["attempt"]) for job in renewal.failed] == [
+        ("0", "of old", 1),
+        *([] if why is None else [("1", why, 2)]),
+    ]
 
 
 def test_a_refused_next_job_is_told_and_the_server_goes_on(runtime: Runtime) -> None:

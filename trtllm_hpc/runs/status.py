@@ -28,6 +28,7 @@ from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.lock import UNLIKE
 from trtllm_hpc.runtime.records import Endpoint, known_fields, of_last_job
+from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
@@ -111,6 +112,8 @@ class RunStatus:
     """What it has used."""
     bad_nodes: tuple[BadNode, ...] = ()
     """Nodes because of which servers of the run have ended; its next jobs do not get them."""
+    failed_jobs: tuple[FailedJob, ...] = ()
+    """The jobs of a renewed server that failed before the present one (``serve.renew``)."""
     front_restarts: tuple[str, ...] = ()
     """Why the front of a disaggregated run was started again, each time."""
     gateway_failure: str | None = None
@@ -208,6 +211,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         causes,
         run_use(run, stages),
         run.bad_nodes,
+        _failed_jobs(run),
         _front_restarts(run) if endpoint is not None else (),
         _gateway_failure(run) if endpoint is not None else None,
         visitors_of(run.paths),
@@ -292,6 +296,18 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
 
 
+def _failed_jobs(run: RunSnapshot) -> tuple[FailedJob, ...]:
+    """Return the jobs that failed before the present one, each with the rank that died first, if one did."""
+    found = []
+    for job in () if run.renewal is None else run.renewal.failed:
+        job = FailedJob(**known_fields(FailedJob, job))
+        attempt = RunSnapshot(RunPaths(run.paths.attempts / str(job.attempt)))
+        attempt.plan = run.plan
+        first = first_failure(attempt)
+        found.append(replace(job, why=run.quoted(job.why if first is None else first.sentence)))
+    return tuple(found)
+
+
 def _front_restarts(run: RunSnapshot) -> tuple[str, ...]:
     """Return why the present server's front was started again."""
     restarts = (it for it in of_last_job(run.events("serve")) if it.name == "front_restarted")
@@ -354,7 +370,8 @@ def _sentence(
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
         progress = _progress_sentence(run, state, stages)
-        return progress + _troubles(run, stages) + _full_disk(run, state) + _damage(run, state)
+        progress += _troubles(run, stages) + _full_disk(run, state)
+        return progress + _before(run) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
@@ -366,7 +383,13 @@ def _sentence(
         parts.append(failure.first.sentence)
     elif failed.state == "FAILED":
         parts.append(stage_error(run, failed.stage) or "")
-    return "; ".join(filter(None, parts)) + _damage(run, state)
+    return "; ".join(filter(None, parts)) + _before(run) + _damage(run, state)
+
+
+def _before(run: RunSnapshot) -> str:
+    """Return, to be appended to the sentence, how many jobs of a renewed server have failed before."""
+    count = 0 if run.renewal is None else len(run.renewal.failed)
+    return f"; {count} job{'s' * (count > 1)} before {'have' if count > 1 else 'has'} failed" if count else ""
 
 
 def _damage(run: RunSnapshot, state: RunState) -> str:
