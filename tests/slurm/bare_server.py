@@ -1,7 +1,7 @@
-"""A server of OpenAI's protocol that gives one answer to everything: ``bare_server.py ADDRESS PORT [SECONDS]``.
+"""A server of OpenAI's protocol that gives one answer to everything: ``bare_server.py HOST PORT [SECONDS]``.
 
-For tests of Slurm, in which nobody asks it but what looks whether it is ready. With SECONDS it also streams, a
-token after each such pause.
+For tests of Slurm, in which nobody asks it but what looks whether it is ready. With SECONDS it also streams,
+a token after each such pause.
 """
 
 from __future__ import annotations

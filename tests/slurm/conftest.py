@@ -191,7 +191,7 @@ class Person:
 
 
 def bare_server(folder: Path, *words: str, **serve: Any) -> dict[str, Any]:
-    """Sections of a job whose server is ready at once; ``words`` as :mod:`tests.slurm.bare_server` has them."""
+    """Sections of a job whose server is ready at once; ``words`` are more of ``bare_server.py``'s."""
     program = shutil.copy(Path(__file__).with_name("bare_server.py"), folder)
     model = folder / "model of a bare server"
     model.mkdir(exist_ok=True)
