@@ -80,22 +80,24 @@ def test_the_reason_of_an_earlier_job_is_not_given_for_this_one(
 
 
 def test_jobs_that_failed_before_are_counted_and_their_logs_explained(run: RunPaths) -> None:
-    failed = []
-    for attempt, (job, why) in enumerate([("98", "killed"), ("99", "killed"), ("100", "no MPI")], start=1):
+    failed, ended = [], "rank 0 on n0 ended with exit code 1"
+    for attempt, (job, why) in enumerate([("98", ended), ("99", ended), ("100", "no MPI")], start=1):
         aside = RunPaths(run.attempts / str(attempt))
         failed.append({"job_id": job, "why": why, "attempt": attempt})
         for folder in (aside.logs, aside.ranks):
             folder.mkdir(parents=True)
-        if why == "killed":
+        if why == ended:
             log = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
             add_rank(aside, 0, world_size=1, ended_at=9.0, exit_code=1, log=log)
     Renewal("102", "104", 3, failed=failed).write(run.renewal)
     status = run_status(run)
-    assert status.sentence.endswith("runs; job 104 waits to follow it; 3 jobs before have failed")
+    assert status.sentence.endswith("runs; job 104 waits to follow it; 3 earlier jobs have failed")
     assert [job.job_id for job in status.failed_jobs] == ["98", "99", "100"]
     said = CliRunner().invoke(main, ["status", str(run.folder)]).output
-    assert "failed before: jobs 98, 99: rank 0 on n0 died: exit code 1; its log says" in said
-    assert "failed before: job 100: no MPI\nnext: trtllm-hpc explain " in said
+    assert (
+        "earlier jobs 98, 99 failed: rank 0 on n0 ended with exit code 1: The GPU's memory is full\n" in said
+    )
+    assert "earlier job 100 failed: no MPI\nnext: trtllm-hpc explain " in said
     explained = CliRunner().invoke(main, ["explain", str(run.folder)]).output
     assert explained.startswith("cause: The GPU's memory is full.")
     assert "attempts/2/logs/serve_0.out:1" in explained, "of the last that shows it"

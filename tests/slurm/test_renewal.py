@@ -59,13 +59,11 @@ def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person
     limits = {"time_limit_minutes": 5, "ready_timeout_seconds": 60, "drain_seconds": 60}
     server = bare_server(person.folder, "0.2", renew=True, keep_running=True, **limits)
     run = person.serves(person.job("streams", **server))
-    jobs = []
-    for number in range(1, 4):
+    jobs: list[str] = []
+    for _ in range(3):
         jobs.append(serve_stage(person, run)["job_id"])
-        endpoint = Endpoint.read(run.endpoint)
-        assert endpoint is not None
         with person.command("trtllm-hpc", "client", run.folder, "--prompt=x", "--max-tokens=400") as stream:
-            assert eventually(lambda since=endpoint.ready_at: time.time() > since + 61, 90)
+            assert eventually(lambda: time.time() > ready_at(run) + 61, 90)
             person.slurm("scancel", "--signal=USR1", "--batch", jobs[-1])
             states = set()
             while stream.poll() is None:
@@ -75,9 +73,7 @@ def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person
             assert stream.returncode == 0 and said.split()[399] == "399", errors
         assert states <= {("serving", False), ("running", True), ("running", False), ("pending", False)}
         assert ("running", True) in states
-        assert eventually(lambda ended=number: renewals(run) == list(range(1, ended + 1)), 60), person.status(
-            run
-        )
+        assert eventually(lambda: renewals(run) == list(range(1, len(jobs) + 1)), 60), person.status(run)
     status = person.status(run)
     assert (status["state"], status["failed_jobs"]) == ("serving", [])
     assert "failed" not in {event.name for event in read_events(run, "serve")}
@@ -166,6 +162,12 @@ def break_gpu(run: RunPaths) -> None:
 def serve_stage(person: Person, run: RunPaths) -> dict[str, Any]:
     stages: list[dict[str, Any]] = person.status(run)["stages"]
     return next(stage for stage in stages if stage["stage"] == "serve")
+
+
+def ready_at(run: RunPaths) -> float:
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    return endpoint.ready_at
 
 
 def waiting_job(run: RunPaths) -> str | None:

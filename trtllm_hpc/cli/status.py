@@ -82,7 +82,7 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     for job in status.failed_jobs:
         failed.setdefault(job.why, []).append(job.job_id)
     for why, jobs in failed.items():
-        yield f"failed before: job{'s' * (len(jobs) > 1)} {', '.join(jobs)}: {why}"
+        yield f"earlier job{'s' * (len(jobs) > 1)} {', '.join(jobs)} failed: {why}"
     if status.failed_jobs:
         yield f"next: trtllm-hpc explain {call_name(run)}"
     yield f"{status.state.value}: {status.sentence}"

@@ -14,6 +14,7 @@ from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.table import Degree
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
@@ -223,8 +224,11 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
 
 def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     """Return what the stages of a run, and the jobs that ran them before, have used together."""
-    submitted = [it.times.submitted_at for it in stages if it.times.submitted_at is not None]
-    starts = [it.times.started_at for it in stages if it.times.started_at is not None]
+    # The next job of a renewed server has waited for the end of the one before, not for the run to begin.
+    is_first = run.renewal is None or run.renewal.number == 0
+    times = [it.times for it in stages if is_first or it.stage != "serve"]
+    submitted = [it.submitted_at for it in times if it.submitted_at is not None]
+    starts = [it.started_at for it in times if it.started_at is not None]
     energies = [it.energy_j for it in stages if it.energy_j is not None]
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
     saved = [saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"]
@@ -297,14 +301,18 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
 
 
 def _failed_jobs(run: RunSnapshot) -> tuple[FailedJob, ...]:
-    """Return the jobs that failed before the present one, each with the rank that died first, if one did."""
+    """Return the earlier jobs that failed, with the cause in the log of the rank that died first."""
     found = []
-    for job in () if run.renewal is None else run.renewal.failed:
-        job = FailedJob(**known_fields(FailedJob, job))
+    for record in [] if run.renewal is None else run.renewal.failed:
+        job = FailedJob(**known_fields(FailedJob, record))
         attempt = RunSnapshot(RunPaths(run.paths.attempts / str(job.attempt)))
         attempt.plan = run.plan
         first = first_failure(attempt)
-        found.append(replace(job, why=run.quoted(job.why if first is None else first.sentence)))
+        cause = None if first is None else first.log.late_cause
+        why = job.why
+        if cause is not None and cause.degree is not Degree.FIRST_ERROR:
+            why += f": {cause.sentence.rstrip('.')}"
+        found.append(replace(job, why=run.quoted(why)))
     return tuple(found)
 
 
@@ -375,21 +383,19 @@ def _sentence(
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
-    if failure.stage != failed.stage:
-        parts.append(stage_error(run, failure.stage) or "")
-    elif failure.reported:
+    if failure.reported:
         parts.append(failure.reported)
     elif failure.first is not None:
         parts.append(failure.first.sentence)
     elif failed.state == "FAILED":
-        parts.append(stage_error(run, failed.stage) or "")
+        parts.append(stage_error(run, failure.stage) or "")
     return "; ".join(filter(None, parts)) + _before(run) + _damage(run, state)
 
 
 def _before(run: RunSnapshot) -> str:
     """Return, to be appended to the sentence, how many jobs of a renewed server have failed before."""
     count = 0 if run.renewal is None else len(run.renewal.failed)
-    return f"; {count} job{'s' * (count > 1)} before {'have' if count > 1 else 'has'} failed" if count else ""
+    return f"; {count} earlier {'jobs have' if count > 1 else 'job has'} failed" if count else ""
 
 
 def _damage(run: RunSnapshot, state: RunState) -> str:

@@ -28,8 +28,8 @@ _ASK_AFTER_S = 3 * HEARTBEAT_INTERVAL_S
 _ASK_S = 30.0
 """How often Slurm is asked for the state of a companion that gives no sign of life."""
 _ANSWER_S = 5.0
-_ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY")
-_ENDED += ("PREEMPTED", "TIMEOUT")
+_ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+"""States in which Slurm has ended a job."""
 
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
@@ -114,14 +114,14 @@ class CompanionWatch:
     def _ask_slurm(self) -> None:
         begins = [it.data for it in read_events(self._paths, "companion") if it.name == "stage_begin"]
         with suppress(OSError, ValueError, KeyError, TypeError):
-            submitted = read_json(self._paths.jobs)["stages"]["companion"] if not begins else begins[-1]
-            job = submitted["job_id"]
+            stages = (read_json(self._paths.jobs) or {}).get("stages", {})
+            job = (begins[-1] if begins else stages["companion"])["job_id"]
             if not job or os.environ.get("SLURM_JOB_ID") in (None, job):
                 return  # it has no job of its own
             command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
             state = (output_of(command, _ANSWER_S) or "").strip()
             self._of_slurm = f": its job {job} is {state}" if state else ""
-            if state in _ENDED:
+            if state in _ENDED.split():
                 request_stop(self._paths, by="companion", reason=f"its job {job} has ended: {state}")
 
 
