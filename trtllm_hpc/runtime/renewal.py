@@ -51,8 +51,9 @@ class FailedJob:
     """A job of a renewed server that failed; the next one served in its place."""
 
     job_id: str
+    """Slurm's."""
     why: str
-    """How it ended."""
+    """How it ended, and the cause, if its logs show one."""
     attempt: int
     """Its logs and records are in ``attempts/N`` with this number."""
 
