@@ -59,6 +59,21 @@ def test_a_killed_supervisor_is_named_by_the_batch_script(
     assert reasons == ([] if reason is None else [reason])
 
 
+@pytest.mark.parametrize(("own", "reasons"), [([], ["the companion was killed by signal 9"]), (["1"], [])])
+def test_a_companion_in_the_server_s_job_ends_once_and_is_named_if_it_was_killed(
+    runtime: Runtime, own: list[str], reasons: list[str]
+) -> None:
+    """Its script records its end itself, unless it was killed; then the batch script does."""
+    add_event(runtime.paths, "companion", "stage_begin")
+    for code in (*own, "137"):
+        assert runtime("end", "companion", code).returncode == 0
+    events = read_events(runtime.paths)
+    assert [event.data["reason"] for event in events if "reason" in event.data] == reasons
+    assert [event.data.get("exit_code") for event in events if event.name == "stage_end"] == [
+        int((*own, "137")[0])
+    ]
+
+
 def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:
     Endpoint("77", "n1", "10.0.0.1", 8, 9, 10, ["ensemble"], 5.0).write(runtime.paths.endpoint)
     assert runtime("end", "companion", "9").returncode == 0

@@ -16,7 +16,7 @@ from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
-from trtllm_hpc.runtime.records import Event
+from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
@@ -327,7 +327,9 @@ def _renewed(
         return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
     if stage.final:
         return stage
-    sentence = f"{stage.sentence}; job {following.job_id} waits to follow it"
+    drains = any(event.name == "draining" for event in of_last_job(run.events("serve")))
+    near = "; its time limit is near: open requests may end, new ones are refused" if drains else ""
+    sentence = f"{stage.sentence}{near}; job {following.job_id} waits to follow it"
     return replace(stage, sentence=sentence, next_job_id=following.job_id)
 
 

@@ -70,7 +70,6 @@ class RankSupervisor:
         self._signal: str | None = None
         self._decision: Decision | None = None
         self._kill_at: float | None = None
-        self._was_killed = False
         self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
@@ -196,7 +195,8 @@ class RankSupervisor:
             if decision is not None and decision != self._decision:
                 self._obey(decision, child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._was_killed = True
+                self._kill_at = None
+                print(f"rank {self._options.rank} has not ended in time: it is killed", flush=True)
                 child.kill()
             time.sleep(_TICK_S)
 
@@ -247,8 +247,7 @@ class RankSupervisor:
         deadline = time.monotonic() + _CAUSE_S
         while True:
             seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
-            killed = self._was_killed
-            if end := conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over):
+            if end := conclude(seen, self._decision, returncode, is_over=is_over):
                 return end
             time.sleep(_TICK_S)
 

@@ -51,13 +51,18 @@ def begin(paths: RunPaths, stage: str) -> int:
 
 
 def end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Record that a stage has ended; the endpoint of a server that was killed goes with it."""
+    """Record that a stage has ended, once; the endpoint of a server that was killed goes with it."""
+    marks = [event.name for event in read_events(paths, stage) if event.name.startswith("stage_")]
+    if stage == "companion" and marks[-1:] == ["stage_end"]:
+        return  # its script has recorded that itself
+    was_killed, killed = exit_code > 128 and exit_code != 143, f"was killed by signal {exit_code - 128}"
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-        if exit_code > 128 and exit_code != 143 and _serves(paths):
-            why = f"the supervisor of the run was killed by signal {exit_code - 128}"
-            add_event(paths, stage, "failed", reason=why)
+        if was_killed and _serves(paths):
+            add_event(paths, stage, "failed", reason=f"the supervisor of the run {killed}")
+    elif stage == "companion" and was_killed:
+        add_event(paths, stage, "failed", reason=f"the companion {killed}")
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
     notify_end(paths, stage, exit_code)
 
