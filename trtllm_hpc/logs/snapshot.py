@@ -35,7 +35,7 @@ class RunSnapshot:
         self._events: dict[str, list[Event]] = {}
         self._ranks: dict[str, list[RankRecord]] = {}
         self.unread: dict[str, str] = {}
-        """What was looked for and cannot be read, though it is there: its name in the run folder, and why."""
+        """What is there and could not be read: its name in the run folder, and why; empty: it is damaged."""
 
     # The plan and the submission ----------------------------------------------------------------
 
@@ -175,13 +175,13 @@ class RunSnapshot:
         try:
             listed = self._read(lambda: read_json(self.paths.instances), [])
         except ValueError:
-            listed = ""
-        if isinstance(listed, list):
-            return [it for it in listed if isinstance(it, dict) and "state" in it]
-        if listed is not None:
-            self.unread["instances.json"] = "it is damaged"
-            return []
-        return None
+            listed = [None]
+        if isinstance(listed, list) and all(isinstance(it, dict) and "state" in it for it in listed):
+            return listed
+        if listed is None:
+            return None
+        self.unread[self.paths.instances.name] = ""
+        return []
 
 
 def plan_of(paths: RunPaths) -> dict[str, Any]:

@@ -385,9 +385,10 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     records = {"submission": paths.jobs, "endpoint": paths.endpoint}
     unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
     lost += [it.name for name, it in unread.items() if stat_of(it) and not getattr(RunSnapshot(paths), name)]
-    lost = [name for name in lost if name not in run.unread]
+    unread_instances = run.instances is not None and run.unread.get(paths.instances.name) == ""
+    lost = [name for name in lost if name not in run.unread] + [paths.instances.name] * unread_instances
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
-    lacks += "".join(f"; {name} cannot be read: {why}" for name, why in run.unread.items())
+    lacks += "".join(f"; {name} cannot be read: {why}" for name, why in run.unread.items() if why)
     if not state.final and not os.access(paths.folder, os.W_OK):
         lacks += (
             "; the run folder cannot be written: mend that soon, or results are kept in /tmp of their node"

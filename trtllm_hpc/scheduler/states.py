@@ -44,6 +44,7 @@ _STATES = (
     JobState("BOOT_FAIL", True, False, "was given a node that did not boot"),
     JobState("DEADLINE", True, False, "could not end before its deadline"),
     JobState("CANCELLED", True, False, "was cancelled"),
+    JobState("LAUNCH_FAILED", True, False, "could not be launched on its nodes"),
     JobState("PREEMPTED", True, False, "was preempted by another job"),
     JobState("REVOKED", True, False, "was moved to another cluster of the federation"),
 )
