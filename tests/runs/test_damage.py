@@ -47,7 +47,7 @@ def make(folder: Path, process: int | None) -> RunPaths:
             add_event(paths, stage, "stage_end", job_id="local7", exit_code=0)
     paths.batch_log("serve").write_text("a line\n")
     gpu = {"uuid": "a", "total_s": 1.0, "total_j": 2.0, "total_peak_w": 3.0}
-    ended = {"ended_at": 9.0, "exit_code": 0} if process is None else {}
+    ended: dict[str, Any] = {"ended_at": 9.0, "exit_code": 0} if process is None else {}
     for rank in range(2):
         add_rank(paths, rank, log="a line\n", load_s={"weights": 2.0}, gpus=[gpu], **ended)
         paths.rank_heartbeat("serve", rank).touch()

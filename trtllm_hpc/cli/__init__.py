@@ -65,10 +65,7 @@ _SHARED = {
 
 
 _ASCII = str.maketrans({"─": "-", "…": "..."})
-
-
-class _OutputClosed(Exception):
-    """The reader of our output has closed it, as in ``trtllm-hpc logs | head``."""
+"""For encodings without these; other letters become escapes such as ``\\u2192``."""
 
 
 class LazyGroup(click.Group):
@@ -114,20 +111,6 @@ class LazyGroup(click.Group):
 
 class MainGroup(LazyGroup):
     """The group of all commands."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the arguments, and print help if they ask for it; as :meth:`invoke`."""
-        try:
-            return super().make_context(*args, **extra)
-        except BrokenPipeError:
-            raise _OutputClosed from None
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; click itself would exit with 1 on a broken pipe."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _OutputClosed from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -179,7 +162,8 @@ def main(args: Sequence[str] | None = None) -> Any:
     _prepare_streams()
     if "_TRTLLM_HPC_COMPLETE" in os.environ:
         importlib.import_module("trtllm_hpc.cli.completion")  # registers our completion for bash
-    code = _run(args)
+        command.main(prog_name="trtllm-hpc")
+    code = _run(sys.argv[1:] if args is None else list(args))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -188,13 +172,19 @@ def main(args: Sequence[str] | None = None) -> Any:
     sys.exit(code)
 
 
-def _run(args: Sequence[str] | None) -> int:
+def _run(args: list[str]) -> int:
     """Run the command, print its error, and return the exit code."""
     try:
-        code = command.main(args=args, prog_name="trtllm-hpc", standalone_mode=False)
+        with command.make_context("trtllm-hpc", args) as context:
+            code = command.invoke(context)
         sys.stdout.flush()
-    except click.exceptions.Abort:
-        click.echo("Interrupted.", err=True)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt, EOFError) as error:
+        # The terminal has written ^C into the line.
+        click.echo(
+            "Interrupted." if isinstance(error, click.exceptions.Abort) else "\nInterrupted.", err=True
+        )
         return ExitCode.INTERRUPTED
     except click.ClickException as error:
         text = StringIO()
@@ -204,7 +194,7 @@ def _run(args: Sequence[str] | None) -> int:
     except TrtllmHpcError as error:
         _print_error(f"error: {error}")
         return error.exit_code
-    except (_OutputClosed, BrokenPipeError):
+    except BrokenPipeError:  # the reader has closed our output, as in "trtllm-hpc logs | head"
         return ExitCode.OK
     except OSError as error:
         # A full disk or a folder without permission is no fault of the program: a traceback would
@@ -226,8 +216,7 @@ def _prepare_streams() -> None:
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
+    assert isinstance(error, UnicodeEncodeError)
     text = error.object[error.start : error.end].translate(_ASCII)
     return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 

@@ -59,13 +59,13 @@ def command(
     where a line means this and nothing else, 'likely cause' where it shows the
     kind of failure, 'first error' where nothing more is known of it than that it
     does not follow from another error. What stands before a server was ready
-    does not count. Without FILE, or with '-', the standard input is read. Of a
-    RUN (its folder, its name or 'latest') all logs are read, of another folder
-    the files in it; a path that exists comes before a run of the same name. Logs
-    may be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too
-    long to be searched in seconds, beginning and end are searched. Of a run that
-    has failed you see the causes that `status` shows; of a run that has completed
-    or was cancelled, that it has.
+    does not count. Without FILE, or with '-', the standard input is read. A RUN
+    (its folder, its name or 'latest') stands for the causes that `status` shows,
+    or for all its logs if `status` shows none; a run that has completed or was
+    cancelled has no cause. Another folder stands for the files in it; a path that
+    exists comes before a run of the same name. Logs may be compressed (gzip,
+    bzip2, xz, zstd) or in UTF-16. Of logs that are too long to be searched in
+    seconds, beginning and end are searched.
 
     Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, your site's in
     /etc/trtllm-hpc/causes, in the form of the table in docs/reference/causes.md.
@@ -95,8 +95,7 @@ def command(
         if "-" in logs:
             shutil.copyfileobj(sys.stdin.buffer, piped)
         facts, of_logs = _explained(logs, cast(BinaryIO, piped))
-        by_id = {it.id: it for it in reversed([*(it for status in told for it in status.causes), *of_logs])}
-        found = list(reversed(by_id.values()))
+        found = [*(it for status in told for it in status.causes), *of_logs]
         if as_json:
             print_json(found)
         elif found:

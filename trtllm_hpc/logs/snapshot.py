@@ -35,7 +35,7 @@ class RunSnapshot:
         self._events: dict[str, list[Event]] = {}
         self._ranks: dict[str, list[RankRecord]] = {}
         self.unread: dict[str, str] = {}
-        """What is there and could not be read: its name in the run folder, and why; empty: it is damaged."""
+        """By name in the run folder: why a file that is there could not be read; empty: it is damaged."""
 
     # The plan and the submission ----------------------------------------------------------------
 
@@ -99,15 +99,13 @@ class RunSnapshot:
 
     @cached_property
     def _keys(self) -> list[str]:
-        keys = []
-        guests = self.paths.guest_key("").parent
+        files, keys = [self.paths.key, self.paths.servers_key], []
         with suppress(OSError):
-            keys += [file for file in guests.iterdir() if file.suffix == ".key"]
-        found = []
-        for file in (self.paths.key, self.paths.servers_key, *keys):
+            files += self.paths.guest_key("").parent.iterdir()
+        for file in files:
             with suppress(OSError):
-                found.append(file.read_text(errors="replace").strip())
-        return found
+                keys.append(file.read_text(errors="replace").strip())
+        return keys
 
     # What the jobs wrote ------------------------------------------------------------------------
 
@@ -120,7 +118,7 @@ class RunSnapshot:
     @cached_property
     def all_events(self) -> list[Event]:
         """The events of all stages in the order of their times."""
-        files = self._read(lambda: sorted(self.paths.events.iterdir()), [])
+        files: list[Path] = self._read(lambda: sorted(self.paths.events.iterdir()), [])
         stages = [file.stem for file in files if file.suffix == ".jsonl"]
         return sorted((event for stage in stages for event in self.events(stage)), key=lambda it: it.time)
 
@@ -172,14 +170,15 @@ class RunSnapshot:
 
         Empty if the file is in ``unread``, too.
         """
+        unread: Any = []
         try:
-            listed = self._read(lambda: read_json(self.paths.instances), [])
+            listed = self._read(lambda: read_json(self.paths.instances), unread)
         except ValueError:
             listed = [None]
-        if isinstance(listed, list) and all(isinstance(it, dict) and "state" in it for it in listed):
-            return listed
         if listed is None:
             return None
+        if isinstance(listed, list) and all(isinstance(it, dict) and "state" in it for it in listed):
+            return listed
         self.unread[self.paths.instances.name] = ""
         return []
 

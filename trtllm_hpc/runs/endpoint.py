@@ -41,7 +41,6 @@ def endpoint_of(
     """
     if run.renewal.exists():
         wait_seconds = max(wait_seconds, _RENEWAL_S)
-    is_companion = "TRTLLM_HPC_JOB_ID" in os.environ
     due_s = 0.0
 
     def check(waited_s: float) -> None:
@@ -50,12 +49,12 @@ def endpoint_of(
             on_wait(waited_s)
         if waited_s >= due_s:
             due_s = 2 * waited_s + _FIRST_PAUSE_S
-            _refuse_ended(run, is_companion=is_companion)
+            _refuse_ended(run)
 
     try:
         return wait_for_endpoint(run, wait_seconds, on_wait=check)
     except NotReady:
-        _refuse_ended(run, is_companion=is_companion)
+        _refuse_ended(run)
         raise
 
 
@@ -72,12 +71,13 @@ def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoi
     return follow if run.renewal.exists() or (restarts and run.instances.exists()) else None
 
 
-def _refuse_ended(run: RunPaths, *, is_companion: bool) -> None:
+def _refuse_ended(run: RunPaths) -> None:
     """Raise the error for a run whose server has ended or can never start, according to Slurm.
 
     The heartbeat of a companion ends it with a server that has begun. It asks Slurm about a job whose script
     never begins, as after a failed prolog.
     """
+    is_companion = "TRTLLM_HPC_JOB_ID" in os.environ
     if not was_submitted(run) or (is_companion and RunSnapshot(run).events("serve")):
         return
     from trtllm_hpc.runs.status import run_status  # not needed where the server is ready

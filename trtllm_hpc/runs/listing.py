@@ -128,10 +128,9 @@ def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
 
 def _event_bytes(paths: RunPaths) -> int | None:
     """Return the size of all events; ``None`` if they cannot be read, so that no end is remembered."""
-    try:
+    with suppress(OSError):
         return sum(file.stat().st_size for file in paths.events.iterdir() if file.suffix == ".jsonl")
-    except OSError:
-        return None
+    return None
 
 
 def _asked(

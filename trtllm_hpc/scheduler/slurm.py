@@ -26,7 +26,7 @@ from trtllm_hpc.scheduler.job_info import (
     whole_job,
 )
 from trtllm_hpc.scheduler.reasons import names_no_nodes
-from trtllm_hpc.scheduler.states import LOST, STATES, JobState, parse_state
+from trtllm_hpc.scheduler.states import LAUNCH_FAILED, LOST, JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -221,9 +221,7 @@ class Slurm:
         for line in self._run(command, _SECONDS).stdout.splitlines():
             node, at, why = [*line.split("|", 2), "", ""][:3]
             if why.startswith("Prolog error") and begin_s <= (_moment(at) or 0.0) <= end_s:
-                return replace(
-                    STATES["LAUNCH_FAILED"], sentence=f"was ended: the site's prolog failed on {node}"
-                )
+                return replace(LAUNCH_FAILED, sentence=LAUNCH_FAILED.sentence.format(node=node))
         return info.state
 
     def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:

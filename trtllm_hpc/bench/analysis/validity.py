@@ -139,10 +139,10 @@ def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRec
 
 
 def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Return the requests after the last answer if the server hangs: several, of which none got a token."""
+    """Return the requests after the last answer if they show that the server hangs: none got a token."""
     in_order = sorted(records, key=lambda record: record.ended_s)
     last = list(takewhile(lambda it: it.status == TIMED_OUT and not it.chunks_s, reversed(in_order)))
-    return last if _LEAST_HANGING <= len(last) < len(in_order) and in_order[-len(last) - 1].ok else []
+    return last if len(last) >= _LEAST_HANGING else []
 
 
 def only_failures(count: int) -> str:
@@ -161,8 +161,8 @@ def _server_gone(records: Iterable[RequestRecord]) -> Iterator[str]:
 
 
 def _hangs(sample: Sample) -> Iterator[str]:
-    if last := unanswered_at_the_end(sample.records):
-        answered = sum(record.ok for record in sample.records)
+    last, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
+    if last and answered:
         before = f"it answered {'a request' if answered == 1 else f'{answered} requests'}"
         yield f"The server hangs: {before}, and none of the {len(last)} that ended after them."
 
@@ -173,7 +173,10 @@ def _no_answer(sample: Sample) -> str:
             "No request was due in the measured window. Use more requests (--requests) or a longer window "
             "(--duration)."
         )
-    return f"None of {len(sample.measured)} requests was answered; the server's errors say why."
+    count = len(sample.measured)
+    if len(unanswered_at_the_end(sample.records)) == len(sample.records):
+        return f"None of {count} requests was answered in time: the server hangs, or is far too slow."
+    return f"None of {count} requests was answered; the server's errors say why."
 
 
 def _errors(sample: Sample, settings: Benchmark) -> Iterator[str]:
