@@ -17,10 +17,10 @@ from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+def run(*arguments: str, encoding: str = "utf-8") -> tuple[int, str, str]:
     """The whole program in a process of its own."""
     answer = subprocess.run(
-        [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, encoding=encoding, timeout=60
     )
     return answer.returncode, answer.stdout, answer.stderr
 
@@ -114,6 +114,38 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     )
     assert (answer.returncode, answer.stderr) == (0, "")
     assert "a line of a log" in answer.stdout
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "ascii"])
+@pytest.mark.parametrize("arguments", ["status", "status --json", "runs", "logs"])
+def test_a_terminal_without_unicode_shows_other_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, arguments: str
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    _, paths = written(tmp_path / "Läufe → 1" / "run", scheduler="local")
+    name, *options = arguments.split()
+    of_run = ["--runs", paths.folder.parent] if name == "runs" else [paths.folder]
+    code, output, errors = run(name, *map(str, of_run), *options, encoding=encoding.replace("ascii", "utf-8"))
+    assert (code, errors) == (0, "")
+    if options:
+        assert json.loads(output)["folder"] == str(paths.folder)
+    else:
+        assert "-----" in output
+    assert "\\u2192 1" in output or encoding == "ascii" or name != "status"  # click writes UTF-8 for ASCII
+
+
+@pytest.mark.parametrize("arguments", ["--help", "runs", "status --json", "logs --stage serve"])
+@pytest.mark.parametrize(
+    "closed", [">&-", ">&- 2>&-", "<&- >&-", "| true", "2>&1 | true", "2>&1 >/dev/null | true"]
+)
+def test_closed_streams_are_no_error(tmp_path: Path, arguments: str, closed: str) -> None:
+    _, paths = written(tmp_path / "run", scheduler="local")
+    paths.batch_log("serve").write_text("a line of a log\n")
+    words = f'"{sys.executable}" -m trtllm_hpc {arguments}'
+    words += {"--help": "", "runs": f" --runs '{tmp_path}'"}.get(arguments, f" '{paths.folder}'")
+    typed = f'{{ {words}; }} {closed}; exit "${{PIPESTATUS[0]}}"'
+    answer = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("arguments", ["--json", ""])

@@ -211,10 +211,11 @@ def terminating_as_interrupt() -> Iterator[None]:
 
 def print_json(record: Any, *, indent: int | None = 2) -> None:
     """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
-    click.echo(json_text(record, indent=indent))
+    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+    click.echo(json_text(record, indent=indent, ascii_only=not utf8))
 
 
-def json_text(record: Any, *, indent: int | None = 2) -> str:
+def json_text(record: Any, *, indent: int | None = 2, ascii_only: bool = False) -> str:
     """Return what :func:`print_json` prints.
 
     A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
@@ -222,7 +223,7 @@ def json_text(record: Any, *, indent: int | None = 2) -> str:
     """
     import json
 
-    return json.dumps(record, indent=indent, ensure_ascii=False, default=_plain)
+    return json.dumps(record, indent=indent, ensure_ascii=ascii_only, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.guests import IDLE
-from trtllm_hpc.runtime.records import Event, read_events
+from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.scheduler.job_info import JobTimes
 
 _HOUR_S = 3600.0
@@ -98,14 +99,15 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
 
     ``started``: when the present job of each stage started; ``None``: it has not.
     """
-    attempts = run.paths.attempts
-    folders = [RunPaths(attempt) for attempt in attempts.iterdir()] if attempts.is_dir() else []
+    earlier: list[RunSnapshot] = []
+    with suppress(OSError):
+        earlier += [RunSnapshot(RunPaths(attempt)) for attempt in run.paths.attempts.iterdir()]
     total = 0.0
     for stage, gpus in planned_gpus(run).items():
         before = started.get(stage)
         # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
         spans = [span for span in _spans(run.events(stage)) if before and span[1] < before + 1]
-        spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
+        spans += [span for attempt in earlier for span in _spans(attempt.events(stage))]
         total += sum(max(0.0, end - begin) for begin, end in spans) * gpus / _HOUR_S
     return total
 

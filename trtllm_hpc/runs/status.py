@@ -18,6 +18,7 @@ from trtllm_hpc.logs.causes.table import Degree
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
+from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
@@ -403,11 +404,14 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     paths = run.paths
     needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
     needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
-    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
-    records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
+    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if stat_of(file) is None]
+    records = {"submission": paths.jobs, "endpoint": paths.endpoint}
     unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
-    lost += [it.name for name, it in unread.items() if it.exists() and not getattr(RunSnapshot(paths), name)]
+    lost += [it.name for name, it in unread.items() if stat_of(it) and not getattr(RunSnapshot(paths), name)]
+    unread_instances = run.instances is not None and run.unread.get(paths.instances.name) == ""
+    lost = [name for name in lost if name not in run.unread] + [paths.instances.name] * unread_instances
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
+    lacks += "".join(f"; {name} cannot be read: {why}" for name, why in run.unread.items() if why)
     if not state.final and not os.access(paths.folder, os.W_OK):
         lacks += (
             "; the run folder cannot be written: mend that soon, or results are kept in /tmp of their node"

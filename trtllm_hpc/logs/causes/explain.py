@@ -131,11 +131,15 @@ def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
 
 def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
     """Return the causes that the lines of several logs show; the logs are in the order of their weight."""
-    return [
-        Candidate(finding, certainty_of_line(finding), place)
-        for place, log in enumerate(logs)
-        for finding in log
-    ]
+    shown = {finding.id for log in logs for finding in log}
+    found = []
+    for place, log in enumerate(logs):
+        for finding in log:
+            cause = causes().get(finding.id)
+            if cause is not None and not shown.isdisjoint(cause.after):
+                finding = replace(finding, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+            found.append(Candidate(finding, certainty_of_line(finding), place))
+    return found
 
 
 def findings(matches: Iterable[Match], name: str) -> list[Finding]:
