@@ -242,6 +242,9 @@ def model_files(context: Context) -> Diagnostic | None:
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
+    finish = "finish the model's download"
+    if context.job.engine.backend in ("command", "pytorch"):
+        finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
         size = sum(size for size, _ in missing.values()) / 2**30
@@ -249,17 +252,17 @@ def model_files(context: Context) -> Diagnostic | None:
         return ok(f"{what}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
-        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
+        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", finish)
     for name in names:
         file = folder / name
         if not file.is_file():
             message = f"{name} is missing in {folder}, but its index names it"
-            return fail(message, "finish the model's download")
+            return fail(message, finish)
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
-            return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
+            return fail(f"{file} has {size} bytes only: no weights", finish)
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
 
 
