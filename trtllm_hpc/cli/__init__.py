@@ -62,6 +62,17 @@ _SHARED = {
 """Commands that live in another command's module."""
 
 
+_MEANT = {
+    **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
+    **dict.fromkeys(("validate", "check", "lint"), "doctor"),
+    **dict.fromkeys(("list", "ls", "ps"), "runs"),
+    **dict.fromkeys(("stop", "kill"), "cancel"),
+    "chat": "client --chat",
+    "--dry-run": "trtllm-hpc render",
+}
+"""Words of other programs, and what they are here."""
+
+
 class _OutputClosed(Exception):
     """The reader of our output has closed it, as in ``trtllm-hpc logs | head``."""
 
@@ -116,16 +127,20 @@ class MainGroup(LazyGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _OutputClosed from None
+        except click.NoSuchOption as error:
+            if (meant := _MEANT.get(error.option_name)) is not None:
+                error.possibilities = [meant]
+            raise
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for a wrong name suggest the nearest right one."""
+        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
         if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
+            guess = f" Did you mean {near!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{guess}")
         return super().resolve_command(ctx, args)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.hub import record_of
+from trtllm_hpc.config.hub import HUB_NAME, record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
@@ -238,7 +239,12 @@ def model_files(context: Context) -> Diagnostic | None:
         return None
     folder = context.model_folder
     if folder is None:
-        return absent(context, context.job.model.path, "model.path")
+        found = absent(context, context.job.model.path, "model.path")
+        here = context.path_here(context.job.model.path)
+        name = "/".join(here.parts[-2:])
+        if HUB_NAME.fullmatch(name) and here.parents[1].is_dir() and not here.parent.exists():
+            return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
+        return found
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
