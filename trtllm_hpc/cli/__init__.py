@@ -68,7 +68,7 @@ _MEANT = {
     **dict.fromkeys(("list", "ls", "ps"), "runs"),
     **dict.fromkeys(("stop", "kill"), "cancel"),
     "chat": "client --chat",
-    "--dry-run": "trtllm-hpc render",
+    "--dry-run": "render",
 }
 """Words of other programs, and what they are here."""
 
@@ -128,9 +128,10 @@ class MainGroup(LazyGroup):
         except BrokenPipeError:
             raise _OutputClosed from None
         except click.NoSuchOption as error:
-            if (meant := _MEANT.get(error.option_name)) is not None:
-                error.possibilities = [meant]
-            raise
+            if (meant := _MEANT.get(error.option_name)) is None:
+                raise
+            message = f"No such option {error.option_name!r}. Did you mean the command {meant!r}?"
+            raise click.UsageError(message, error.ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -36,7 +36,7 @@ _TALK = "all turns of a conversation go to the same model"
 _LORA = "OpenAI's protocol has no field for the weights of LoRA adapters"
 _NAMED = "set protocol to grpc; adapters that the server knows by name are measured as models"
 _USER = "only OpenAI's protocol has the field user"
-_ONE = "set one of the two"
+_ONE = "leave one out"
 _ENDS = "ends after a number of requests or of seconds, not both"
 EXCLUSIVE = tuple(
     (first, second, why, remedy)
@@ -50,8 +50,8 @@ EXCLUSIVE = tuple(
         (_OPEN, _CLOSED, _LOOP, "remove it, or the concurrency"),
         ("ramp_to_per_second", "rates_per_second", _RAMP, _ONE),
         (_OPEN, "arrival=trace", "a trace has its own times", "remove it, or set arrival to poisson"),
-        ("duration_seconds", "requests", f"the window {_ENDS}", "set requests or duration_seconds to null"),
-        ("warmup_seconds", "warmup_requests", f"the warm-up {_ENDS}", "set one of the two to null"),
+        ("duration_seconds", "requests", f"the window {_ENDS}", _ONE),
+        ("warmup_seconds", "warmup_requests", f"the warm-up {_ENDS}", _ONE),
         (f"{_OPEN} {_CLOSED}", "find_max", _SEARCH, "remove it, or set find_max to false"),
         ("arrival=trace", "find_max", _SEARCH_RATE, "set arrival to poisson"),
     )

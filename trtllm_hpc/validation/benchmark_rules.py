@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trtllm_hpc.config.benchmark import (
-    EXCLUSIVE,
-    SEARCH_WINDOW_S,
-    Benchmark,
-    Workload,
-    is_set,
-)
+from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.errors import Diagnostic
 

@@ -152,21 +152,9 @@ def _adapter(given: Any) -> Any:
 
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
     """Yield each given setting that would have no effect."""
-    exclusive = (
-        (
-            ("requests", "duration_seconds"),
-            f"the window ends after {named('requests')} or after {named('duration_seconds')}",
-        ),
-        (
-            ("warmup_requests", "warmup_seconds"),
-            f"{named('warmup_requests')} sets the length of the warm-up, too",
-        ),
-        (("slo", "no_slo"), f"removes what {named('slo')} sets"),
-        (("workload.lora", "workload.no_lora"), f"removes what {named('workload.lora')} sets"),
-    )
-    for pair, message in exclusive:
-        if given.keys() >= set(pair):
-            yield _problem(named(pair[1]), message, "leave one out")
+    for field, without in (("slo", "no_slo"), ("workload.lora", "workload.no_lora")):
+        if given.keys() >= {field, without}:
+            yield _problem(named(without), f"removes what {named(field)} sets", "leave one out")
     rate = named("rate_per_second")
     if {"rate_per_second", "concurrency"} <= given.keys():
         message = f"an open loop has a rate, a closed loop a {named('concurrency')}"
