@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -427,6 +428,15 @@ def test_without_the_packages_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(TrtllmHpcError, match=r"(?s)is not installed.*pip install 'trtllm-hpc\[report\]'"):
         write_report(paths, "benchmark", tmp_path / "report.html")
+
+
+def test_a_python_without_docstrings_is_named_as_the_reason() -> None:
+    program = "from trtllm_hpc.report.html.chart import altair; altair()"
+    answer = subprocess.run(
+        [sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "TrtllmHpcError: Altair cannot be imported: Found no doc for" in answer.stderr
+    assert "next: unset PYTHONOPTIMIZE" in answer.stderr
 
 
 @pytest.mark.long

@@ -355,6 +355,19 @@ def test_only_srun_knows_whether_a_signal_killed_a_script_that_recorded_no_end(
     assert f"companion has failed (exit code {code})" in run_status(paths).sentence
 
 
+@pytest.mark.parametrize(("ended", "note"), [("COMPLETED", ""), ("FAILED=3:0", " (exit code 3)")])
+def test_a_script_that_never_began_has_not_completed(run_of: RunOf, ended: str, note: str) -> None:
+    """A file that bash reads before the script, as BASH_ENV names it, has ended bash."""
+    paths = run_of("COMPLETED", ended, "COMPLETED")
+    paths.batch_log("serve").touch()
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (FAILED, START)
+    assert f"stage serve has failed{note}: its script never began, as if a file that" in status.sentence
+    job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
+    add_event(paths, "serve", "stage_end", job_id=job, exit_code=3)
+    assert "never began" not in run_status(paths).sentence
+
+
 def test_the_recorded_exit_code_goes_before_slurms(run_of: RunOf) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
     paths = run_of("COMPLETED", "FAILED=9:0", "COMPLETED")

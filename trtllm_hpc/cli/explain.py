@@ -56,8 +56,9 @@ def command(
     kind of failure, 'first error' where nothing more is known of it than that it
     does not follow from another error. What stands before a server was ready
     does not count. Without FILE, or with '-', the standard input is read. Of a
-    RUN (its folder, its name or 'latest') all logs are read, of another folder
-    the files in it; a path that exists comes before a run of the same name. Logs
+    RUN (its folder, its name or 'latest') all logs are read, with those of the jobs
+    that failed before the present one (serve.renew), of another folder the files
+    in it; a path that exists comes before a run of the same name. Logs
     may be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too
     long to be searched in seconds, beginning and end are searched. Of a run of
     this toolkit `status` says the same.
@@ -110,7 +111,8 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
     of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
     facts = [facts_of_stream(piped, it) if it == "-" else next(of_files) for it in logs]
     # A run is explained because it has failed; the program of another log may have gone on.
-    of_run = [is_run(Path(name).parent.parent) for name in logs]
+    # In logs/ of the run, or in attempts/N/logs/.
+    of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
     causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
     return facts, tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
 
@@ -150,10 +152,15 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[str]]:
             except RunNotFound as error:
                 unread.append(f"There is no file or folder {name!r}. {error.message}")
                 continue
+        folders = [folder]
         if is_run(folder):
-            RunSnapshot(RunPaths(folder)).use_causes_of_site()
-            folder = RunPaths(folder).logs
-        found = sorted(str(it) for it in folder.rglob("*") if it.is_file()) if folder.is_dir() else [name]
+            run = RunSnapshot(RunPaths(folder))
+            run.use_causes_of_site()
+            before = [] if run.renewal is None else run.renewal.failed
+            attempts = [RunPaths(run.paths.attempts / str(job["attempt"])) for job in reversed(before)]
+            folders = [paths.logs for paths in (run.paths, *attempts)]
+        found = [str(it) for where in folders for it in sorted(where.rglob("*")) if it.is_file()]
+        found = found if folder.is_dir() else [name]
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
         unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]

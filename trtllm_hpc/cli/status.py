@@ -78,6 +78,13 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
+    failed: dict[str, list[str]] = {}
+    for job in status.failed_jobs:
+        failed.setdefault(job.why, []).append(job.job_id)
+    for why, jobs in failed.items():
+        yield f"earlier job{'s' * (len(jobs) > 1)} {', '.join(jobs)} failed: {why}"
+    if status.failed_jobs:
+        yield f"next: trtllm-hpc explain {call_name(run)}"
     yield f"{status.state.value}: {status.sentence}"
     yield from (f"warning: {line}" for line in status.unlike)
     if status.load:

@@ -103,7 +103,8 @@ def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> 
     total = 0.0
     for stage, gpus in planned_gpus(run).items():
         before = started.get(stage)
-        spans = [span for span in _spans(run.events(stage)) if before and span[1] <= before]
+        # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
+        spans = [span for span in _spans(run.events(stage)) if before and span[1] < before + 1]
         spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
         total += sum(max(0.0, end - begin) for begin, end in spans) * gpus / _HOUR_S
     return total

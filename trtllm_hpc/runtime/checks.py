@@ -17,6 +17,9 @@ MIN_SHM_GIB_PER_RANK = 0.25
 MIN_MEMLOCK_KIB = 64 * 1024
 """NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
 
+MIN_OPEN_FILES = 1024
+"""The usual default. A server, its model processes and HAProxy open some hundreds."""
+
 MIN_FREE_MIB = 32
 MIN_INODES = 200
 """For logs, records and scratch files; a benchmark's records need more."""
@@ -223,11 +226,21 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
         return warn(
             f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
             "network card",
-            "ask your site for LimitMEMLOCK=infinity in slurmd's unit, and in slurm.conf for "
-            "PropagateResourceLimitsExcept=MEMLOCK",
+            "ask your site for LimitMEMLOCK=infinity in slurmd's unit",
         )
     amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
     return ok(f"{amount} of memory may be locked on {host}")
+
+
+def open_files(host: str, limit: int) -> Diagnostic:
+    """Check the soft limit on open files; -1 is unlimited."""
+    if 0 <= limit < MIN_OPEN_FILES:
+        return fail(
+            f"only {limit} files may be open on {host} (ulimit -n), and a server needs {MIN_OPEN_FILES}",
+            f"add 'ulimit -S -n {MIN_OPEN_FILES}' to the profile's setup lines, or ask your site for "
+            "LimitNOFILE=65536 in slurmd's unit",
+        )
+    return ok(f"enough files may be open on {host}")
 
 
 _HINDRANCES = {

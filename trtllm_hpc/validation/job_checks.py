@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
+"""Number of a layer in the name of a tensor."""
 _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
@@ -147,7 +151,7 @@ def lora_adapters(context: Context) -> Diagnostic | None:
         return None
     from trtllm_hpc.client.lora import read_adapter
 
-    absent = [folder for folder in folders if not folder.is_dir()]
+    absent = [folder for folder in folders if not folder.exists()]
     if absent:
         message = f"the LoRA adapter {absent[0]} is not on this machine"
         return warn(message, "check that the companion's node can read that folder")
@@ -237,12 +241,14 @@ def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
         return None
-    folder = context.model_folder
+    folder, file = context.model_folder, context.path_here(context.job.model.path)
+    if os.access(file, os.F_OK) and file.is_file():
+        return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
         found = absent(context, context.job.model.path, "model.path")
-        here = context.path_here(context.job.model.path)
-        name = "/".join(here.parts[-2:])
-        if HUB_NAME.fullmatch(name) and here.parents[1].is_dir() and not here.parent.exists():
+        name = "/".join(file.parts[-2:])
+        looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
+        if looks_relative and HUB_NAME.fullmatch(name):
             return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
         return found
     if context.model_config is None:
@@ -269,7 +275,30 @@ def model_files(context: Context) -> Diagnostic | None:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
             return fail(f"{file} has {size} bytes only: no weights", finish)
+    if wrong := _wrong_layers(context, folder):
+        return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+
+
+def _wrong_layers(context: Context, folder: Path) -> str | None:
+    """Return which size is impossible, or that the weights have fewer layers than the configuration."""
+    from trtllm_hpc.tensorrt_llm.memory.shapes import READERS, UnknownModel, WrongSize, read_shape
+
+    config = context.model_config or {}
+    try:
+        layers = read_shape(config, rough=config.get("model_type") not in READERS).decoder.layers
+    except WrongSize as error:
+        return f"{error} ({folder})"
+    except UnknownModel:
+        return None
+    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
+    stored = 0
+    for source in indexes or folder.glob("*.safetensors"):
+        with source.open("rb") as file:  # safetensors begins with the length of its header
+            size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
+            stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
+    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
+    return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:
@@ -292,7 +321,7 @@ def tokenizer(context: Context) -> Diagnostic | None:
         message = "no tokenizer is named, and an engine has none"
         return fail(message, "set model.tokenizer to a folder with the model's tokenizer")
     folder = context.path_here(path)
-    if not folder.is_dir():
+    if not folder.exists():
         return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
     return tokenizer_files(folder)
 
