@@ -50,15 +50,27 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("submti", "submit"), ("log", "logs"), ("stat", "status"), ("cancle", "cancel")]
+    ("wrong", "right"),
+    [
+        *(("submti", "submit"), ("log", "logs"), ("stat", "status"), ("cancle", "cancel")),
+        *(("serve", "submit"), ("start", "submit"), ("chat", "client --chat"), ("validate", "doctor")),
+        *(("list", "runs"), ("ps", "runs"), ("stop", "cancel")),
+    ],
 )
-def test_a_wrong_command_gets_the_nearest_right_one(
+def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
     wrong: str, right: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main([wrong])
     assert end.value.code == ExitCode.USAGE
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("submit", "job.yaml"), ("sweep", "job.yaml"), ("bench", "run")])
+def test_a_dry_run_leads_to_render(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--dry-run"])
+    assert "No such option '--dry-run'. Did you mean the command 'render'?" in capsys.readouterr().err
 
 
 def test_a_very_different_command_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,6 +137,18 @@ def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
     assert state(rows, "model-files") == "warn" and "ls /nowhere/llama" in (rows["model-files"].hint or "")
 
 
+@pytest.mark.parametrize(
+    ("path", "hub"), [("Qwen/Qwen3-8B", True), ("Qwen3-8B", False), ("a/Qwen/Qwen3-8B", False)]
+)
+def test_a_name_of_the_hub_as_a_path_leads_to_the_hub(
+    checked: Checked, tmp_path: Path, path: str, hub: bool
+) -> None:
+    model = {"path": f"{tmp_path}/{path}", "synthetic": None, "family": "llama"}
+    found = checked(model=model)["model-files"]
+    assert found.state == "warn"
+    assert ("--set model.hub=Qwen/Qwen3-8B" in (found.hint or "")) == hub
+
+
 def test_a_model_that_is_not_on_a_file_system_which_this_machine_sees(
     checked: Checked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,16 @@ _SHARED = {
 _ASCII = str.maketrans({"─": "-", "…": "..."})
 """For encodings without these; other letters become escapes such as ``\\u2192``."""
 
+_MEANT = {
+    **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
+    **dict.fromkeys(("validate", "check", "lint"), "doctor"),
+    **dict.fromkeys(("list", "ls", "ps"), "runs"),
+    **dict.fromkeys(("stop", "kill"), "cancel"),
+    "chat": "client --chat",
+    "--dry-run": "render",
+}
+"""Words of other programs, and what they are here."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands live in modules of their own as ``command``; its help imports none.
@@ -112,15 +122,25 @@ class LazyGroup(click.Group):
 class MainGroup(LazyGroup):
     """The group of all commands."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an option of other programs leads to the command that does it here."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if (meant := _MEANT.get(error.option_name)) is None:
+                raise
+            message = f"No such option {error.option_name!r}. Did you mean the command {meant!r}?"
+            raise click.UsageError(message, error.ctx) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for a wrong name suggest the nearest right one."""
+        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
         if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
+            guess = f" Did you mean {near!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{guess}")
         return super().resolve_command(ctx, args)
 

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     OutputFile,
+    ignore_option,
     job_options,
     json_option,
     print_json,
@@ -33,6 +34,7 @@ _OUTCOMES: dict[State, str] = {
 
 @click.command("doctor")
 @partial(job_options, required=False)
+@ignore_option
 @click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
 @click.option(
     "--on-nodes",
@@ -73,6 +75,7 @@ def command(
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
+    ignore: tuple[str, ...],
     with_rules: bool,
     on_nodes: bool,
     as_json: bool,
@@ -103,7 +106,7 @@ def command(
         raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
-    report = doctor(job_file, cluster, settings, runs)
+    report = doctor(job_file, cluster, settings, runs, ignored_checks=ignore)
     if on_nodes:
         assert job_file is not None
         with terminating_as_interrupt():

@@ -88,7 +88,11 @@ _BACKENDS = {
     help="With --from-aiconfigurator: only the N best proposals of each mode.  [default: all]",
 )
 @click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
-@click.option("--model", metavar="FOLDER", help="The model's folder, as the compute nodes see it.")
+@click.option(
+    "--model",
+    metavar="FOLDER",
+    help="The model's folder, as the compute nodes see it; with --from, also ORG/NAME of the Hub.",
+)
 @click.option(
     "--gpu",
     metavar="KIND",
@@ -133,11 +137,18 @@ def job(
     """
     from trtllm_hpc.config.aiconfigurator import proposals_yaml
     from trtllm_hpc.config.files import as_argument
+    from trtllm_hpc.config.hub import HUB_NAME
 
     if sum(it is not None for it in (recipe, backend, proposals, gpu)) > 1:
         raise click.UsageError("Choose one of --backend, --from, --from-aiconfigurator and --gpu.")
     if top is not None and proposals is None:
         raise click.UsageError("--top needs --from-aiconfigurator.")
+    of_hub = model is not None and HUB_NAME.fullmatch(model) and not (file.parent / model).exists()
+    if of_hub and recipe is None:
+        raise click.UsageError(
+            f"There is no folder {model}. Of the Hub's model, 'trtllm-hpc models fetch {model}' prints the "
+            f"folder to name; or leave --model out, and submit with --set model.hub={model}."
+        )
     if model is not None and recipe is None and proposals is None and gpu is None:
         raise click.UsageError("--model needs --gpu, --from or --from-aiconfigurator; else edit the file.")
     if (goal or gpu) and not (model and gpu):
@@ -147,7 +158,8 @@ def job(
     title, verb, ending, notes = name or _name_from(file, "my-job"), "render", "", list[str]()
     cluster, text = "pyxis", ""
     if recipe is not None:
-        text, cluster = _copy(recipe, title, model)
+        text, cluster = _copy(recipe, title, model, "hub" if of_hub else "path")
+        notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
     elif model is not None and gpu is not None:
         from trtllm_hpc.runs.fitting_job import fitting_job
 
@@ -175,13 +187,13 @@ def _gpus() -> list[str]:
     return list(gpus())
 
 
-def _copy(recipe: str, title: str, model: str | None) -> tuple[str, str]:
+def _copy(recipe: str, title: str, model: str | None, key: str) -> tuple[str, str]:
     """Return the text of a shipped job file, and a profile to try it with."""
     from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 
     shipped_or_refused(recipe, "--from")
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
-    return copy_of(recipe, title, model), "local" if not shipped.gpus else "pyxis"
+    return copy_of(recipe, title, model, key), "local" if not shipped.gpus else "pyxis"
 
 
 def _save_job(file: Path, text: str) -> None:

@@ -92,6 +92,20 @@ def run_argument(command: Command) -> Command:
     return runs_option(argument(command))
 
 
+def _checks(_: click.Context) -> list[str]:
+    from trtllm_hpc.validation.checks import CHECKS
+
+    return [check.id for check in CHECKS]
+
+
+ignore_option = click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CHECK-ID",
+    shell_complete=complete_with(_checks),
+    help="Go on although this check of `trtllm-hpc doctor` fails.  [repeatable]",
+)
+"""Passed on as ``ignore: tuple[str, ...]``."""
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of a table; 'trtllm-hpc schema' describes it."
 )

@@ -164,7 +164,7 @@ class ClusterProfile(Section):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
     """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
     gpu: OneLine | None = None
-    """Kind of the GPUs, e.g. ``h100-80gb``; gives the two keys below their defaults."""
+    """Kind of the GPUs, e.g. ``h100`` (or ``h100-80gb``); gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Memory of one GPU, for the memory planner."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None

@@ -139,6 +139,15 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def wheel_numpy() -> Diagnostic | None:
+    """Check NumPy beside nvidia-pytriton, whose stub for Python models misreads the arrays of NumPy 2."""
+    found = installed_versions(("numpy", "nvidia-pytriton"))
+    if len(found) < 2 or int(found["numpy"].partition(".")[0]) < 2:
+        return None
+    message = f"this Python has NumPy {found['numpy']}, whose arrays nvidia-pytriton's server misreads"
+    return fail(message, "pip install 'numpy<2', and what needs NumPy 2 into an environment of its own")
+
+
 def _compare_versions(one: str, other: str) -> str:
     """Return ``same``, ``near`` (only what follows the numbers differs: rc, post, dev) or ``other``."""
     plain = [re.sub(r"\+.*", "", text.strip().lower()) for text in (one, other)]

@@ -7,11 +7,12 @@ import os
 import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.hub import record_of
+from trtllm_hpc.config.hub import HUB_NAME, record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
@@ -244,10 +245,18 @@ def model_files(context: Context) -> Diagnostic | None:
     if os.access(file, os.F_OK) and file.is_file():
         return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
-        return absent(context, context.job.model.path, "model.path")
+        found = absent(context, context.job.model.path, "model.path")
+        name = "/".join(file.parts[-2:])
+        looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
+        if looks_relative and HUB_NAME.fullmatch(name):
+            return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
+        return found
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
+    finish = "finish the model's download"
+    if context.job.engine.backend in ("command", "pytorch"):
+        finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
         size = sum(size for size, _ in missing.values()) / 2**30
@@ -255,17 +264,17 @@ def model_files(context: Context) -> Diagnostic | None:
         return ok(f"{what}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
-        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
+        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", finish)
     for name in names:
         file = folder / name
         if not file.is_file():
             message = f"{name} is missing in {folder}, but its index names it"
-            return fail(message, "finish the model's download")
+            return fail(message, finish)
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
-            return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
+            return fail(f"{file} has {size} bytes only: no weights", finish)
     if wrong := _wrong_layers(context, folder):
         return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")

@@ -161,8 +161,8 @@ def _environment() -> Environment:
 
 
 def _breakable(name: str) -> Markup:
-    """Allow line breaks after ``.`` and ``_`` of a name in a narrow column."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+    """Allow line breaks after ``.`` and ``_`` and before ``/GPU`` of a name in a narrow column."""
+    return Markup(re.sub(r"([._])|(?=/\w\w)", r"\1<wbr>", str(escape(name))))
 
 
 def _source(name: str) -> str:
