@@ -110,7 +110,8 @@ def command(
 def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | None, as_json: bool) -> None:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
-    With both options a run goes that is old and not among the newest. A run always
+    With both options a run goes that is old and not among the newest. A sweep
+    counts as one run and goes as a whole, after its last variant. A run always
     stays if one of its jobs has not ended, or Slurm does not say so; if a link
     beside it (such as 'best') leads to it; if the job file of a run that stays
     names it; and if one of its scripts is queued by hand. What an interrupted
