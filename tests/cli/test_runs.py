@@ -87,9 +87,12 @@ def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Pa
         assert ids("--name", "demo", "--since", "2d") == ["new-1"]
         assert ids("--since", "90m") == ["new-2"]
     assert "no such runs in runs" in types("runs", "--state", "lost").output
-    for wrong in ("7", "d", "-1d", "1y"):
+    assert ids("--name", "demo", "--since", "2-00") == ["new-1"] and ids("--since", "1:30:00") == ["new-2"]
+    for wrong in ("7", "d", "-1d", "1y", "1:2:3:4", "nan"):
         refused = types("runs", f"--since={wrong}")
-        assert refused.code == ExitCode.USAGE and "write it like 90m, 12h, 30d or 2w" in refused.errors
+        assert (
+            refused.code == ExitCode.USAGE and "write it like 90s, 15m, 12h, 30d or 4:00:00" in refused.errors
+        )
 
 
 def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(

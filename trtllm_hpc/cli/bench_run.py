@@ -13,6 +13,7 @@ from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     EXISTING_FOLDER,
     Command,
+    Time,
     json_option,
     optional_run,
     runs_folder,
@@ -101,7 +102,8 @@ class _Listed(_ParameterType):
 
 _TYPES: Mapping[str, Any] = {
     "N": click.INT,
-    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SECONDS", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
+    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
+    "SECONDS": Time(1),
     "FILE": EXISTING_FILE,
     "FOLDER": EXISTING_FOLDER,
 }

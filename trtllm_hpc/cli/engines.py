@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned, time_span
+from trtllm_hpc.cli.options import Command, Time, json_option, print_json, print_pruned
 from trtllm_hpc.engine_cache import prune as pruning
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
@@ -291,9 +291,7 @@ class PrunedEngines:
 
 
 @command.command()
-@click.option(
-    "--older-than", callback=time_span, metavar="SPAN", help="Engines unused for so long: 30d, 12h."
-)
+@click.option("--older-than", type=Time(), metavar="SPAN", help="Engines unused for so long: 30d, 12h.")
 @click.option(
     "--keep-bytes",
     callback=_size,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,17 +56,27 @@ def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+class Time(click.ParamType):
+    """A time such as ``90s``, ``2h`` or ``4:00:00``; a bare number is in ``unit_s``, or else refused."""
 
+    name = "time"
 
-def time_span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
-    return float(match[1]) * _UNITS[match[2]]
+    def __init__(self, unit_s: float = 0, least: float = 0) -> None:
+        self._unit_s, self._least = unit_s, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of units, or of seconds without a unit."""
+        from trtllm_hpc.config.types import seconds_in
+
+        if isinstance(value, float):  # the default
+            return value
+        try:
+            units = seconds_in(value, self._unit_s) / (self._unit_s or 1)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if units < self._least:
+            self.fail(f"{value!r} is less than {self._least:g}.", param, ctx)
+        return units
 
 
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
@@ -97,7 +106,7 @@ json_option = click.option(
 )
 wait_option = click.option(
     "--wait-seconds",
-    type=click.FloatRange(min=0),
+    type=Time(1),
     default=0.0,
     show_default=True,
     help="How long to wait for the server; 0: do not wait.",
