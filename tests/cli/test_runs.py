@@ -86,7 +86,7 @@ def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Pa
         assert ids("--name", "other") == ["new-2"]
         assert ids("--name", "demo", "--since", "2d") == ["new-1"]
         assert ids("--since", "90m") == ["new-2"]
-    assert "no such runs in runs" in types("runs", "--state", "lost").output
+    assert f"no such runs in {home}/runs\n" == types("runs", "--state", "lost").output
     assert ids("--name", "demo", "--since", "2-00") == ["new-1"] and ids("--since", "1:30:00") == ["new-2"]
     for wrong in ("7", "d", "-1d", "1y", "1:2:3:4", "nan"):
         refused = types("runs", f"--since={wrong}")

@@ -184,7 +184,7 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
     else:
         settings += [] if shutil.which("haproxy") else ["serve.door=none"]
         settings += [] if shutil.which("mpirun") else ["engine.tensor_parallel=1"]
-    traces.add("runs", str(default_runs_folder().absolute()))
+    traces.add("runs", str(default_runs_folder()))
     run = submit(job, profile, settings, on_warning=print_warning)
     click.echo(f"run {run.id}")
     run.wait("ready", progress=True)

@@ -78,6 +78,7 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
 
     Raises ConfigError if this user may not read it.
     """
+    from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
@@ -85,7 +86,7 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
     named, runs = None, default_runs_folder()
     if cluster is not None:
         profile = load_cluster(cluster)
-        named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
+        named, runs = profile.engines_folder, runs_folder(profile)
     return Cache(_readable(engines_folder(named, runs), "engines_folder"))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -55,9 +57,10 @@ def command(
     where a line means this and nothing else, 'likely cause' where it shows the
     kind of failure, 'first error' where nothing more is known of it than that it
     does not follow from another error. What stands before a server was ready
-    does not count. Without FILE, or with '-', the standard input is read. Of a
-    RUN (its folder, its name or 'latest') all logs are read, of another folder
-    the files in it; a path that exists comes before a run of the same name. Logs
+    does not count. Without FILE the latest run is explained, or what is piped
+    in; '-' is the standard input. Of a RUN (its folder, its name or 'latest') all
+    logs are read, of another folder the files in it; a path that exists comes
+    before a run of the same name. Logs
     may be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too
     long to be searched in seconds, beginning and end are searched. Of a run of
     this toolkit `status` says the same.
@@ -67,6 +70,7 @@ def command(
 
     \b
     Examples:
+      trtllm-hpc explain
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
       trtllm-hpc explain latest --why
@@ -81,9 +85,7 @@ def command(
         entries = read_table(check)
         click.echo(f"{check}: {len(entries)} entries, no error.")
         return 0
-    if not files and sys.stdin.isatty():
-        raise click.UsageError("Name a log, or send one to the standard input.")
-    logs, unread = _logs_in(files or ("-",), runs_folder(context))
+    logs, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
     for problem in [*unread, *map(str, own_tables()[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
     with tempfile.TemporaryFile() as piped:
@@ -103,6 +105,14 @@ def command(
         _say_why(logs, facts)
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
     return int(ExitCode.USAGE) if not logs else 0 if root is None else _EXIT_CODES[root.degree]
+
+
+def _is_piped() -> bool:
+    """Return whether the standard input is a pipe or a file; in a batch job it is /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # it is closed
+        return False
 
 
 def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tuple[Finding, ...]]:

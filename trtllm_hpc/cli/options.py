@@ -48,7 +48,7 @@ def runs_folder(ctx: click.Context | None) -> Path:
     """Return the folder that ``--runs`` names, else the default one."""
     # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
     chosen = ctx.params.get("runs") if ctx is not None else None
-    return chosen if isinstance(chosen, Path) else default_runs_folder()
+    return chosen.absolute() if isinstance(chosen, Path) else default_runs_folder()
 
 
 def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> RunPaths | None:
@@ -88,7 +88,7 @@ runs_option = click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     is_eager=True,
-    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, else ./runs]",
+    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, runs_folder in config.toml, or ./runs]",
 )
 """The folder of the runs, passed on as ``runs: Path | None``."""
 

@@ -102,6 +102,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
 
     Raises RunNotFound if there is none, or the beginning of an id fits several.
     """
+    runs_folder = runs_folder.absolute()
     sweeps = list(list_sweeps(runs_folder))
     if name == "latest" and sweeps:
         return sweeps[0]
