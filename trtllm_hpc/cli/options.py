@@ -178,11 +178,14 @@ def url_options(help: str) -> Callable[[Command], Command]:
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
+    from trtllm_hpc.config.diagnostics import shown
+
     for text in (value,) if isinstance(value, str) else value or ():
         try:
             text.encode()
-        except UnicodeEncodeError:
-            raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
+        except UnicodeEncodeError as error:
+            place = f"character {error.start + 1} of {len(text)}"
+            raise click.BadParameter(f"{shown(text)} is not valid UTF-8, at {place}.") from None
     return value
 
 
