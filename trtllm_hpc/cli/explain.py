@@ -18,12 +18,14 @@ from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
+from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.packed import opened
 from trtllm_hpc.logs.reading import escaped, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.runs.find import find_run, is_run
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
@@ -122,7 +124,18 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
     # A run is explained because it has failed; the program of another log may have gone on.
     of_run = [is_run(Path(name).parent.parent) for name in logs]
     causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
-    return facts, tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
+    return facts, tuple(_named(it).shown(quoted) for it in likeliest_first(of_lines(causes)))
+
+
+def _named(finding: Finding) -> Finding:
+    """Return a finding in the log of a run with the run's name, and its job, in what to do."""
+    log = Path(finding.file or "")
+    run = RunPaths(log.parent.parent)
+    if not is_run(run.folder):
+        return finding
+    submission, stage = read_submission(run), stage_of(log.name.partition("_")[0])
+    job = None if submission is None else submission.stages.get(stage)
+    return finding.naming(call_name(run), None if job is None else job.job_id)
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
