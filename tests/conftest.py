@@ -119,7 +119,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for pid, command in sharing.processes().items():
         print(f"error: a test has left process {pid}: {command}", file=sys.stderr)
         os.kill(pid, signal.SIGKILL)
-        config.pluginmanager.get_plugin("session").exitstatus = pytest.ExitCode.INTERNAL_ERROR
+        session: Any = config.pluginmanager.get_plugin("session")
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -13,6 +13,7 @@ from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     EXISTING_FOLDER,
     Command,
+    ParameterType,
     Time,
     json_option,
     optional_run,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
 
-    _ParameterType = click.ParamType[Any]
-else:
-    _ParameterType = click.ParamType  # generic only in the newest releases of click
 _GIVEN = f"{__name__}.given"
 
 
@@ -85,7 +83,7 @@ class _Setting(NamedTuple):
         )
 
 
-class _Listed(_ParameterType):
+class _Listed(ParameterType):
     """One value, or several separated by commas."""
 
     name = "list"

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -22,6 +22,10 @@ from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    ParameterType = click.ParamType[Any]
+else:
+    ParameterType = click.ParamType  # generic only in the newest releases of click
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -56,7 +60,7 @@ def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
-class Time(click.ParamType):
+class Time(ParameterType):
     """A time such as ``90s``, ``2h`` or ``4:00:00``; a bare number is in ``unit_s``, or else refused."""
 
     name = "time"

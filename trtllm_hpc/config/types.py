@@ -96,8 +96,7 @@ def seconds_in(text: str, unit_s: float) -> float:
     if re.fullmatch(_SLURM, text):
         days, _, clock = text.rpartition("-")
         parts = [*map(int, clock.split(":")), 0, 0][: 3 if days else clock.count(":") + 1]
-        seconds = sum(part * 60**place for place, part in enumerate(reversed(parts)))
-        return int(days or 0) * 86400 + seconds
+        return int(days or 0) * 86400 + sum(a * b for a, b in zip(parts[::-1], (1, 60, 3600), strict=False))
     raise ValueError(f"{text!r} is not a time; write it like 90s, 15m, 12h, 30d or 4:00:00")
 
 
