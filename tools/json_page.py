@@ -13,6 +13,7 @@ from typing import Any
 
 from tools.outputs import OUTPUTS
 from tools.type_schemas import schema_of
+from trtllm_hpc.config.types import TIME
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "json.md"
 _EXAMPLE = re.compile(r"```json\n(.*?)\n```", re.DOTALL)
@@ -108,7 +109,8 @@ def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         choices = field.get("enum", [field.get("const")])
         return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if isinstance(field.get("type"), list):
-        return " or ".join(type_text({**field, "type": name}, root) for name in field["type"])
+        types = ["time" if it == "string" and field.get("pattern") == TIME else it for it in field["type"]]
+        return " or ".join(type_text({**field, "type": name}, root) for name in types)
     if field.get("type") == "array":
         return f"list of {type_text(field['items'], root)}" if field.get("items") else "list"
     inner = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))

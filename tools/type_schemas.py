@@ -98,12 +98,13 @@ class _Described(GenerateJsonSchema):
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         # One type of two names, where that can be said: editors explain it better than a choice of schemas.
         inner = self.generate_inner(schema["schema"])
-        if not isinstance(inner.get("type"), str):
+        if "type" not in inner:
             return super().nullable_schema(schema)
+        types = inner["type"] if isinstance(inner["type"], list) else [inner["type"]]
         choices = [inner.pop("const")] if "const" in inner else inner.get("enum")
         return {
             **inner,
-            "type": [inner["type"], "null"],
+            "type": [*types, "null"],
             **({"enum": [*choices, None]} if choices is not None else {}),
         }
 

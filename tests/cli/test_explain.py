@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -242,8 +243,8 @@ def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-",)])
 def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
-    result = explain(*words, "--json", text=OOM)
-    found = documented("explain", result.output)
+    program = [sys.executable, "-m", "trtllm_hpc", "explain", *words, "--json"]
+    found = documented("explain", subprocess.run(program, input=OOM, capture_output=True, text=True).stdout)
     assert [(it["id"], it["file"], it["rank"]) for it in found] == [("cuda-out-of-memory", "-", None)]
 
 
@@ -268,8 +269,11 @@ def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
     run = make_run(tmp_path / "runs" / "chat-1")
     run.rank_log("serve", 1).write_text(OOM)
     add_event(run, "serve", "stage_begin")
-    for name in ("latest", "chat-1", "chat"):
-        assert explain(name).output.startswith("cause: The GPU's memory is full."), name
+    for words in (("latest",), ("chat-1",), ("chat",), ()):
+        assert explain(*words).output.startswith("cause: The GPU's memory is full."), words
+    program = [sys.executable, "-m", "trtllm_hpc", "explain"]
+    in_a_job = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert in_a_job.stdout.startswith("cause: The GPU's memory is full.")
     Path("chat-1").mkdir()
     Path("chat-1", "a.out").write_text(LOST)
     assert explain("chat-1").output.startswith("first error: NCCL lost another rank.")

@@ -58,6 +58,13 @@ def test_the_drawing_library_is_packed_once(monkeypatch: pytest.MonkeyPatch, tmp
     drawing_library.cache_clear()
 
 
+def test_the_header_names_model_nodes_gpus_and_parallelism() -> None:
+    header = report_page(report_data(make())).partition("</header>")[0]
+    for fact in ("model tiny-llama", "nodes n1, n2", "2 NVIDIA H200", "tensor parallel 2"):
+        assert f"<li>{fact}</li>" in header
+    assert "ensemble" not in header
+
+
 def test_the_page_has_figures_by_adapter_if_there_were_adapters() -> None:
     assert "7: red" in report_page(report_data(with_adapters(make(requests=30))))
     assert "By LoRA adapter" not in report_page(report_data(make(requests=30)))

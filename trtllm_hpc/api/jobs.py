@@ -44,7 +44,7 @@ def plan(
     """Return what a job file and a profile lead to, without writing anything.
 
     Args:
-        runs: folder of the runs; by default the profile's, else ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+        runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, the user's, the profile's, else ``./runs``.
 
     Others, and the errors, are those of :func:`load_job`.
 

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     OutputFile,
+    Time,
     ignore_option,
     job_options,
     json_option,
@@ -60,7 +61,7 @@ _OUTCOMES: dict[State, str] = {
 @click.option("--with-names", is_flag=True, help="Leave your user name and home folder in the bundle.")
 @click.option(
     "--wait-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Time(60, 0.01),
     default=60.0,
     show_default=True,
     help="With --on-nodes: give up if the job has not started after this time.",

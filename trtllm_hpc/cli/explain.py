@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,14 +19,16 @@ from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
+from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.packed import opened
 from trtllm_hpc.logs.reading import escaped, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files, unanswered_status
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
@@ -59,20 +62,21 @@ def command(
     where a line means this and nothing else, 'likely cause' where it shows the
     kind of failure, 'first error' where nothing more is known of it than that it
     does not follow from another error. What stands before a server was ready
-    does not count. Without FILE, or with '-', the standard input is read. A RUN
-    (its folder, its name or 'latest') stands for the causes that `status` shows,
-    or for all its logs if `status` shows none, with those of the jobs that failed
-    before the present one (serve.renew); a run that has completed or was
-    cancelled has no cause. Another folder stands for the files in it; a path that
-    exists comes before a run of the same name. Logs may be compressed (gzip,
-    bzip2, xz, zstd) or in UTF-16. Of logs that are too long to be searched in
-    seconds, beginning and end are searched.
+    does not count. Without FILE the latest run is explained, or what is piped
+    in; '-' is the standard input. A RUN (its folder, its name or 'latest') stands
+    for the causes that `status` shows, or for all its logs if `status` shows none,
+    with those of the jobs that failed before the present one (serve.renew); a run
+    that has completed or was cancelled has no cause. Another folder stands for the
+    files in it; a path that exists comes before a run of the same name. Logs may
+    be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too long
+    to be searched in seconds, beginning and end are searched.
 
     Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, your site's in
     /etc/trtllm-hpc/causes, in the form of the table in docs/reference/causes.md.
 
     \b
     Examples:
+      trtllm-hpc explain
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
       trtllm-hpc explain latest --why
@@ -87,9 +91,7 @@ def command(
         entries = read_table(check)
         click.echo(f"{check}: {len(entries)} entries, no error.")
         return 0
-    if not files and sys.stdin.isatty():
-        raise click.UsageError("Name a log, or send one to the standard input.")
-    logs, told, unread = _logs_in(files or ("-",), runs_folder(context))
+    logs, told, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
     for problem in [*unread, *map(str, own_tables()[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
     with tempfile.TemporaryFile() as piped:
@@ -116,6 +118,14 @@ def command(
     return int(ExitCode.USAGE) if not (logs or told) else 0 if root is None else _EXIT_CODES[root.degree]
 
 
+def _is_piped() -> bool:
+    """Return whether the standard input is a pipe or a file; in a batch job it is /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # it is closed
+        return False
+
+
 def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tuple[Finding, ...]]:
     """Return what each log shows, and the causes of all together; ``piped`` is read for the name ``-``."""
     of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
@@ -124,7 +134,18 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
     # In logs/ of the run, or in attempts/N/logs/.
     of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
     causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
-    return facts, tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
+    return facts, tuple(_named(it).shown(quoted) for it in likeliest_first(of_lines(causes)))
+
+
+def _named(finding: Finding) -> Finding:
+    """Return a finding in the log of a run with the run's name, and its job, in what to do."""
+    log = Path(finding.file or "")
+    run = RunPaths(log.parent.parent)
+    if not is_run(run.folder):
+        return finding
+    submission, stage = read_submission(run), stage_of(log.name.partition("_")[0])
+    job = None if submission is None else submission.stages.get(stage)
+    return finding.naming(call_name(run), None if job is None else job.job_id)
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:

@@ -25,7 +25,7 @@ from trtllm_hpc.cli.options import (
     set_option,
 )
 from trtllm_hpc.config.schemas import RENAMED, schemas
-from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.report.tables import Table, print_table, terminal_width
 
 if TYPE_CHECKING:
     from trtllm_hpc.engines.migration import Migrated
@@ -297,19 +297,20 @@ def list_(as_json: bool) -> None:
         print_json(jobs)
         return
 
+    on_terminal = terminal_width() is not None  # into a pipe each job is one line
+    first = ("name\n  model",) if on_terminal else ("name", "model")
     table = Table(
-        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows", "status"),
+        *(*first, "backend", "nodes", "GPUs", "release", "ranks", "what it shows"),
         right=("ranks", "nodes"),
-        one_line=("name",),
-        least={"what it shows": 22},
-        optional=("status", "GPUs", "release", "nodes", "ranks", "model", "backend"),
+        one_line=first,
+        least={"GPUs": 14, "what it shows": 22},
+        optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
     for job in jobs:
+        names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
-            *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
-            job.summary,
-            job.status or "-",
+            *(*names, job.backend, str(job.nodes), gpus, job.release or "-", str(job.ranks), job.summary)
         )
     print_table(table)
 

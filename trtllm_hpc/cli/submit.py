@@ -24,6 +24,7 @@ from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json, read_plan
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.status import RunState, RunStatus
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
@@ -203,7 +204,7 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
-    click.echo(f"{status.state.value}: {status.sentence}", file=stream)
+    click.echo(end_line(status), file=stream)
     if not status.stages:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
         return

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, Time, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
 Protocol = Literal["grpc", "http", "openai", "openai-chat"]
@@ -130,9 +130,9 @@ class Workload(Section):
     """conversations: mean number of turns."""
     turns_stdev: Deviation = 0.0
     """conversations: standard deviation of that number."""
-    think_seconds: Deviation = 1.0
+    think_seconds: Annotated[Deviation, Time(1)] = 1.0
     """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
-    think_seconds_stdev: Deviation = 0.0
+    think_seconds_stdev: Annotated[Deviation, Time(1)] = 0.0
     """conversations: standard deviation of that time."""
     session: SessionName = "header"
     """conversations: how a turn names its conversation: by the header ``x-session-id`` (``header``), by
@@ -205,7 +205,7 @@ class Benchmark(Section):
     streaming: bool | None = None
     """Whether answers are streamed token by token; ``None``: if the model is decoupled, and over OpenAI's
     protocol."""
-    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
     """A request that takes longer has failed."""
 
     # The load ----------------------------------------------------------------------------------
@@ -226,11 +226,11 @@ class Benchmark(Section):
     """Open loop: the rate changes linearly from ``rate_per_second`` to this during the window."""
     requests: Count | None = 20
     """Measured requests at each level; ``None`` needs ``duration_seconds``."""
-    duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
+    duration_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] | None = None
     """Length of the measured window at each level, instead of ``requests``."""
     warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
     """Requests of the same load before the window; recorded, but left out of the figures."""
-    warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    warmup_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] | None = None
     """Length of the warm-up, instead of ``warmup_requests``."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over each level; with two or more, figures have confidence intervals. A search makes three."""
@@ -256,7 +256,7 @@ class Benchmark(Section):
     figures invalid; up to a tenth only if that is over 5 % of a median or 99th percentile of latencies."""
     min_requests: Count = 10
     """Fewer measured requests make the figures invalid."""
-    min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+    min_window_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] = 1.0
     """A shorter measured window makes the figures invalid."""
 
     @property

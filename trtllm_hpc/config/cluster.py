@@ -202,7 +202,8 @@ class ClusterProfile(Section):
     """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
     component for each. ``None``: both phases share nodes that are alike."""
     runs_folder: AbsolutePath | None = None
-    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``."""
+    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``. A user's own
+    ``$TRTLLM_HPC_RUNS``, or ``runs_folder`` in ``~/.config/trtllm-hpc/config.toml``, goes before it."""
     engines_folder: AbsolutePath | None = None
     """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
     folder of runs."""

@@ -71,6 +71,17 @@ class RunSnapshot:
         return planned or list(self.submission.stages if self.submission else ())
 
     @property
+    def planned_gpus(self) -> dict[str, int]:
+        """The GPUs that each stage asks for, on all of its nodes."""
+        gpus: dict[str, int] = {}
+        for stage in self.plan.get("stages", []):
+            gpus[stage["name"]] = 0
+            for component in (stage, *stage.get("further", ())):
+                options = {it["option"]: it["value"] for it in component.get("directives", ())}
+                gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
+        return gpus
+
+    @property
     def is_local(self) -> bool:
         """Whether the jobs are processes of the local profile."""
         scheduler = self.submission.scheduler if self.submission else self.plan.get("scheduler")

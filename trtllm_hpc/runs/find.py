@@ -11,7 +11,7 @@ from pathlib import Path
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot, plan_of
-from trtllm_hpc.paths import SWEEPS, RunPaths, call_name
+from trtllm_hpc.paths import SWEEPS, RunPaths, call_name, user_config_file
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -58,6 +58,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
+    runs_folder = runs_folder.absolute()
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
         return _latest(runs) or _damaged_or_refused(runs)
@@ -146,7 +147,7 @@ def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], *, several: b
     if not runs:
         return RunNotFound(
             f"No run is called {name!r}: there are no runs in {runs_folder}.",
-            hint="trtllm-hpc submit JOB.yaml, or name the folder of runs with --runs",
+            hint=f"name the folder of runs with --runs, or for all folders in {user_config_file()}",
         )
     newest = ", ".join(run.run_id for run in runs[:5])
     if several:

@@ -15,7 +15,7 @@ from trtllm_hpc.logs.files import last_mark
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
+from trtllm_hpc.runs.accounting import with_own_times
 from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
@@ -136,9 +136,8 @@ def stages_of(
         waiting = watcher.waiting() if places and watched else {}
         stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in jobs]
         stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]
-    gpus = planned_gpus(run)
     stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
-    return [_timed(run, stage, gpus.get(stage.stage)) for stage in stages]
+    return [_timed(run, stage, run.planned_gpus.get(stage.stage)) for stage in stages]
 
 
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:

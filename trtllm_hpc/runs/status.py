@@ -20,7 +20,7 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
 from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
@@ -195,7 +195,9 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if failure is not None and has_causes:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        causes = tuple(cause.shown(run.quoted) for cause in causes_of(run, failure, servers))
+        name, job = call_name(run.paths), failure.status.job_id
+        found = (cause.naming(name, job) for cause in causes_of(run, failure, servers))
+        causes = tuple(cause.shown(run.quoted) for cause in found)
     return RunStatus(
         run.paths.run_id,
         str(run.paths.folder),

@@ -157,7 +157,7 @@ def _slo(settings: Benchmark) -> Diagnostics:
         parse_slo(settings.slo)
     except BadSlo as error:
         message = " ".join(error.message.split()).rstrip(".")
-        yield in_job("value", "slo", message, error.hint or "correct the limit", settings.slo)
+        yield in_job("bad-value", "slo", message, error.hint or "correct the limit", settings.slo)
 
 
 def scheduled_seconds(settings: Benchmark) -> float:

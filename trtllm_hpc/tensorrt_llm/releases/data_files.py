@@ -149,7 +149,7 @@ def learn(bundle: Path) -> LearnedRelease:
         version = image["packages"]["tensorrt_llm"]
         record = _facts(version, tags, image["serve_options"], image["llm_api"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        hint = f"trtllm-hpc doctor JOB --on-nodes --bundle {bundle.name}, with the image of that release"
+        hint = f"trtllm-hpc doctor qwen3-8b --on-nodes --bundle {bundle.name}, with the image of that release"
         message = "is not a bundle of doctor --on-nodes that describes an image with TensorRT-LLM"
         raise ConfigError([Diagnostic("not-a-bundle", message, str(bundle), hint=hint)]) from None
     folder = learned_folder()
