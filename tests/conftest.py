@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests import sharing
+from tests.waiting import eventually
 
 ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "tests/reference/test_soak.py")
 """Where each test, of half a minute, goes to the next free worker."""
@@ -104,7 +106,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove what the workers shared, and the sandboxes of workers that did not end in order."""
+    """Remove what the workers shared and sandboxes that were left; fail if a process of this run is left."""
     if hasattr(config, "workerinput"):
         return
     if sharing.SANDBOXES.exists():
@@ -113,6 +115,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         for left in sharing.SANDBOXES.glob(f"*-{sharing.run()}-*"):
             Sandbox(left.name).down()
     shutil.rmtree(sharing.folder(), ignore_errors=True)
+    eventually(lambda: not sharing.processes(), 10)
+    for pid, command in sharing.processes().items():
+        print(f"error: a test has left process {pid}: {command}", file=sys.stderr)
+        os.kill(pid, signal.SIGKILL)
+        session: Any = config.pluginmanager.get_plugin("session")
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,17 @@ SANDBOXES = Path("/run/trtllm-hpc")
 def run() -> str:
     """The process ID of the pytest that started the workers."""
     return os.environ[RUN]
+
+
+def processes() -> dict[int, str]:
+    """The command lines of the processes that were started, by anybody, in this run of pytest."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if f"{RUN}={run()}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(folder.name)] = words.decode(errors="replace")
+    return found
 
 
 def sandbox_name(kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
@@ -72,3 +73,18 @@ def test_a_program_missing_from_the_environment_names_the_next_command() -> None
         [ROOT / ".ci/in-venv", "no-such-program"], check=False, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr.rpartition(". ")[2]) == (1, "Type: make setup\n")
+
+
+def test_no_hint_has_a_placeholder_where_the_run_or_the_job_is_known() -> None:
+    """Help texts and docs have RUN and JOB; `hint=` and `next:` are typed as they are."""
+    found = []
+    for file in sorted((ROOT / "trtllm_hpc").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            hint = node.value if isinstance(node, ast.keyword) and node.arg == "hint" else None
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "hint":
+                hint = node.value
+            if isinstance(node, ast.JoinedStr) and "next: " in ast.unparse(node):
+                hint = node
+            if hint is not None and re.search(r"\b(RUN|JOB)\b(?!\.)", ast.unparse(hint)):
+                found.append(f"{file}: {ast.unparse(hint)}")
+    assert found == []

@@ -94,9 +94,11 @@ _HEAD = """\
 
 A `RUN` is a run folder, its id (or enough of its beginning to be unique), the job's name (the run of that
 job that was submitted last), or `latest`, the default: the run that was submitted or resumed last. A run that
-is only rendered, or that Slurm refused, is never the latest. Runs are made in `./runs`, unless `--runs`, the
-profile's `runs_folder` or `$TRTLLM_HPC_RUNS` names another folder. `$TRTLLM_HPC_CLUSTER` sets the profile
-when `--cluster` is not given. A `JOB` is a file, or the name of a shipped job file (`tiny-llama`).
+is only rendered, or that Slurm refused, is never the latest. Runs are made in, and found in, the first
+of these folders: `--runs`, `$TRTLLM_HPC_RUNS`, `runs_folder` in `~/.config/trtllm-hpc/config.toml` (one line:
+`runs_folder = "/scratch/me/runs"`), and `./runs`. Before `./runs`, a run is made in the profile's
+`runs_folder`. `$TRTLLM_HPC_CLUSTER` sets the profile when `--cluster` is not given. A `JOB` is a file, or the
+name of a shipped job file (`tiny-llama`).
 
 The shell completes commands, options, profiles, shipped jobs, runs, measurements and the keys of `--set`:
 `eval "$(_TRTLLM_HPC_COMPLETE=bash_source trtllm-hpc)"`, likewise with `zsh_source` and `fish_source`.

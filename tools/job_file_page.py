@@ -100,8 +100,8 @@ def _type(field: Node) -> str:
     if '"pattern": "^/"' in json.dumps(field):
         text = text.replace("string", "path")
     limits = [f"{sign} {field[name]:,}" for name, sign in _LIMITS.items() if field.get(name, _HUGE) < _HUGE]
-    name, null, _ = text.partition(" or null")
-    return _unquoted(f"{' '.join([name, *limits])}{null}")
+    name, others, more = text.partition(" or ")
+    return _unquoted(f"{' '.join([name, *limits])}{others}{more}")
 
 
 def _default(place: str, field: Node, takers: Collection[str]) -> str:
@@ -210,7 +210,8 @@ Layers: built-in defaults < the profile's `job_defaults` < the files that the jo
 [extends](../how-to/job-files.md) < the job file < `--set engine.tensor_parallel=4`. `trtllm-hpc jobs show
 job.yaml --resolved` prints the result. A key that is left out has its default; `null` leaves the choice to
 the backend, the release or the cluster, as the key's meaning says. Upper limits of 100,000 and more are in
-the schema alone.
+the schema alone. A *time* is text such as `90s`, `15m`, `1h30m` or `30d`, or as Slurm writes it: `30:00`
+(minutes and seconds), `4:00:00`, `1-12:00:00`. A bare number is in the unit in the key's name.
 
 **Old names.** A key keeps its name and its meaning in all releases 0.1.x. Where a later release renames a
 key, the old name is an error that names the new name, until 1.0: no job file is read with another meaning

@@ -56,5 +56,6 @@ site](../how-to/site-profile.md), and `trtllm-hpc init cluster` writes a comment
 live Slurm. Editors complete and check keys by the JSON Schema that its first line names, and `trtllm-hpc
 schema cluster` prints.
 
-`--set cluster.KEY=VALUE` overrides one key for one run. `null` means: left out.
+`--set cluster.KEY=VALUE` overrides one key for one run. `null` means: left out. A *time* is written [as in
+the job file](job-file.md).
 """

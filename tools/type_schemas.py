@@ -16,6 +16,8 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
+from trtllm_hpc.config.types import TIME
+
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -84,7 +86,8 @@ def type_text(field: Mapping[str, Any], root: Mapping[str, Any]) -> str:
         choices = field.get("enum", [field.get("const")])
         return ", ".join(f"`{json.dumps(choice)}`" for choice in choices)
     if isinstance(field.get("type"), list):
-        return " or ".join(type_text({**field, "type": name}, root) for name in field["type"])
+        types = ["time" if it == "string" and field.get("pattern") == TIME else it for it in field["type"]]
+        return " or ".join(type_text({**field, "type": name}, root) for name in types)
     if field.get("type") == "array":
         return f"list of {type_text(field['items'], root)}" if field.get("items") else "list"
     inner = next(iter(field.get("patternProperties", {}).values()), field.get("additionalProperties"))
@@ -129,12 +132,13 @@ class _Described(GenerateJsonSchema):
     def nullable_schema(self, schema: core_schema.NullableSchema) -> JsonSchemaValue:
         # One type of two names, where that can be said: editors explain it better than a choice of schemas.
         inner = self.generate_inner(schema["schema"])
-        if not isinstance(inner.get("type"), str):
+        if "type" not in inner:
             return super().nullable_schema(schema)
+        types = inner["type"] if isinstance(inner["type"], list) else [inner["type"]]
         choices = [inner.pop("const")] if "const" in inner else inner.get("enum")
         return {
             **inner,
-            "type": [inner["type"], "null"],
+            "type": [*types, "null"],
             **({"enum": [*choices, None]} if choices is not None else {}),
         }
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 
@@ -146,7 +146,10 @@ class ConfigError(TrtllmHpcError, exit_code=ExitCode.CONFIG):
     def __init__(self, diagnostics: Sequence[Diagnostic], *, hint: str | None = None) -> None:
         self.diagnostics = tuple(diagnostics)
         count = len(self.diagnostics)
-        lines = [f"{count} problem{'s' if count != 1 else ''} found.", *map(str, self.diagnostics)]
+        lines = [f"{count} problem{'s' if count != 1 else ''} found."]
+        for it, following in zip(self.diagnostics, [*self.diagnostics[1:], None], strict=True):
+            again = following is not None and (it.hint, it.choices) == (following.hint, following.choices)
+            lines.append(str(replace(it, hint=None, choices=()) if again else it))
         super().__init__("\n".join(lines), hint=hint)
 
 

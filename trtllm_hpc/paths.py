@@ -6,16 +6,20 @@ Standard library only: this module also travels into the job (``runtime``).
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shlex
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from trtllm_hpc.errors import ConfigError, Diagnostic
 
 STAGES = ("download", "build", "serve", "companion")
 """The stages of a run, in the order of their dependencies."""
@@ -41,6 +45,11 @@ def user_config_folder() -> Path:
     # The XDG specification wants a relative value ignored.
     home = Path(base) if base.startswith("/") else Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111
     return home / "trtllm-hpc"
+
+
+def user_config_file() -> Path:
+    """The user's own settings, in TOML."""
+    return user_config_folder() / "config.toml"
 
 
 SITE_VARIABLE = "TRTLLM_HPC_SITE"
@@ -423,9 +432,27 @@ ENGINES_VARIABLE = "TRTLLM_HPC_ENGINES"
 """Environment variable that names the cache of engines."""
 
 
+def own_runs_folder() -> Path | None:
+    """Return the user's folder of runs: ``$TRTLLM_HPC_RUNS``, else ``runs_folder`` in the user's file.
+
+    Raises ConfigError: the file is wrong.
+    """
+    file, found = user_config_file(), os.environ.get(RUNS_VARIABLE)
+    if not found and file.is_file():
+        toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+        try:
+            found = os.path.expanduser(toml.loads(file.read_text(encoding="utf-8"))["runs_folder"])  # noqa: PTH111
+            if not found.startswith("/"):
+                raise ValueError("runs_folder is not an absolute path")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            hint = 'write one line: runs_folder = "/scratch/me/runs"'
+            raise ConfigError([Diagnostic("bad-value", f"{error}", str(file), hint=hint)]) from None
+    return Path(found).absolute() if found else None
+
+
 def default_runs_folder() -> Path:
-    """Return the default folder of runs: ``$TRTLLM_HPC_RUNS``, else ``./runs``."""
-    return Path(os.environ.get(RUNS_VARIABLE) or "runs")
+    """Return the folder in which runs are looked for: the user's, else ``./runs``."""
+    return own_runs_folder() or Path("runs").absolute()
 
 
 def user_cache() -> Path:
@@ -482,5 +509,5 @@ def call_name(paths: RunPaths) -> str:
 
     The id if the run is in the default folder of runs, else the whole folder.
     """
-    at_home = paths.folder.parent == default_runs_folder().absolute()
+    at_home = paths.folder.parent == default_runs_folder()
     return shlex.quote(paths.run_id if at_home else str(paths.folder))

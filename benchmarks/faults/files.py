@@ -251,6 +251,17 @@ def engine_gone(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def engine_hidden(scene: Scene) -> Iterator[None]:
+    """Rank 1's node has an empty folder where the engine is."""
+    node, folder = scene.site.sandbox.nodes[1], scene.sections["engine"]["directory"]
+    node.run(["mount", "-t", "tmpfs", "hidden", folder])
+    try:
+        yield
+    finally:
+        node.run(["umount", "--lazy", folder])
+
+
+@contextmanager
 def own_engine(scene: Scene) -> Iterator[None]:
     """The run has a copy of the engine for itself."""
     copy = scene.person.folder / "engine"

@@ -115,6 +115,13 @@ def too_many_gpus(scene: Scene) -> Iterator[None]:
 
 
 @contextmanager
+def overlapping(scene: Scene) -> Iterator[None]:
+    """The companion is a step of the server's job."""
+    scene.words += ["--set", "cluster.companion=overlap"]
+    yield
+
+
+@contextmanager
 def unwritable_runs(scene: Scene) -> Iterator[None]:
     """The folder of runs is not writable."""
     scene.runs.mkdir(mode=0o555)

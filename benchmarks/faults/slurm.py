@@ -131,8 +131,9 @@ def administered(words: tuple[str, ...], undone: tuple[str, ...]) -> Injection:
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
         known = {"node1": scene.site.sandbox.nodes[1].name}
-        if any("{serve}" in word for word in words):
-            known["serve"] = scene.job("serve")
+        for stage in ("serve", "companion"):
+            if f"{{{stage}}}" in words:
+                known[stage] = scene.job(stage)
         scene.site.as_root("scontrol", *(word.format(**known) for word in words))
         try:
             yield

@@ -53,6 +53,13 @@ def test_every_public_name_is_on_the_page() -> None:
                 assert f"{called_as}.{name}" in PAGE or f"{kind.__name__}.{name}(" in PAGE, name
 
 
+@pytest.mark.parametrize("name", re.findall(rf"`((?:{'|'.join(OBJECTS)})\.\w+)`", ROWS))
+def test_every_attribute_on_the_page_is_there(name: str) -> None:
+    of, _, attribute = name.partition(".")
+    kind = OBJECTS[of]
+    assert hasattr(kind, attribute) or f"self.{attribute} = " in inspect.getsource(kind)
+
+
 def test_every_error_named_is_there() -> None:
     table = PAGE[PAGE.index("| error | when |") :]
     names = re.findall(r"`([A-Z]\w+)`", "\n".join(line.split(" | ")[0] for line in table.splitlines()))

@@ -87,6 +87,20 @@ def test_a_run_without_triton_is_measured_over_completions(run: RunPaths, script
     assert "output_tokens_per_s" in samples[-1].values
 
 
+def test_a_report_that_cannot_be_drawn_fails_nothing(
+    run: RunPaths, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(data: Any) -> str:
+        raise AttributeError("Found no doc")
+
+    script.pages["/health"] = b""
+    monkeypatch.setattr("trtllm_hpc.report.html.page.report_page", fails)
+    result = types("bench", run.folder, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "no report: Found no doc\n  then: trtllm-hpc report " in result.output
+    assert run.measurement("mine").summary.exists()
+
+
 def test_a_server_that_was_not_started_for_a_profiler_is_refused(run: RunPaths, endpoint: Endpoint) -> None:
     said = types("bench", run.folder, "--profile", "nsys", *QUICK).exception
     assert isinstance(said, InvalidMeasurement) and "was not started for nsys" in said.message

@@ -112,6 +112,18 @@ def test_a_server_that_goes_away_is_a_finding(words: str) -> None:
     assert "gone" not in str(verdict([*records[:60], *busy]).findings)
 
 
+def test_a_server_that_answers_nothing_any_more_hangs() -> None:
+    """It is no matter of the time limit, as it is where the requests that time out are among others."""
+    timed_out = [replace(one, status="DEADLINE_EXCEEDED", chunks_s=()) for one in steady(40)]
+    assert "The server hangs: it answered 30 requests, and none of the 10 that ended after them." in (
+        verdict([*steady(40)[:30], *timed_out[30:]]).findings
+    )
+    [none] = verdict(timed_out).findings
+    assert none == "None of 40 requests was answered in time: the server hangs, or is far too slow."
+    for slow in ([*timed_out[:10], *steady(40)[10:]], [*steady(40)[:38], *timed_out[38:]]):
+        assert "hangs" not in " ".join(verdict(slow).findings)
+
+
 def test_sends_late_by_more_than_a_millisecond_and_a_hundredth_of_the_gap() -> None:
     # 100 in a second: a send may be 1 ms + 1 % of 10 ms = 1.1 ms late.
     records = steady()

@@ -11,7 +11,7 @@ import pytest
 
 from trtllm_hpc.cli.bench_run import command as bench_run
 from trtllm_hpc.cli.bench_run import given_settings, settings_for
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark import EXCLUSIVE, Benchmark
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
 
@@ -35,11 +35,11 @@ def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
         ),
         ({**TRACE, "rate_per_second": [5.0]}, "--rate: a trace has its own times; leave it out"),
         ({**TRACE, "concurrency": [5], "workload.speed": 2.0}, "--speed: the times of the trace are not"),
-        ({"requests": 20, "duration_seconds": 3.0}, "--duration: the window ends after --requests or after"),
         (
-            {"warmup_requests": 2, "warmup_seconds": 1.0},
-            "--warmup-seconds: --warmup sets the length",
+            {"requests": 20, "duration_seconds": 3.0},
+            "--duration: the window ends after a number",
         ),
+        ({"warmup_requests": 2, "warmup_seconds": 1.0}, "--warmup-seconds: the warm-up ends after"),
         ({"slo": "latency<1s", "no_slo": True}, "--no-slo: removes what --slo sets; leave one out."),
         (
             {"workload.lora": ["/a"], "workload.no_lora": True},
@@ -77,6 +77,92 @@ def test_options_with_an_effect_are_accepted(given: dict[str, Any]) -> None:
     for field, value in given.items():
         first = value[0] if isinstance(value, list) else value
         assert attrgetter(field)(taken) == first
+
+
+VALUES: dict[str, Any] = {
+    "model": "a",
+    "models": ["b", "c"],
+    "concurrency": 32,
+    "concurrencies": [1, 8, 33],
+    "rate_per_second": 6.0,
+    "rates_per_second": [2.0, 3.0],
+    "ramp_to_per_second": 9.0,
+    "requests": 50,
+    "duration_seconds": 30.0,
+    "warmup_requests": 0,
+    "warmup_seconds": 0.0,
+    "find_max": True,
+    "workload.lora": [{"directory": "/adapter", "task_id": 1}],
+}
+"""A value of each key that excludes others. The keys with one such value have it in their names."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "arrival=trace": {"workload.kind": "trace", "workload.path": "/a.jsonl", "requests": 50},
+    "workload.session=user": {"workload.kind": "conversations"},
+    "find_max": {"slo": "latency<1s"},
+    "requests": {"rate_per_second": 5.0},
+}
+"""Other keys without which a key is refused."""
+SWEPT = {"models": "model", "rates_per_second": "rate_per_second", "concurrencies": "concurrency"}
+"""The option of a key that takes several values."""
+WITHOUT_EFFECT = [
+    (key, other)
+    for key, others in {
+        "rate_per_second": ("concurrency", "concurrencies", "rates_per_second", "arrival=trace"),
+        "arrival=gamma": ("concurrency", "concurrencies"),
+        "burstiness=0.5": ("concurrency", "concurrencies"),
+    }.items()
+    for other in others
+]
+"""Keys that would have no effect beside others, the only ones that the others do not exclude."""
+PAIRS = [pair for first, second, *_ in EXCLUSIVE for pair in ((first, second), (second, first))]
+
+
+def written(key: str) -> dict[str, Any]:
+    """Return a benchmark that has a key, and what the key needs, by dotted key."""
+    field, _, value = key.partition("=")
+    return {**NEEDED.get(key, {}), field: (float(value) if value[:1].isdigit() else value) or VALUES[field]}
+
+
+def section(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a section of a job file from dotted keys."""
+    inner = {field.partition(".")[2]: value for field, value in fields.items() if "." in field}
+    return {**{field: value for field, value in fields.items() if "." not in field}, "workload": inner}
+
+
+def typed(key: str) -> dict[str, Any]:
+    """Return the options that give the same."""
+    given = {SWEPT.get(field, field): value for field, value in written(key).items()}
+    return {
+        field: [value] if field in SWEPT.values() and not isinstance(value, list) else value
+        for field, value in given.items()
+    }
+
+
+def value_of(settings: Benchmark, key: str) -> Any:
+    return attrgetter(key.partition("=")[0])(settings)
+
+
+@pytest.mark.parametrize(("key", "other"), [*PAIRS, *WITHOUT_EFFECT])
+def test_what_is_typed_replaces_what_the_job_file_has(key: str, other: str) -> None:
+    base = Benchmark.model_validate(section(written(other)))
+    given = typed(key)
+    if other == "workload.kind=conversations":
+        with pytest.raises(click.UsageError, match="all turns of a conversation go to the same model"):
+            settings_of(base, given)
+        return
+    if key == "burstiness=0.5":
+        given["arrival"] = "gamma"
+    settings = settings_of(base, given)
+    assert value_of(settings, key) == value_of(Benchmark.model_validate(section(written(key))), key)
+    assert value_of(settings, other) != value_of(base, other)
+
+
+@pytest.mark.parametrize(("first", "second"), [pair[:2] for pair in EXCLUSIVE])
+def test_of_two_typed_options_that_exclude_each_other_none_is_chosen(first: str, second: str) -> None:
+    fields = {SWEPT.get(key.partition("=")[0]) or key.partition("=")[0] for key in (first, second)}
+    if len(fields) == 2:  # "--concurrency" is one option for both keys
+        with pytest.raises(click.UsageError):
+            settings_of(Benchmark(), {**typed(first), **typed(second)})
 
 
 def test_no_slo_removes_the_limits_of_the_job_file() -> None:

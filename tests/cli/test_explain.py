@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.logs.runs import make_run
+from tests.runs.made import written
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError, ExitCode
 from trtllm_hpc.logs.causes.table import use_site_tables
-from trtllm_hpc.paths import write_json
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.records import add_event
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 LOST = "RuntimeError: NCCL error: remote process exited or there was a network error\n"
 OOM = "fine\n[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
@@ -60,6 +63,71 @@ def test_the_logs_are_read_together_and_the_root_cause_comes_first(logs: tuple[s
     )
     assert lines[3] == "then: NCCL lost another rank."
     assert code(result) == 1
+
+
+EXPIRED = """srun: error: Unable to confirm allocation for job 7: Invalid job id specified
+srun: error: Check SLURM_JOB_ID environment variable. Expired or invalid job 7
+"""
+ENDED = {
+    "slurm-step-cancelled": "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-28T09:00:00 ***",
+    "slurm-time-limit": "slurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11 DUE TO TIME LIMIT ***",
+    "slurm-node-failure": "srun: error: Node failure on n2",
+    "slurm-job-expired": "a line",
+}
+
+
+@pytest.mark.parametrize("ended", ENDED)
+def test_that_a_job_has_ended_is_a_consequence_of_its_end(tmp_path: Path, ended: str) -> None:
+    (tmp_path / "serve.out").write_text(f"srun: Job step aborted: Waiting up to 32 seconds\n{EXPIRED}")
+    (tmp_path / "serve_0.out").write_text(f"{ENDED[ended]}\n")
+    if ended == "slurm-job-expired":  # in a shell of one's own it is the cause
+        (tmp_path / "serve.out").write_text(EXPIRED)
+    found = documented("explain", explain("--json", str(tmp_path)).output)
+    assert found[0]["id"] == ended
+    [expired] = [it for it in found if it["id"] == "slurm-job-expired"]
+    assert expired["kind"] == ("root" if ended == "slurm-job-expired" else "consequence")
+
+
+def ended_run(folder: Path, last: str, code: int = 0) -> RunPaths:
+    """A run of the local profile whose server has ended, and whose logs end with errors."""
+    _, paths = written(folder, {"companion": {"enabled": False}}, scheduler="local")
+    record = SubmissionRecord("local", complete=True)
+    for stage in ("build", "serve"):
+        record.add(paths, stage, "999999", 1)
+        add_event(paths, stage, "stage_begin", job_id="local7", group=999999, group_started=1)
+    add_event(paths, "build", "stage_end", job_id="local7", exit_code=0)
+    add_event(paths, "serve", last, job_id="local7", exit_code=code)
+    paths.batch_log("serve").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    paths.rank_log("serve", 0).write_text("RuntimeError: the loop is closed\n")
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [
+        ("stage_end", "completed: every stage has completed\n"),
+        ("stage_cancelled", "cancelled: stage serve was cancelled\n"),
+    ],
+)
+def test_a_run_that_has_not_failed_has_no_cause(tmp_path: Path, last: str, words: str) -> None:
+    run = str(ended_run(tmp_path / "run", last).folder)
+    result = CliRunner().invoke(command, ["explain", run], standalone_mode=False)
+    assert (result.output, code(result)) == (words, 0)
+    assert documented("explain", explain("--json", run).output) == []
+    assert "first error, python-error: RuntimeError: the loop is closed" in explain(run, "--why").output
+
+
+def test_the_causes_of_a_run_are_those_of_its_status(tmp_path: Path) -> None:
+    run = ended_run(tmp_path / "run", "stage_end", 7)
+    add_event(run, "serve", "failed", reason="no server could listen at port 8000")
+    found = documented("explain", explain("--json", str(run.folder)).output)
+    assert (
+        found
+        == documented("status", CliRunner().invoke(command, ["status", str(run.folder), "--json"]).output)[
+            "causes"
+        ]
+    )
+    assert found[0]["sentence"] == "No server could listen at port 8000."
 
 
 def test_json_is_a_list_as_the_schema_says(logs: tuple[str, str]) -> None:
@@ -175,8 +243,8 @@ def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", [(), ("-",)])
 def test_the_standard_input_is_read(words: tuple[str, ...]) -> None:
-    result = explain(*words, "--json", text=OOM)
-    found = documented("explain", result.output)
+    program = [sys.executable, "-m", "trtllm_hpc", "explain", *words, "--json"]
+    found = documented("explain", subprocess.run(program, input=OOM, capture_output=True, text=True).stdout)
     assert [(it["id"], it["file"], it["rank"]) for it in found] == [("cuda-out-of-memory", "-", None)]
 
 
@@ -201,8 +269,11 @@ def test_a_run_is_found_by_its_name_and_a_folder_comes_first(
     run = make_run(tmp_path / "runs" / "chat-1")
     run.rank_log("serve", 1).write_text(OOM)
     add_event(run, "serve", "stage_begin")
-    for name in ("latest", "chat-1", "chat"):
-        assert explain(name).output.startswith("cause: The GPU's memory is full."), name
+    for words in (("latest",), ("chat-1",), ("chat",), ()):
+        assert explain(*words).output.startswith("cause: The GPU's memory is full."), words
+    program = [sys.executable, "-m", "trtllm_hpc", "explain"]
+    in_a_job = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert in_a_job.stdout.startswith("cause: The GPU's memory is full.")
     Path("chat-1").mkdir()
     Path("chat-1", "a.out").write_text(LOST)
     assert explain("chat-1").output.startswith("first error: NCCL lost another rank.")

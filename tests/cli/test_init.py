@@ -235,6 +235,17 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
     assert load(Path("mine.yaml"), "local").job.name == "other"
 
 
+def test_a_name_of_the_hub_becomes_model_hub_unless_there_is_such_a_folder() -> None:
+    words = ("job", "mine.yaml", "--from", "qwen3-8b", "--model", "Qwen/Qwen3-8B")
+    assert "model.hub is Qwen/Qwen3-8B: there is no folder of this name." in init(*words).output
+    model = load(Path("mine.yaml"), "pyxis").job.model
+    assert (model.hub, model.path) == ("Qwen/Qwen3-8B", None)
+    Path("Qwen/Qwen3-8B").mkdir(parents=True)
+    init(*words, "--force")
+    model = load(Path("mine.yaml"), "pyxis").job.model
+    assert (model.hub, model.path) == (None, str(Path("Qwen/Qwen3-8B").absolute()))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -246,7 +257,9 @@ def test_a_shipped_job_is_copied_with_a_name_and_a_model_of_ones_own() -> None:
         (("--model", "/m"), "needs --gpu or --from"),
         (("--gpu", "h200"), "--gpu needs --model"),
         (("--goal", "latency", "--model", "/m", "--from", "qwen3-8b"), "--goal needs both"),
-        (("--gpu", "h100", "--model", "/m"), "there is no 'h100', only v100-16gb"),
+        (("--gpu", "h300", "--model", "/m"), "there is no 'h300', only v100-16gb"),
+        (("--model", "Qwen/Qwen3-8B"), "submit with --set model.hub=Qwen/Qwen3-8B"),
+        (("--gpu", "h100", "--model", "Qwen/Qwen3-8B"), "trtllm-hpc models fetch Qwen/Qwen3-8B"),
     ],
 )
 def test_a_copy_that_cannot_be_is_refused(arguments: tuple[str, ...], said: str) -> None:
@@ -275,4 +288,4 @@ def test_a_checkpoint_and_a_gpu_are_enough_for_a_job_file(tmp_path: Path) -> Non
 def test_kinds_of_gpu_are_completed() -> None:
     option = next(it for it in job.params if it.name == "gpu")
     found = option.shell_complete(click.Context(job), "h")
-    assert [item.value for item in found] == ["h20", "h100-80gb", "h100-nvl", "h200"]
+    assert [item.value for item in found] == ["h20", "h100-80gb", "h100-nvl", "h200", "h100"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -17,10 +19,10 @@ from trtllm_hpc.cli import COMMANDS, command, main
 from trtllm_hpc.errors import ExitCode, SubmissionError
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
+def run(*arguments: str, encoding: str = "utf-8") -> tuple[int, str, str]:
     """The whole program in a process of its own."""
     answer = subprocess.run(
-        [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "trtllm_hpc", *arguments], capture_output=True, encoding=encoding, timeout=60
     )
     return answer.returncode, answer.stdout, answer.stderr
 
@@ -50,15 +52,27 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"), [("submti", "submit"), ("log", "logs"), ("stat", "status"), ("cancle", "cancel")]
+    ("wrong", "right"),
+    [
+        *(("submti", "submit"), ("log", "logs"), ("stat", "status"), ("cancle", "cancel")),
+        *(("serve", "submit"), ("start", "submit"), ("chat", "client --chat"), ("validate", "doctor")),
+        *(("list", "runs"), ("ps", "runs"), ("stop", "cancel")),
+    ],
 )
-def test_a_wrong_command_gets_the_nearest_right_one(
+def test_a_wrong_command_gets_the_one_that_it_means_elsewhere_or_the_nearest(
     wrong: str, right: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main([wrong])
     assert end.value.code == ExitCode.USAGE
     assert f"No such command {wrong!r}. Did you mean {right!r}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("submit", "job.yaml"), ("sweep", "job.yaml"), ("bench", "run")])
+def test_a_dry_run_leads_to_render(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*words, "--dry-run"])
+    assert "No such option '--dry-run'. Did you mean the command 'render'?" in capsys.readouterr().err
 
 
 def test_a_very_different_command_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,6 +130,38 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     assert "a line of a log" in answer.stdout
 
 
+@pytest.mark.parametrize("encoding", ["latin1", "ascii"])
+@pytest.mark.parametrize("arguments", ["status", "status --json", "runs", "logs"])
+def test_a_terminal_without_unicode_shows_other_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, arguments: str
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    _, paths = written(tmp_path / "Läufe → 1" / "run", scheduler="local")
+    name, *options = arguments.split()
+    of_run = ["--runs", paths.folder.parent] if name == "runs" else [paths.folder]
+    code, output, errors = run(name, *map(str, of_run), *options, encoding=encoding.replace("ascii", "utf-8"))
+    assert (code, errors) == (0, "")
+    if options:
+        assert json.loads(output)["folder"] == str(paths.folder)
+    else:
+        assert "-----" in output
+    assert "\\u2192 1" in output or encoding == "ascii" or name != "status"  # click writes UTF-8 for ASCII
+
+
+@pytest.mark.parametrize("arguments", ["--help", "runs", "status --json", "logs --stage serve"])
+@pytest.mark.parametrize(
+    "closed", [">&-", ">&- 2>&-", "<&- >&-", "| true", "2>&1 | true", "2>&1 >/dev/null | true"]
+)
+def test_closed_streams_are_no_error(tmp_path: Path, arguments: str, closed: str) -> None:
+    _, paths = written(tmp_path / "run", scheduler="local")
+    paths.batch_log("serve").write_text("a line of a log\n")
+    words = f'"{sys.executable}" -m trtllm_hpc {arguments}'
+    words += {"--help": "", "runs": f" --runs '{tmp_path}'"}.get(arguments, f" '{paths.folder}'")
+    typed = f'{{ {words}; }} {closed}; exit "${{PIPESTATUS[0]}}"'
+    answer = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, timeout=60)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("arguments", ["--json", ""])
 def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path, arguments: str) -> None:
     _, paths = written(tmp_path / "run", scheduler="local")
@@ -125,3 +171,18 @@ def test_a_full_disk_under_the_output_is_one_sentence(tmp_path: Path, arguments:
     )
     assert answer.stderr == "error: The output cannot be written: No space left on device.\n"
     assert answer.returncode == ExitCode.INTERNAL
+
+
+def test_every_option_in_seconds_or_minutes_takes_a_time() -> None:
+    def options(found: click.Command) -> Iterator[click.Option]:
+        yield from (it for it in found.params if isinstance(it, click.Option))
+        if isinstance(found, click.Group):
+            with click.Context(found) as context:
+                for name in found.list_commands(context):
+                    yield from options(found.get_command(context, name) or click.Command(""))
+
+    times = [
+        it for it in options(command) if re.search(r"seconds|minutes|SPAN", f"{it.opts} {it.metavar}", re.I)
+    ]
+    assert {it.opts[0] for it in times} >= {"--wait-seconds", "--duration", "--older-than", "--expires"}
+    assert [it.opts[0] for it in times if it.type.convert("2h", it, None) < 2] == []

@@ -29,7 +29,7 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 def test_an_unknown_run_is_an_error_with_the_next_command(home: Path, types: Types, name: str) -> None:
     nothing = types(name, "tiny")
     assert nothing.code == ExitCode.RUN
-    assert "No run is called 'tiny': there are no runs in runs." in nothing.errors
+    assert f"No run is called 'tiny': there are no runs in {home}/runs." in nothing.errors
     make(home / "runs" / "llama-1", "llama", 0)
     other = types(name, "tiny")
     assert other.code == ExitCode.RUN and "next: trtllm-hpc status llama-1" in other.errors

@@ -21,6 +21,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
+from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, write_record
 
 DAY_S = 86400
 
@@ -85,10 +86,13 @@ def test_they_are_filtered(made: Callable[..., RunPaths], types: Types, home: Pa
         assert ids("--name", "other") == ["new-2"]
         assert ids("--name", "demo", "--since", "2d") == ["new-1"]
         assert ids("--since", "90m") == ["new-2"]
-    assert "no such runs in runs" in types("runs", "--state", "lost").output
-    for wrong in ("7", "d", "-1d", "1y"):
+    assert f"no such runs in {home}/runs\n" == types("runs", "--state", "lost").output
+    assert ids("--name", "demo", "--since", "2-00") == ["new-1"] and ids("--since", "1:30:00") == ["new-2"]
+    for wrong in ("7", "d", "-1d", "1y", "1:2:3:4", "nan"):
         refused = types("runs", f"--since={wrong}")
-        assert refused.code == ExitCode.USAGE and "write it like 90m, 12h, 30d or 2w" in refused.errors
+        assert (
+            refused.code == ExitCode.USAGE and "write it like 90s, 15m, 12h, 30d or 4:00:00" in refused.errors
+        )
 
 
 def test_slurm_is_asked_once_for_all_and_never_again_about_what_has_ended(
@@ -268,6 +272,26 @@ def test_what_others_need_stays(
         "gone-1": None,
     }
     assert left(home) == ["best", "linked-1", "queued-1", "used-1", "user-1"]
+
+
+def test_a_sweep_goes_as_a_whole_when_its_last_variant_has_ended(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    for sweep, state in (("ended-1", "COMPLETED"), ("busy-1", "RUNNING"), ("best-1", "FAILED")):
+        for variant, its in (("tp1", "COMPLETED"), ("tp2", state)):
+            made(f"sweeps/{sweep}/{variant}", its, days=9)
+        write_record(SweepPaths(home / "runs" / "sweeps" / sweep), SweepRecord("demo", "sandbox", (), ()))
+    (home / "runs" / "best").symlink_to("sweeps/best-1/tp1")
+    made("demo-1", "COMPLETED")
+    shown, done = (pruned(types, "--older-than", "2d", *words)["runs"] for words in ((), ("--yes",)))
+    assert shown == done
+    assert {run["run_id"]: run["kept"] for run in done} == {
+        "best": "is a link to a folder elsewhere",
+        "sweeps/best-1": "is what the link best leads to",
+        "sweeps/ended-1": None,
+    }
+    assert left(home) == ["best", "demo-1", "sweeps"]
+    assert sorted(folder.name for folder in (home / "runs" / "sweeps").iterdir()) == ["best-1", "busy-1"]
 
 
 def test_a_narrow_terminal_gets_fewer_columns(

@@ -100,7 +100,9 @@ def test_a_prompt_comes_from_standard_input(run: RunPaths) -> None:
     result = client(run, "--prompt", "-", "--json", stdin="two\nlines\n\n")
     assert documented("client", result.output)["prompt"] == "two\nlines\n"
     refused = client(run, "--prompt", "-", stdin=b"caf\xe9")
-    assert refused.exit_code == 2 and "not valid UTF-8" in refused.output
+    assert refused.exit_code == 2 and "not valid UTF-8, at character 4 of 4" in refused.output
+    refused = client(run, "--prompt", "-", stdin=b"\xff" * 2_000_000)
+    assert refused.exit_code == 2 and len(refused.output) < 1000
 
 
 def test_json_is_the_saved_record(run: RunPaths) -> None:

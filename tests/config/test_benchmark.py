@@ -66,4 +66,4 @@ def test_how_long_the_load_takes_at_least(settings: Benchmark, seconds: float) -
 )
 def test_wrong_limits_are_named_with_the_other_errors(slo: str, words: str) -> None:
     [problem] = settings_problems(Benchmark(slo=slo))
-    assert problem.field == "slo" and words in problem.message
+    assert (problem.code, problem.field) == ("bad-value", "slo") and words in problem.message

@@ -127,3 +127,45 @@ def test_control_characters_do_not_reach_the_terminal(files: Folder) -> None:
     message = "".join(map(str, files.diagnostics(text)))
     assert "\x1b" not in message
     assert r"\x1b[2J" in message
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("serve.time_limit_minutes", "90", 90),
+        ("serve.time_limit_minutes", "90m", 90),
+        ("serve.time_limit_minutes", "4:00:00", 240),
+        ("serve.time_limit_minutes", "30:00", 30),
+        ("serve.time_limit_minutes", "1-12", 2160),
+        ("serve.time_limit_minutes", "1-00:30:00", 1470),
+        ("serve.ready_timeout_seconds", "1m", 60),
+        ("serve.drain_seconds", "1m30s", 90),
+        ("serve.hang_timeout_seconds", "2m", 120),
+        ("serve.idle_minutes", "90s", 1.5),
+        ("companion.benchmark.duration_seconds", "0.5h", 1800.0),
+        ("companion.benchmark.request_timeout_seconds", "2m", 120.0),
+        ("cluster.download_minutes", "8h", 480),
+        ("cluster.limits.time_minutes", "2d", 2880),
+    ],
+)
+def test_a_time_is_a_number_in_the_unit_of_its_key(files: Folder, key: str, text: str, value: float) -> None:
+    facts = files.load(JOB, CLUSTER, f"{key}={text}")
+    found: object = facts.cluster if key.startswith("cluster.") else facts.job
+    for name in key.removeprefix("cluster.").split("."):
+        found = getattr(found, name)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("90s", "90s is 1.5 minutes, and must be a whole number of minutes"),
+        ("soon", "'soon' is not a time; write it like 90s, 15m"),
+        ("1:2:3:4", "is not a time"),
+        ("0m", "must be at least 1"),
+        ("'60'", "must be a whole number, not the text '60'"),
+    ],
+)
+def test_a_wrong_time_is_refused(files: Folder, text: str, words: str) -> None:
+    diagnostic = files.diagnostic(f"{JOB}serve:\n  time_limit_minutes: {text}\n")
+    assert files.place(diagnostic) == "job:3 serve.time_limit_minutes" and words in diagnostic.message

@@ -32,6 +32,17 @@ def test_each_layer_wins_over_those_below(files: Folder) -> None:
     assert (line.nodes, line.time_limit_minutes) == (2, 20)
 
 
+def test_a_key_of_the_benchmark_replaces_those_that_it_excludes_in_the_layers_below(files: Folder) -> None:
+    job = JOB + "companion: {benchmark: {concurrency: 32, requests: 50}}\n"
+    set_ = ("companion.benchmark.concurrencies=[1, 8]", "companion.benchmark.duration_seconds=30")
+    benchmark = files.load(job, CLUSTER, *set_).job.companion.benchmark
+    assert benchmark is not None
+    assert (benchmark.concurrency, benchmark.concurrencies) == (None, [1, 8])
+    assert (benchmark.requests, benchmark.duration_seconds) == (None, 30)
+    both = "companion: {benchmark: {concurrency: 32, concurrencies: [1, 8]}}\n"
+    assert files.diagnostic(JOB + both).field == "companion.benchmark.concurrencies"
+
+
 def test_null_and_lists_replace_and_mappings_merge(files: Folder) -> None:
     cluster = CLUSTER + "setup: [a, b]\nenvironment: {A: x, B: x}\n"
     settings = ("companion.benchmark=null", "cluster.setup=[c]", "cluster.environment={B: y}")

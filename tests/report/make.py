@@ -283,12 +283,21 @@ PROVENANCE: dict[str, Any] = {
     "server": {
         "host": "n1",
         "nodes": ["n1", "n2"],
-        "ranks": [{"rank": 0, "host": "n1"}, {"rank": 1, "host": "n2"}],
-        "gpus": [],
+        "ranks": [
+            {"rank": 0, "host": "n1", "gpu_models": ["NVIDIA H200, 570.86, 143771 MiB"]},
+            {"rank": 1, "host": "n2"},
+        ],
+        "gpus": 2,
         "image": None,
         "models": ["ensemble"],
     },
-    "engine": {"backend": "reference", "version": "0.16.0", "key": "tp2-" + "ab" * 8},
+    "engine": {
+        "backend": "reference",
+        "model": "/models/tiny-llama",
+        "version": "0.16.0",
+        "key": "tp2-" + "ab" * 8,
+        "tensor_parallel": 2,
+    },
     "client": {"host": "n2", "same_host": False, "cpus": 2, "python": "3.11.2"},
 }
 

@@ -36,10 +36,19 @@ def test_the_table_shows_both_figures_the_change_and_how_sure_it_is() -> None:
         rows=[replace(SLOWER, low=8.0, high=32.0), FAILING],
     )
     lines = [" ".join(line.split()) for line in as_text(comparison_table(found)).splitlines()]
-    assert lines[-2:] == [
-        "8/s latency p99 (ms) 100 120 +20.0% 8.00 to 32.0 worse",
+    assert lines[-3:] == [
+        "8/s",
+        "latency p99 (ms) 100 120 +20.0% 8.00 to 32.0 worse",
         "errors 0 % 2.00 % - - worse, perhaps by chance",
     ]
+
+
+def test_a_figure_has_one_line_in_80_columns() -> None:
+    found = compare(measured("before"), measured("after", seed=1))
+    for rows in (found.rows, [*found.rows, replace(SLOWER, p_value=0.3, low=-1234.5, high=12345.6)]):
+        lines, _ = comparison_table(replace(found, rows=rows)).fitted(80)
+        assert max(map(len, lines)) <= 80
+        assert len(lines) == 2 + len({row.level for row in rows}) + len(rows)
 
 
 def test_different_workloads_have_no_verdict() -> None:

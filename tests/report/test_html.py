@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,6 +56,13 @@ def test_the_drawing_library_is_packed_once(monkeypatch: pytest.MonkeyPatch, tmp
         drawing_library.cache_clear()
         assert drawing_library() == r"é <\/script> <\!--" and len(packed) == times
     drawing_library.cache_clear()
+
+
+def test_the_header_names_model_nodes_gpus_and_parallelism() -> None:
+    header = report_page(report_data(make())).partition("</header>")[0]
+    for fact in ("model tiny-llama", "nodes n1, n2", "2 NVIDIA H200", "tensor parallel 2"):
+        assert f"<li>{fact}</li>" in header
+    assert "ensemble" not in header
 
 
 def test_the_page_has_figures_by_adapter_if_there_were_adapters() -> None:
@@ -383,6 +391,15 @@ def test_without_the_packages_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(TrtllmHpcError, match=r"(?s)is not installed.*pip install 'trtllm-hpc\[report\]'"):
         write_report(paths, "benchmark", tmp_path / "report.html")
+
+
+def test_a_python_without_docstrings_is_named_as_the_reason() -> None:
+    program = "from trtllm_hpc.report.html.chart import altair; altair()"
+    answer = subprocess.run(
+        [sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "TrtllmHpcError: Altair cannot be imported: Found no doc for" in answer.stderr
+    assert "next: unset PYTHONOPTIMIZE" in answer.stderr
 
 
 @pytest.mark.long

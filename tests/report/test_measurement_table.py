@@ -40,9 +40,10 @@ def test_one_level_as_a_whole() -> None:
     made = make(requests=20, warmup=2)
     result = made.measurement.levels[0]
     table = text(made)
-    first, second = table.splitlines()[:2]
+    first, second, third = table.splitlines()[:3]
     assert first == f"measurement benchmark, started {started(made)}"
-    assert second == "ensemble on n1: grpc, streaming; latencies in ms"
+    assert second == "model tiny-llama, nodes n1, n2, 2 NVIDIA H200, tensor parallel 2"
+    assert third == "grpc, streaming; latencies in ms"
     assert row(table, "8/s")[1:4] == ["0", "of", "20"]
     ttft = result.metrics["ttft_ms"]
     assert isinstance(ttft, dict)
@@ -205,9 +206,9 @@ def test_it_fits_its_width(width: int, slo: str | None) -> None:
 def test_eighty_columns_have_every_figure_and_sixty_the_most_important() -> None:
     made = make([OpenLoop(4.0)], requests=80, slo="ttft.p99<500ms")
     wide, narrow = (measurement_text(made.measurement, (), width).splitlines() for width in (80, 60))
-    assert wide[:7] == measurement_text(made.measurement, (), 100).splitlines()[:7]
-    assert wide[4].split()[-8:] == ["(1/s)", "(1/s)", "(1/s)", "p50", "p99", "p50", "p50", "p99"]
-    assert narrow[3].split() == ["finished", "goodput", "tokens", "TTFT", "latency"]
+    assert wide[:8] == measurement_text(made.measurement, (), 100).splitlines()[:8]
+    assert wide[5].split()[-8:] == ["(1/s)", "(1/s)", "(1/s)", "p50", "p99", "p50", "p50", "p99"]
+    assert narrow[5].split() == ["finished", "goodput", "tokens", "TTFT", "latency"]
 
 
 def test_the_summary_of_a_run_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

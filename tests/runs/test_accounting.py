@@ -88,7 +88,7 @@ def test_earlier_attempts_and_servers_before_a_renewal_count(
     serve = fake_slurm.add("COMPLETED", nodes="n1", submitted=now, started=now, ends=now + 3600)
     paths = with_gpus(submitted(home / "runs" / "demo-1", {"serve": serve}), serve=2)
     fake_slurm.assign(paths, {"serve": serve})
-    add(paths, "serve", (now - 7200, "stage_begin"), (now - 3600, "ready"), job_id="7")
+    add(paths, "serve", (now - 3599.5, "stage_begin"), (now + 0.5, "stage_end"), job_id="7")
     add(paths, "serve", (now + 1, "stage_begin"), (now + 3600, "stage_end"), job_id=serve)
     killed, ended = (RunPaths(paths.attempts / number) for number in "12")
     for attempt in (killed, ended):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -9,10 +11,14 @@ from tests.logs.runs import add_rank
 from tests.runs.conftest import RunOf
 from tests.schemas.check import documented
 from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
+from trtllm_hpc.cli.explain import command as explain
 from trtllm_hpc.cli.status import command
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.logs.causes.explain import Finding, capitalised
+from trtllm_hpc.logs.causes.table import causes
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.records import add_event
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
 LOST = "RuntimeError: NCCL error: remote process exited or there was a network error, NCCL version 2.14.3\n"
@@ -169,7 +175,7 @@ def test_the_jobs_own_reason_counts_unless_mpi_says_more(run: RunPaths) -> None:
         (
             "rank 0 on n1: model m answers every request with an error (Stub process 'a' is not healthy)",
             "triton-only-errors",
-            "trtllm-hpc logs RUN --rank 0",
+            " --rank 0",
         ),
         (
             "rank 0 on n1: the Python process of model preprocessing was killed or crashed",
@@ -231,3 +237,30 @@ def test_a_rank_without_a_record_yet_is_not_the_cause_beside_the_reason_that_the
     assert ids(run_status(run)) == ["rank-silent"]
     add_event(run, "serve", "failed", reason="The server was stopped by hand.")
     assert [it.sentence for it in run_status(run).causes] == ["The server was stopped by hand."]
+
+
+def test_what_to_do_names_the_run_and_its_job(run: RunPaths) -> None:
+    for cause in causes().values():
+        told = Finding.without_log(cause.id, cause.sentence, cause.next).naming("demo-1", "4711").next
+        assert not re.search(r"\b(RUN|JOB)\b", told), cause.id
+    add_rank(run, 0, log=INFO, ended_at=20.0, exit_code=-9)
+    lines = shown(run).splitlines()
+    submission = read_submission(run)
+    assert submission is not None
+    [following] = [line for line in lines if line.startswith("next: ")]
+    assert f"sacct -j {submission.stages['serve'].job_id} " in following
+    assert f"trtllm-hpc logs {call_name(run)} --rank 0" in following
+    explained = CliRunner().invoke(explain, [str(run.rank_log("serve", 0))]).output
+    assert "RUN" not in explained
+
+
+def test_what_the_cause_says_is_not_said_twice(run: RunPaths) -> None:
+    reason = "n1 sees no model in /m"
+    add_event(run, "serve", "preflight_failed", reason=reason)
+    assert [line for line in shown(run).splitlines() if reason in line] == [f"cause: {reason}."]
+    assert reason in run_status(run).sentence
+
+
+def test_a_sentence_begins_with_a_capital_letter_but_a_host_and_a_path_stay() -> None:
+    texts = ("the disk is full", "sbx-n1 has no disk", "/dev/shm is full", "n1: lost", "rank 0 on n1 died")
+    assert [capitalised(text)[:4] for text in texts] == ["The ", "sbx-", "/dev", "n1: ", "Rank"]

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, write_json
+from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.errors import ConfigError, RunNotFound
+from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, user_config_file, write_json
 from trtllm_hpc.runs.find import find_run, list_runs
+from trtllm_hpc.runs.hub import runs_folder
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 
@@ -212,8 +214,34 @@ def test_a_damaged_plan_is_an_error_without_traceback(runs: Path, content: str) 
         find_run(str(runs / "llama-2"), runs)
 
 
-def test_the_folder_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("TRTLLM_HPC_RUNS", raising=False)
-    assert default_runs_folder() == Path("runs")
+    assert default_runs_folder() == Path("runs").absolute()
+    profile = ClusterProfile(name="here", runs_folder="/site/runs")
+    assert runs_folder(profile) == Path("/site/runs")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    user_config_file().parent.mkdir()
+    user_config_file().write_text('runs_folder = "~/runs"\n')
+    assert default_runs_folder() == runs_folder(profile) == Path.home() / "runs"
     monkeypatch.setenv("TRTLLM_HPC_RUNS", "/scratch/runs")
-    assert default_runs_folder() == Path("/scratch/runs")
+    assert default_runs_folder() == runs_folder(profile) == Path("/scratch/runs")
+    monkeypatch.delenv("TRTLLM_HPC_RUNS")
+    for wrong in (
+        'runs_folder = "runs"',
+        "runs_folder = 7",
+        "",
+        "runs_folder: /runs",
+        'runs-folder = "/runs"',
+    ):
+        user_config_file().write_text(wrong)
+        with pytest.raises(ConfigError) as caught:
+            default_runs_folder()
+        [found] = caught.value.diagnostics
+        assert found.file == str(user_config_file()) and "/scratch/me/runs" in (found.hint or "")
+
+
+def test_an_empty_folder_of_runs_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunNotFound, match=f"there are no runs in {tmp_path}/runs") as caught:
+        find_run("latest", Path("runs"))
+    assert str(user_config_file()) in (caught.value.hint or "")

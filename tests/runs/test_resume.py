@@ -119,6 +119,17 @@ def test_a_run_that_lives_or_is_done_is_refused(
     assert len(fake_slurm.jobs) == 3 and not paths.attempts.exists()
 
 
+@pytest.mark.parametrize("name", ["jobs.json", "events/serve.jsonl"])
+def test_a_run_whose_jobs_may_live_is_refused(run_of: RunOf, fake_slurm: FakeSlurm, name: str) -> None:
+    paths = run_of(*FAILED)
+    leave_traces(paths)
+    (paths.folder / name).unlink()
+    (paths.folder / name).mkdir()
+    with pytest.raises(SubmissionError, match=f"{name} of run .* cannot be read, so its jobs may live: Is a"):
+        resume_run(paths)
+    assert new_jobs(fake_slurm, 3) == []
+
+
 def test_what_slurm_refuses_can_be_resumed_once_more(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
     paths = run_of(*FAILED)
     fake_slurm.trouble("sbatch", "sbatch: error: Batch job submission failed: Requested node is down")

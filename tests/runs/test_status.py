@@ -20,9 +20,10 @@ from tests.schemas.check import documented
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.options import json_text
-from trtllm_hpc.errors import ExitCode, SubmissionError
+from trtllm_hpc.errors import ExitCode, NotReady, StartFailed, SubmissionError
 from trtllm_hpc.paths import RunPaths, read_plan, write_json
 from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime import checks
@@ -112,6 +113,43 @@ def test_the_pending_reason_is_explained(run_of: RunOf, fake_slurm: FakeSlurm) -
     build, serve, _ = run_status(paths).stages
     assert "lower time_limit_minutes" in build.sentence
     assert serve.sentence == "waits in the queue: an earlier stage must come first"
+
+
+@pytest.mark.parametrize(
+    ("why", "at", "state"),
+    [
+        ("Prolog error", "1005", FAILED),
+        ("Prolog error", "5000", RunState.CANCELLED),  # of a later job
+        ("new disk", "1005", RunState.CANCELLED),
+    ],
+)
+@pytest.mark.parametrize("accounting", [True, False])
+def test_a_failed_prolog_is_no_cancellation(
+    run_of: RunOf, fake_slurm: FakeSlurm, why: str, at: str, state: RunState, accounting: bool
+) -> None:
+    paths = run_of("COMPLETED", "CANCELLED", "RUNNING")
+    fake_slurm.configure(accounting=accounting)
+    fake_slurm.set("102", "CANCELLED", nodes="n[1-2]", started="1000", ends="1006")
+    fake_slurm.drain("n2", why, at)
+    status = run_status(paths)
+    assert status.state is state
+    if state is FAILED:
+        assert status.sentence == "stage serve was ended: the site's prolog failed on n2"
+        assert (status.exit_code, status.causes[0].id) == (START, "slurm-prolog")
+
+
+def test_the_companion_does_not_wait_for_a_server_whose_prolog_failed(
+    run_of: RunOf, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_of("COMPLETED", "CANCELLED", "RUNNING")
+    fake_slurm.set("102", "CANCELLED", nodes="n[1-2]", started="1000", ends="1006")
+    fake_slurm.drain("n2", "Prolog error", "1005")
+    monkeypatch.setenv("TRTLLM_HPC_JOB_ID", "103")
+    with pytest.raises(StartFailed, match="the site's prolog failed on n2"):
+        endpoint_of(paths, 60.0)
+    fake_slurm.forget("102")  # the node of a companion may see another Slurm: that proves nothing
+    with pytest.raises(NotReady):
+        endpoint_of(paths, 0.0)
 
 
 def test_a_published_endpoint_is_serving_while_the_job_runs(run_of: RunOf) -> None:
@@ -355,6 +393,19 @@ def test_only_srun_knows_whether_a_signal_killed_a_script_that_recorded_no_end(
     assert f"companion has failed (exit code {code})" in run_status(paths).sentence
 
 
+@pytest.mark.parametrize(("ended", "note"), [("COMPLETED", ""), ("FAILED=3:0", " (exit code 3)")])
+def test_a_script_that_never_began_has_not_completed(run_of: RunOf, ended: str, note: str) -> None:
+    """A file that bash reads before the script, as BASH_ENV names it, has ended bash."""
+    paths = run_of("COMPLETED", ended, "COMPLETED")
+    paths.batch_log("serve").touch()
+    status = run_status(paths)
+    assert (status.state, status.exit_code) == (FAILED, START)
+    assert f"stage serve has failed{note}: its script never began, as if a file that" in status.sentence
+    job = json.loads(paths.jobs.read_text())["stages"]["serve"]["job_id"]
+    add_event(paths, "serve", "stage_end", job_id=job, exit_code=3)
+    assert "never began" not in run_status(paths).sentence
+
+
 def test_the_recorded_exit_code_goes_before_slurms(run_of: RunOf) -> None:
     """sacct of Slurm 22.05 shows the exit code 137 as 9, which means something else here."""
     paths = run_of("COMPLETED", "FAILED=9:0", "COMPLETED")
@@ -475,6 +526,13 @@ def test_a_damaged_record_is_named_and_ends_nothing(run_of: RunOf, file: str, co
     status = run_status(paths)
     assert f"; the run folder lacks {file}, or it is damaged" in status.sentence
     assert (status.state, status.instances) == (RunState.RUNNING, ())
+
+
+def test_a_server_without_a_started_instance_is_not_damaged(run_of: RunOf) -> None:
+    paths = run_of("COMPLETED", "FAILED=7:0", "FAILED=7:0")
+    write_json(paths.instances, [])  # as where HAProxy does not start
+    add_event(paths, "serve", "failed", reason="HAProxy could not bind port 8000")
+    assert run_status(paths).sentence.endswith("HAProxy could not bind port 8000")
 
 
 def test_a_lost_submission_record_is_named_of_a_run_that_was_submitted(run_of: RunOf) -> None:

@@ -218,6 +218,7 @@ SUSPECT = {2: "its process x is stopped"}
     ("observed", "decision", "returncode", "end"),
     [
         (seen(request=REQUEST), STOPPING, 1, End(0, "companion", REQUEST.reason)),
+        (seen(request=REQUEST), STOPPING, -9, End(0, "companion", REQUEST.reason)),  # it ignored SIGTERM
         (seen(signal="SIGTERM"), SIGNALLED, 0, End(143, "SIGTERM", "got SIGTERM")),
         (seen(signal="SIGTERM"), None, -15, End(143, "SIGTERM", "got SIGTERM")),
         (seen(signal="SIGTERM", records=ended(1)), SIGNALLED, 0, End(0, "SIGTERM", "got SIGTERM")),
@@ -236,19 +237,13 @@ SUSPECT = {2: "its process x is stopped"}
     ],
 )
 def test_how_a_rank_ends(observed: Observed, decision: Decision | None, returncode: int, end: End) -> None:
-    assert conclude(observed, decision, returncode, was_killed=False, is_over=True) == end
-
-
-def test_only_a_leader_that_had_to_be_killed_has_failed() -> None:
-    for rank, code in ((0, ExitCode.START), (1, ExitCode.OK)):
-        end = conclude(seen(rank), STOPPING, -9, was_killed=True, is_over=False)
-        assert end is not None and end.exit_code == code
+    assert conclude(observed, decision, returncode, is_over=True) == end
 
 
 def test_a_worker_that_ends_with_0_waits_for_the_cause() -> None:
     """TensorRT-LLM's workers end with 0 when the leader is lost."""
-    assert conclude(seen(1), None, 0, was_killed=False, is_over=False) is None
-    assert conclude(seen(1), None, 0, was_killed=False, is_over=True) == End(7, reason=UNREQUESTED)
+    assert conclude(seen(1), None, 0, is_over=False) is None
+    assert conclude(seen(1), None, 0, is_over=True) == End(7, reason=UNREQUESTED)
 
 
 # Recorded runs --------------------------------------------------------------------------
@@ -293,7 +288,7 @@ def test_the_ranks_of_a_recorded_run_end_as_they_did(run: dict[str, Any]) -> Non
         )
         decision = None if record.stopped_by is None else decided(observed)
         assert record.exit_code is not None
-        end = conclude(observed, decision, record.exit_code, was_killed=False, is_over=True)
+        end = conclude(observed, decision, record.exit_code, is_over=True)
         assert end is not None
         assert (end.stopped_by, end.blames) == (record.stopped_by, record.blames)
         if end.reason is not None and record.blames is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -103,6 +104,58 @@ def test_only_a_folder_of_the_python_backend_goes_with_a_rank(tmp_path: Path) ->
         (scratch / "python_environment").symlink_to(target)
     assert remove_leftovers(prefix) == [str(own), *(f"/tmp/{prefix}{rank}_x" for rank in (0, 1))]
     assert not own.exists() and elsewhere.exists()
+
+
+def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm may forget a job that runs: then a process with its id, or a locked folder, keeps its files."""
+    shm, scratch = tmp_path / "shm", tmp_path / "tmp"
+    monkeypatch.setattr(node, "SHM", shm)
+    monkeypatch.setattr(node, "SCRATCH", scratch)
+    shm.mkdir()
+    scratch.mkdir()
+    for parent, name in ((shm, "trt11_door0_"), (scratch, "trt11_0_0_")):
+        os.close(node.make_owned(name, parent)[1])
+    _, locked = node.make_owned("trt13_0_0_", scratch)
+    for job in (10, 11, 12, 13, 14):
+        (shm / f"trt{job}_0_0_region").touch()
+    for name in ("trt11_caches", "trt15_0_0_b", "python_env_x", "trtlocal11_0", "trt11"):
+        (scratch / name).mkdir()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    asked = tmp_path / "asked"
+    monkeypatch.setenv("PATH", f"{squeue.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+
+    def left_after(answer: str, own_id: str = "10") -> set[str]:
+        squeue.write_text(f"#!/bin/sh\n[ -z \"$SQUEUE_PARTITION\" ] || exit 1\necho >>'{asked}'\n{answer}\n")
+        squeue.chmod(0o755)
+        monkeypatch.setenv("SLURM_JOB_ID", own_id)
+        removed = node.remove_of_ended_jobs()
+        assert not any(Path(name).exists() for name in removed)
+        return {file.name for folder in (shm, scratch) for file in folder.iterdir()}
+
+    everything = left_after("exit 1")
+    # Without an answer, and from a controller that does not even know this job, nothing is known.
+    assert left_after("echo 12") == left_after("kill -9 $$") == everything
+    living = subprocess.Popen(["sleep", "60"], env={"SLURM_JOB_ID": "14"})
+    try:
+        of_ended = {name for name in everything if name.startswith("trt11_")}
+        assert len(of_ended) == 4
+        assert left_after("echo 12; echo 10") == everything - of_ended
+    finally:
+        living.kill()
+        living.wait()
+    os.close(locked)
+    left = left_after("echo 12; echo 10")
+    of_ended |= {name for name in everything if name.startswith(("trt13_", "trt14_"))}
+    assert left == everything - of_ended
+    (shm / "trt12_0_0_region").unlink()
+    (scratch / "trt15_0_0_b").rmdir()
+    asked.unlink()
+    left_after("exit 1")
+    assert not asked.exists(), "Slurm is asked only where something is left"
 
 
 def test_free_shared_memory_is_a_number() -> None:

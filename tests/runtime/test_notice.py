@@ -33,7 +33,10 @@ def test_a_ready_server_is_told(runtime: Runtime, webhook: Webhook) -> None:
 def test_a_failed_stage_is_told_with_its_reason(runtime: Runtime, webhook: Webhook) -> None:
     add_event(runtime.paths, "serve", "failed", reason="the engine is for 2 ranks")
     assert runtime("end", "serve", "7").returncode == 0
-    [notice] = webhook.notices
+    add_event(runtime.paths, "serve", "stage_begin")
+    assert runtime("end", "serve", "3").returncode == 0
+    notice, of_next_job = webhook.notices
+    assert of_next_job["text"].endswith("stage serve has failed (exit code 3)"), "its reason is not known"
     assert (notice["event"], notice["stage"], notice["exit_code"]) == ("failed", "serve", 7)
     assert "failed (exit code 7): the engine is for 2 ranks" in notice["text"]
 

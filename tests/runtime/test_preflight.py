@@ -141,6 +141,23 @@ def test_a_server_that_loads_the_model_itself_needs_its_folder_and_its_programs_
     assert problem(None, missing, **needs).startswith("there is no trtllm-serve on n0; take an image with")
 
 
+def test_a_rank_that_alone_does_not_see_the_engine_is_named_with_its_node(engine: Path) -> None:
+    sentence = problem(engine, changed(3, unseen_engine="/engines/e/output"))
+    assert sentence.startswith(
+        "rank 3 on n1 does not see the engine /engines/e/output; other ranks see it: mount its file"
+    )
+
+
+def test_a_small_limit_on_open_files_is_refused(runtime: Runtime, engine: Path) -> None:
+    assert problem(engine, changed(2, open_files=1024)) == ""
+    assert problem(engine, changed(2, open_files=64)).startswith(
+        "only 64 files may be open on n1 (ulimit -n), and a server needs 1024; add 'ulimit -S -n 1024' to the"
+    )
+    runtime.under = ["prlimit", "--nofile=64"]
+    assert preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="0")[0] == ExitCode.START
+    assert refusal(runtime).startswith("only 64 files may be open on")
+
+
 def test_engine_and_planned_release_are_compared(engine: Path) -> None:
     assert problem(engine, release="0.16.0") == ""
     assert "is of TensorRT-LLM 0.16.0, but the container has 0.17.0" in problem(engine, release="0.17.0")
@@ -215,10 +232,15 @@ def test_the_first_rank_of_a_node_records_the_gpu_models(
         assert [record.details[found] for record in records if record] == [[line] * 2, []]
 
 
-def test_the_other_ranks_compare_nothing(runtime: Runtime, engine: Path) -> None:
-    code, output, _ = preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="3")
+@pytest.mark.long
+def test_without_mpi_each_rank_judges_what_it_sees_itself(runtime: Runtime, engine: Path) -> None:
+    code, output, _ = preflight(runtime, engine, 4, TRTLLM_HPC_PROCID="3")
     assert code == 0 and "rank 3 of 4" in output
     assert read_events(runtime.paths) == []
+    assert preflight(runtime, engine / "none", 4, TRTLLM_HPC_PROCID="1")[0] == ExitCode.START
+    assert refusal(runtime).startswith(
+        f"rank 1 on {socket.gethostname()}: there is no engine in {engine}/none;"
+    )
 
 
 @pytest.mark.parametrize(

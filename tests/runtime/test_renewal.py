@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.runtime.conftest import Runtime
+from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.runtime.renewal import RENEWAL, Renewal, note_renewed
@@ -92,6 +99,50 @@ def test_jobs_that_fail_one_after_the_other_come_to_an_end(runtime: Runtime) -> 
     assert code != 0 and "4 jobs in a row" in said
 
 
+@pytest.mark.parametrize(
+    ("stopped_by", "exit_code", "ready", "state", "why"),
+    [
+        (RENEWAL, 0, True, "COMPLETED", None),
+        (None, 143, True, "TIMEOUT", None),
+        (None, 143, True, "", None),  # Slurm has forgotten it
+        (None, 143, False, "PREEMPTED", None),
+        (None, 143, False, "TIMEOUT", "it was not ready when its time was over"),
+        (SUPERVISOR, 7, True, "FAILED", "rank 0 on n1 was killed by signal 9"),
+        (None, None, True, "NODE_FAIL", "rank 0 on n1 was killed by signal 9"),
+        (None, None, False, "NODE_FAIL", "it was killed (NODE_FAIL)"),
+        (None, 137, False, "FAILED", "its exit code was 137"),
+    ],
+)
+def test_a_job_whose_end_was_planned_has_not_failed(
+    runtime: Runtime, stopped_by: str | None, exit_code: int | None, ready: bool, state: str, why: str | None
+) -> None:
+    paths = runtime.paths
+    serve(runtime, ready=ready, stopped_by=stopped_by)
+    if why is not None and why.startswith("rank"):
+        add_event(paths, "serve", "instance_end", instance=0, why=why, then="it is not started again")
+        add_event(paths, "serve", "failed", why=why)
+    add_event(paths, "serve", "door_restarted", why="the run went on after this")
+    if exit_code is not None:
+        add_event(paths, "serve", "stage_end", exit_code=exit_code, job_id="1")
+    Renewal("1", "2", failed=[{"job_id": "0", "why": "of old", "attempt": 1}]).write(paths.renewal)
+    (paths.attempts / "1").mkdir(parents=True)
+    begun = time.monotonic()
+    if why is None:
+        assert follow(runtime, state) == (0, "")
+        assert time.monotonic() - begun < 5, "it waits for nothing"
+    else:
+        following = runtime.start("follow", "--job=1", f"--state={state}", TRTLLM_HPC_JOB_ID="2")
+        assert eventually(lambda: (read := Renewal.read(paths.renewal)) and read.job_id == "2")
+        following.kill()  # in its pause
+        following.communicate()
+    renewal = Renewal.read(paths.renewal)
+    assert renewal is not None and renewal.failures == (0 if why is None else 1)
+    assert [(job["job_id"], job["why"], job["attempt"]) for job in renewal.failed] == [
+        ("0", "of old", 1),
+        *([] if why is None else [("1", why, 2)]),
+    ]
+
+
 def test_a_refused_next_job_is_told_and_the_server_goes_on(runtime: Runtime) -> None:
     assert runtime("begin", "serve", TRTLLM_HPC_JOB_ID="1").returncode == 0
     answer = runtime("next", "", TRTLLM_HPC_JOB_ID="1")
@@ -108,3 +159,42 @@ def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtim
     note_renewed(runtime.paths, stopped + 12.34)
     [event] = [event for event in read_events(runtime.paths) if event.name == "renewed"]
     assert event.data == {"number": 1, "downtime_s": 12.3}
+
+
+DOOR = """
+import os, signal, socket, sys
+signal.signal(signal.SIGUSR1, lambda *_: signal.signal(signal.SIGUSR1, signal.SIG_DFL))
+up = ",".join(["openai", "openai_0", *[""] * 15, "UP"])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["TRTLLM_HPC_DOOR"] + "/socket")
+listener.listen()
+while True:
+    connection, _ = listener.accept()
+    connection.recv(1 << 16)
+    connection.sendall(up.encode())
+    connection.close()
+"""
+"""A stand-in for HAProxy with an open request: after SIGUSR1 it stays, and still reaches the server."""
+
+
+def test_a_run_that_drains_publishes_nothing_and_does_not_fail(runtime: Runtime, tmp_path: Path) -> None:
+    paths, door = runtime.paths, tmp_path / "haproxy"
+    door.write_text(f"#!{sys.executable} -IS\n{DOOR}")
+    door.chmod(0o755)
+    paths.script("instance").write_text('while [ ! -e "$RUN/stop.json" ]; do sleep 0.05; done\n')
+    options = ["--count=1", "--minimum=1", "--restarts=0", "--leaders=0:0", "--drain-seconds=1"]
+    options += [f"--program={door}", "--kinds=openai", "--loopback"]
+    job = {"TRTLLM_HPC_JOB_ID": "1", "RUN": str(paths.folder)}
+    supervisor = runtime.start("instances", *options, **job)
+    assert eventually(lambda: read_events(paths))
+    paths.ready_record("serve").write_text(json.dumps({"models": ["m"], "started_at": 1.0}))
+    assert eventually(paths.endpoint.exists)
+    supervisor.send_signal(signal.SIGUSR1)
+    said, errors = supervisor.communicate(timeout=60)
+    assert (supervisor.returncode, errors) == (0, ""), said
+    events = read_events(paths, "serve")
+    names = ["server_start", "instance_ready", "ready", "draining", "server_stop"]
+    assert [event.name for event in events] == names
+    request = StopRequest.read(paths.stop_request)
+    assert request is not None and request.by == RENEWAL
+    assert request.requested_at - events[-2].time > 1, "the open request has its whole time"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.runtime.conftest import Runtime
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime import stage
+from trtllm_hpc.runtime.engine_cache.cache import link
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, Endpoint, RankRecord, add_event, read_events
 from trtllm_hpc.runtime.stage import SUBMISSION_VARIABLE
 from trtllm_hpc.runtime.stop import request_stop
@@ -55,6 +57,21 @@ def test_a_killed_supervisor_is_named_by_the_batch_script(
     stage.end(runtime.paths, "serve", code)
     reasons = [event.data["reason"] for event in read_events(runtime.paths) if "reason" in event.data]
     assert reasons == ([] if reason is None else [reason])
+
+
+@pytest.mark.parametrize(("own", "reasons"), [([], ["the companion was killed by signal 9"]), (["1"], [])])
+def test_a_companion_in_the_server_s_job_ends_once_and_is_named_if_it_was_killed(
+    runtime: Runtime, own: list[str], reasons: list[str]
+) -> None:
+    """Its script records its end itself, unless it was killed; then the batch script does."""
+    add_event(runtime.paths, "companion", "stage_begin")
+    for code in (*own, "137"):
+        assert runtime("end", "companion", code).returncode == 0
+    events = read_events(runtime.paths)
+    assert [event.data["reason"] for event in events if "reason" in event.data] == reasons
+    assert [event.data.get("exit_code") for event in events if event.name == "stage_end"] == [
+        int((*own, "137")[0])
+    ]
 
 
 def test_the_endpoint_of_a_killed_leader_goes_with_its_stage(runtime: Runtime) -> None:
@@ -132,3 +149,31 @@ def test_the_run_folder_can_be_an_option(runtime: Runtime, tmp_path: Path) -> No
     assert runtime("--run", other.folder, "stop", "--by=me", "--reason=enough").returncode == 0
     assert json.loads(other.stop_request.read_text())["reason"] == "enough"
     write_json(other.stop_request, {})
+
+
+def test_a_node_that_does_not_see_the_cache_does_not_say_that_the_engine_was_removed(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    entry = tmp_path / "engines" / "engine-0123456789abcdef"
+    link(runtime.paths.engine, entry / "output")
+    answer, host = runtime("begin", "serve", TRTLLM_HPC_JOB_ID="77"), socket.gethostname()
+    assert answer.returncode == ExitCode.START
+    [event] = read_events(runtime.paths, "serve")
+    assert event.data["reason"] == (
+        f"{host} does not see the engine {entry.name}: it was removed, or is not mounted"
+    )
+    assert event.data["next"].startswith(f"ls {entry} where you submit: if it is there, mount it on {host}")
+    assert answer.stderr == f"error: {event.data['reason']}.\n  next: {event.data['next']}\n"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_file_that_ends_every_bash_is_named(runtime: Runtime, tmp_path: Path, code: int) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text(f"exit {code}\n")
+    assert runtime("begin", "build", BASH_ENV=str(file)).returncode == ExitCode.START
+    [event] = read_events(runtime.paths, "build")
+    assert event.data["reason"] == (
+        f"bash ends in the file that BASH_ENV names, {file}, before a script begins"
+    )
+    file.write_text("echo a module system says hello\n")
+    assert runtime("begin", "build", BASH_ENV=str(file)).returncode == 0

@@ -125,3 +125,46 @@ def test_only_a_companion_that_began_and_then_fell_silent_is_missing(
     assert watch.missing() is None
     clock.sleep(2)
     assert watch.missing() == "the companion gave no sign of life for 15 s"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize(
+    ("state", "stops", "said"),
+    [("SUSPENDED", False, ": its job 8 is SUSPENDED"), ("TIMEOUT", True, ""), ("", False, "")],
+)
+def test_slurm_knows_what_has_become_of_a_companion_that_is_silent(
+    runtime: Runtime,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    begun: bool,
+    state: str,
+    stops: bool,
+    said: str,
+) -> None:
+    clock, paths = Clock(), runtime.paths
+    monkeypatch.setattr(stop, "time", clock)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f'#!/bin/sh\n[ "$4" = --jobs=8 ] && [ -n "{state}" ] && echo {state}\n')
+    squeue.chmod(0o755)
+    if begun:
+        paths.heartbeat.touch()
+        add_event(paths, "companion", "stage_begin", job_id="8")
+    else:
+        paths.jobs.write_text('{"stages": {"companion": {"job_id": "8"}}}')
+    watch = stop.CompanionWatch(paths, 120.0, 120.0)
+    watch.begin()
+    assert watch.missing() is None and StopRequest.read(paths.stop_request) is None
+    clock.sleep(16)
+    assert watch.missing() is None
+    request = StopRequest.read(paths.stop_request)
+    assert (request is not None) == stops
+    if request is not None:
+        assert (request.by, request.reason) == ("companion", "its job 8 has ended: TIMEOUT")
+        return
+    clock.sleep(105)
+    sentence = watch.missing()
+    assert sentence is not None and sentence.endswith(
+        f"within 120 s{said}" if not begun else f"for 120 s{said}"
+    )

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCELLED", "PREEMPTED")
 DIRECTIVES = (
-    "job-name", "output", "open-mode", "no-requeue", "partition", "account", "qos", "nodes", "ntasks",
-    "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time", "mail-type",
+    "job-name", "output", "open-mode", "no-requeue", "propagate", "partition", "account", "qos", "nodes",
+    "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time",
+    "mail-type",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
@@ -224,10 +225,17 @@ def sinfo(cluster: Cluster, arguments: list[str]) -> int:
     if arguments == ["--noheader", "--format=%P|%D|%G|%c|%m|%l"]:
         print("batch*|2|gpu:8|64|256000|infinite")
         return 0
-    if arguments != ["--noheader", "--list-reasons", "--partition=batch", "--format=%N|%T|%E"]:
+    of_nodes = [*arguments[:2], *arguments[3:]] == ["--noheader", "--list-reasons", "--format=%N|%H|%E"]
+    of_nodes = of_nodes and arguments[2].startswith("--nodes=")
+    if not of_nodes and arguments != [
+        "--noheader",
+        "--list-reasons",
+        "--partition=batch",
+        "--format=%N|%T|%E",
+    ]:
         cluster.violation("sinfo", " ".join(arguments))
-    for node, (state, why) in cluster.record["unavailable"].items():
-        print(f"{node}|{state}|{why}")
+    for node, (state, why, at) in cluster.record["unavailable"].items():
+        print(f"{node}|{at if of_nodes else state}|{why}")
     return 0
 
 

@@ -110,10 +110,10 @@ class FakeSlurm:
         with self._changed() as record:
             record.update(settings)
 
-    def drain(self, node: str, why: str) -> None:
-        """Take a node out of service."""
+    def drain(self, node: str, why: str, at: str = "Unknown") -> None:
+        """Take a node out of service, at a moment in seconds since the epoch."""
         with self._changed() as record:
-            record["unavailable"][node] = ("drained", why)
+            record["unavailable"][node] = ("drained", why, at)
 
     def limit(self, partition: str, **fields: str | int) -> None:
         """Give a partition limits, under Slurm's names for them."""

@@ -48,6 +48,15 @@ def test_additions_to_a_printed_state_are_ignored(text: str, name: str) -> None:
     assert parse_state(text) is STATES[name]
 
 
+@pytest.mark.parametrize(("user", "words"), [(1000, "was cancelled by root: by Slurm"), (0, "was cancelled")])
+def test_a_job_that_root_has_cancelled_is_somebody_elses_doing(
+    monkeypatch: pytest.MonkeyPatch, user: int, words: str
+) -> None:
+    monkeypatch.setattr("os.getuid", lambda: user)
+    state = parse_state("CANCELLED by 0")
+    assert (state.name, state.final) == ("CANCELLED", True) and state.sentence.startswith(words)
+
+
 @pytest.mark.parametrize(("text", "name"), [("TELEPORTING", "TELEPORTING"), ("", "UNKNOWN"), ("?", "?")])
 def test_an_unknown_state_is_reported_and_not_final(text: str, name: str) -> None:
     state = parse_state(text)

@@ -26,8 +26,29 @@ from trtllm_hpc.config.schemas import schema
 from trtllm_hpc.config.validate import all_keys
 
 JOB, CLUSTER = (Draft202012Validator(schema(name)) for name in ("job", "cluster"))
+TIME = re.compile(r"_(seconds|minutes)(_|$)")
 VALUES: tuple[Any, ...] = (
-    *(None, True, 0, 1, -1, 3, 0.5, -0.5, 1.5, 5000, 10**9, "", "a", "1", "/a", "a b", "auto", "float16"),
+    *(
+        None,
+        True,
+        0,
+        1,
+        -1,
+        3,
+        0.5,
+        -0.5,
+        1.5,
+        5000,
+        10**9,
+        "",
+        "a",
+        "1",
+        "2h",
+        "/a",
+        "a b",
+        "auto",
+        "float16",
+    ),
     *([], [1], [[1]], ["a"], ["/a"], ["-a"], [0.5], [None], {}, {"a": 1}, {"a": "auto"}, {"a": {"b": None}}),
 )
 
@@ -45,6 +66,21 @@ def complaints(validator: Draft202012Validator, value: Any) -> list[str]:
 @pytest.mark.parametrize("validator", [JOB, CLUSTER])
 def test_they_are_json_schema(validator: Draft202012Validator) -> None:
     Draft202012Validator.check_schema(validator.schema)
+
+
+@pytest.mark.parametrize("model", [JobFile, ClusterProfile])
+def test_every_key_in_seconds_or_minutes_takes_a_time(
+    model: type[JobFile] | type[ClusterProfile],
+) -> None:
+    keys = [key for key in all_keys(model) if TIME.search(key)]
+    assert len(keys) > 1
+    for key in keys:
+        wrong = []
+        try:
+            model.model_validate(nested([(key, "2h")]))
+        except ValidationError as error:
+            wrong = [it["loc"][-1] for it in error.errors()]
+        assert key.rpartition(".")[2] not in wrong
 
 
 def test_shipped_files_are_valid() -> None:

@@ -190,8 +190,8 @@ class Person:
         return found
 
 
-def bare_server(folder: Path, **serve: Any) -> dict[str, Any]:
-    """Sections of a job whose server is ready at once, for tests of Slurm in which nobody asks it."""
+def bare_server(folder: Path, *words: str, **serve: Any) -> dict[str, Any]:
+    """Sections of a job whose server is ready at once; ``words`` are more of ``bare_server.py``'s."""
     program = shutil.copy(Path(__file__).with_name("bare_server.py"), folder)
     model = folder / "model of a bare server"
     model.mkdir(exist_ok=True)
@@ -200,7 +200,7 @@ def bare_server(folder: Path, **serve: Any) -> dict[str, Any]:
     return {
         "model": {"path": str(model)},
         "engine": {"backend": "command"},
-        "serve": {"command": [sys.executable, str(program), "{address}", "{port}"], **serve},
+        "serve": {"command": [sys.executable, str(program), "{address}", "{port}", *words], **serve},
         "companion": {"enabled": False},
     }
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.ended import ended_when_asked
 from tests.schemas.check import documented
-from tests.slurm.conftest import Person, user_processes
+from tests.slurm.conftest import Person, bare_server, user_processes
 from tests.slurm.openai_clients import assert_answered_as_by_ensemble
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -547,3 +547,45 @@ def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, w
     assert "died first" not in person.status(run)["sentence"]
     assert person.has_no_jobs()
     assert person.status(run)["state"] == "failed"
+
+
+def test_a_node_that_does_not_see_the_engine_is_named(person: Person, engine: Path) -> None:
+    hidden = person.sandbox.nodes[1]
+    hidden.run(["mount", "-t", "tmpfs", "hidden", str(engine)])
+    try:
+        _, run = person.submit(person.job("unseen", **two_ranks(engine)), exit_code=ExitCode.START)
+    finally:
+        hidden.run(["umount", str(engine)])
+    sentence = person.status(run)["sentence"]
+    assert f"rank 1 on {hidden.name} does not see the engine {engine}; other ranks" in sentence
+
+
+def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(person: Person) -> None:
+    """SIGUSR1 ends every process of the job, with the batch script that would clean up."""
+    job = person.job("signalled", **bare_server(person.folder))
+    words = ("trtllm-hpc", "submit", job, "--cluster", person.profile)
+    assert person.run("prlimit", "--nofile=64:", "--fsize=100000000:", *words).returncode == 0
+    [job_id] = person.jobs_in_queue()
+    run = RunPaths(max((person.folder / "runs").glob("signalled-*")))
+    assert eventually(run.endpoint.exists, 60), person.status(run)
+    record = RankRecord.read(run.rank_record("preflight", 0))
+    assert record is not None and record.details["open_files"] > 64
+    person.slurm("scancel", "--signal=USR1", "--full", job_id)
+    assert person.has_no_jobs()
+    left = [name for name in person.leftovers() if f"trt{job_id}_" in name]
+    assert left
+    following = person.serves(job)
+    assert [name for name in person.leftovers() if f"trt{job_id}_" in name] == []
+    person.cancel(following)
+
+
+def test_a_script_that_never_begins_has_failed(person: Person) -> None:
+    start = person.folder / "start.sh"
+    start.write_text("exit 0\n")
+    job = person.job("never", **bare_server(person.folder))
+    person.environment["BASH_ENV"] = str(start)
+    _, run = person.submit(job, exit_code=ExitCode.START)
+    del person.environment["BASH_ENV"]
+    assert "stage serve has failed: its script never began" in person.status(run)["sentence"]
+    _, run = person.submit(job, "--set", f"cluster.environment.BASH_ENV={start}", exit_code=ExitCode.START)
+    assert f"bash ends in the file that BASH_ENV names, {start}, before" in person.status(run)["sentence"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import Person
+from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
@@ -49,6 +49,38 @@ def test_the_next_job_serves_on_and_clients_follow_it(person: Person, engine_alo
     [renewed] = [event for event in read_events(run, "serve") if event.name == "renewed"]
     assert 0 < renewed.data["downtime_s"] < 90
     print(f"nobody served for {renewed.data['downtime_s']} s; {len(answers)} answers meanwhile")
+    person.cancel(run)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_open_streams_end_before_the_next_job_serves_three_times_in_a_row(person: Person) -> None:
+    """Each server is older than the minute within which a door must see a ready server."""
+    limits = {"time_limit_minutes": 5, "ready_timeout_seconds": 60, "drain_seconds": 60}
+    server = bare_server(person.folder, "0.2", renew=True, keep_running=True, **limits)
+    run = person.serves(person.job("streams", **server))
+    jobs: list[str] = []
+    for _ in range(3):
+        jobs.append(serve_stage(person, run)["job_id"])
+        with person.command("trtllm-hpc", "client", run.folder, "--prompt=x", "--max-tokens=400") as stream:
+            assert eventually(lambda: time.time() > ready_at(run) + 61, 90)
+            person.slurm("scancel", "--signal=USR1", "--batch", jobs[-1])
+            states = set()
+            while stream.poll() is None:
+                status = person.status(run)
+                states.add((status["state"], "open requests may end" in status["sentence"]))
+            said, errors = stream.communicate()
+            assert stream.returncode == 0 and said.split()[399] == "399", errors
+        assert states <= {("serving", False), ("running", True), ("running", False), ("pending", False)}
+        assert ("running", True) in states
+        assert eventually(lambda: renewals(run) == list(range(1, len(jobs) + 1)), 60), person.status(run)
+    status = person.status(run)
+    assert (status["state"], status["failed_jobs"]) == ("serving", [])
+    assert "failed" not in {event.name for event in read_events(run, "serve")}
+    accounted = person.slurm(
+        "sacct", "--allocations", "--noheader", "--format=state,exitcode", "--jobs", ",".join(jobs)
+    )
+    assert [line.split() for line in accounted.splitlines()] == [["COMPLETED", "0:0"]] * 3
     person.cancel(run)
 
 
@@ -130,6 +162,12 @@ def break_gpu(run: RunPaths) -> None:
 def serve_stage(person: Person, run: RunPaths) -> dict[str, Any]:
     stages: list[dict[str, Any]] = person.status(run)["stages"]
     return next(stage for stage in stages if stage["stage"] == "serve")
+
+
+def ready_at(run: RunPaths) -> float:
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
+    return endpoint.ready_at
 
 
 def waiting_job(run: RunPaths) -> str | None:

@@ -120,9 +120,12 @@ def test_without_streaming_there_is_no_interactivity_and_no_frontier(tmp_path: P
 
 
 def by_pandas(points: list[Point]) -> list[bool]:
-    """The definition, literally: no valid row is at least as good in both and better in one."""
+    """The definition, literally: no row that counts is at least as good in both and better in one."""
     rows = pd.DataFrame(
-        [(it.tokens_per_s_per_user, it.output_tokens_per_s_per_gpu, it.valid) for it in points],
+        [
+            (it.tokens_per_s_per_user, it.output_tokens_per_s_per_gpu, it.valid and it.holds_slo is not False)
+            for it in points
+        ],
         columns=["user", "gpu", "valid"],
     )
     valid = rows[rows.valid]
@@ -139,7 +142,10 @@ def test_the_frontier_is_what_pandas_says(seed: int) -> None:
     draw = random.Random(seed)
     # Few different values, so that many points are equal in one figure or in both.
     points = [
-        point(str(place), draw.randint(1, 9), draw.randint(1, 9), valid=draw.random() < 0.8)
+        replace(
+            point(str(place), draw.randint(1, 9), draw.randint(1, 9), valid=draw.random() < 0.8),
+            holds_slo=draw.choice((True, False, None)),
+        )
         for place in range(draw.choice((0, 1, 2, 40)))
     ]
     assert frontier(points) == by_pandas(points)
@@ -149,6 +155,14 @@ def test_the_frontier_of_a_measured_sweep_is_what_pandas_says(tmp_path: Path) ->
     points = list(grid(tmp_path / "s").results().points)
     assert [it.frontier for it in points] == by_pandas(points)
     assert sum(it.frontier for it in points) > 2
+
+
+@pytest.mark.parametrize("slo", ["ttft.p99<800ms,tpot.p99<30ms", "ttft.p99<50ms", "itl.p99<20ms"])
+def test_the_best_level_is_on_the_frontier(tmp_path: Path, slo: str) -> None:
+    results = grid(tmp_path / "s").results(slo=slo)
+    on = {(it.variant, it.level) for it in results.points if it.frontier}
+    best = {(it.variant, it.level) for it in results.best.ranking[:1]}
+    assert best <= on and len(best) == 1
 
 
 # The best variant -------------------------------------------------------------------------------------

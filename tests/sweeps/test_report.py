@@ -230,6 +230,12 @@ def test_the_page_names_the_best_variant_and_what_is_without_figures(
             assert shown in text
         headings = report.page.inner_text("table.sortable thead")
         assert TP.replace(".", ".") in headings and "name" not in headings
+        box = report.page.locator(".scroll:has(.sortable)")
+        assert box.evaluate("it => it.scrollWidth - it.clientWidth") == 0, "a column is cut at 1280 pixels"
+        # Of its twelve levels three miss the SLO, and one is not valid, which is a cross.
+        for fill, count in (('[fill="transparent"]', 4), (':not([fill="transparent"])', 8)):
+            points = report.page.locator(f"#chart-frontier .mark-symbol.role-mark path[aria-label]{fill}")
+            assert points.count() == count
         point = report.page.locator("#chart-frontier .mark-symbol path").first
         point.hover(force=True)
         report.page.wait_for_selector("#vg-tooltip-element.visible")

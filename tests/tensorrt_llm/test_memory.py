@@ -374,8 +374,8 @@ def test_an_encoder_takes_memory_too() -> None:
         ({"model_type": "mamba"}, "no sum for models of type 'mamba'"),
         ({}, "no sum for models of type None"),
         ({**LLAMA_2_7B, "hidden_size": None}, "its config.json has no 'hidden_size'"),
-        ({**LLAMA_2_7B, "num_hidden_layers": "32"}, "sizes that are no positive numbers"),
-        ({**LLAMA_2_7B, "num_attention_heads": 0}, "sizes that are no positive numbers"),
+        ({**LLAMA_2_7B, "num_hidden_layers": "32"}, "num_hidden_layers in config.json is '32', and must"),
+        ({**LLAMA_2_7B, "num_attention_heads": 0}, "num_attention_heads in config.json is 0, and must be a"),
     ],
 )
 def test_a_model_that_cannot_be_counted_is_told_in_a_sentence(config: dict[str, Any], sentence: str) -> None:

@@ -489,6 +489,9 @@ def test_the_server(checked: Checked, tmp_path: Path, monkeypatch: pytest.Monkey
     assert state(checked(cluster={"triton": {"server": "no-such-server"}}), "tritonserver") == "unknown"
     assert state(checked(cluster={**local, "triton": {"server": "/bin/sh"}}), "tritonserver") == "ok"
     assert state(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver") == "ok"
+    versions = {"numpy": "2.2.6", "nvidia-pytriton": "0.7.0"}
+    monkeypatch.setattr("trtllm_hpc.runtime.checks.installed_versions", lambda names: versions)
+    says(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver", "has NumPy 2.2.6")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     says(checked(cluster={**local, "triton": {"server": "pytriton"}}), "tritonserver", "no pytriton")
 

@@ -108,7 +108,28 @@ def test_submit_goes_on_with_what_is_to_be_ignored(fake_slurm: FakeSlurm, types:
     words = ("submit", "wordy.yaml", "--cluster", "./here.yaml", "--ignore", "prompt-length")
     code, _, errors = types(*words)
     assert code == 0 and len(fake_slurm.jobs) == 3
-    assert "warning: prompt-length: the companion's prompt" in errors  # still said
+    [line] = [line for line in errors.splitlines() if "warning: prompt-length: the companion" in line]
+    assert line.endswith(" (ignored)")  # still said, but not that submit refuses it
+
+
+def test_doctor_ignores_what_submit_ignores(types: Types, home: Path) -> None:
+    """A server that needs no weights is told how to go on without them, and then everything is met."""
+    (home / "model").mkdir()
+    (home / "model/config.json").write_text("{}")
+    (home / "model/tokenizer.json").write_text("{}")
+    (home / "dummy.yaml").write_text(
+        "name: dummy\nengine: {backend: command}\n"
+        "model: {path: model}\n"
+        'serve: {command: [env, "{model}", --port, "{port}", --load-format, dummy]}\n'
+    )
+    code, output, _ = types("doctor", "dummy.yaml", "--cluster", "local")
+    [row] = [line for line in output.splitlines() if line.startswith("model-files")]
+    assert code == ExitCode.CONFIG and "fail" in row and "--ignore model-files" in row
+    code, output, _ = types("doctor", "dummy.yaml", "--cluster", "local", "--ignore", "model-files")
+    [row] = [line for line in output.splitlines() if line.startswith("model-files")]
+    assert code == 0 and "warn" in row and "(ignored)" in row
+    code, _, errors = types("doctor", "dummy.yaml", "--cluster", "local", "--ignore", "model-fils")
+    assert code == ExitCode.CONFIG and "no check is called 'model-fils'" in errors
 
 
 def test_a_check_that_is_not_there_cannot_be_ignored(fake_slurm: FakeSlurm, types: Types) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,40 @@ def test_a_model_that_is_not_whole(checked: Checked, model: Path) -> None:
     says(checked(), "model-files", "no config.json")
 
 
+@pytest.mark.parametrize("backend", ["tensorrtllm", "reference"])
+def test_a_configuration_that_the_weights_contradict(checked: Checked, model: Path, backend: str) -> None:
+    engine = {"backend": backend, "tensorrt_llm_version": "0.16.0" if backend == "tensorrtllm" else None}
+    for layers in (-1, 0, "2"):
+        write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": layers})
+        says(
+            checked(engine=engine),
+            "model-files",
+            f"num_hidden_layers in config.json is {layers!r}, and must be",
+        )
+    write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": 10**9})
+    index, shard = model / "model.safetensors.index.json", "model-00001-of-00002.safetensors"
+    names = {f"model.layers.{number}.mlp.up_proj.weight": shard for number in range(2)}
+    write_json(index, {"weight_map": names})
+    wrong = f"config.json in {model} says 1000000000 layers, and the weights have 2"
+    says(checked(engine=engine), "model-files", wrong)
+    index.unlink()
+    header = json.dumps({"transformer.h.1.mlp.c_fc.weight": {"data_offsets": [0, 1]}}).encode()
+    (model / shard).write_bytes(len(header).to_bytes(8, "little") + header + bytes(2000))
+    says(checked(engine=engine), "model-files", wrong)
+    write_json(model / "config.json", {**LLAMA_3_8B, "num_hidden_layers": 1})
+    assert state(checked(engine=engine), "model-files") == "ok", "more layers predict further tokens"
+
+
+def test_a_file_where_a_folder_must_be(checked: Checked, model: Path) -> None:
+    file = model / "tokenizer.json"
+    found = checked(model={"path": str(file), "synthetic": None, "family": "llama", "tokenizer": str(file)})
+    says(found, "model-files", f"model.path {file} is a file")
+    assert found["model-files"].hint == f"set model.path to its folder, {model}"
+    named = checked(engine={"directory": str(file)})
+    says(named, "engine-folder", f"{file} is a file")
+    says(found, "tokenizer", f"the tokenizer's folder {file} cannot be read: Not a directory")
+
+
 def test_a_model_without_a_configuration_is_refused_for_the_llm_api_too(
     checked: Checked, model: Path
 ) -> None:
@@ -100,6 +135,18 @@ def test_a_model_that_only_the_nodes_see(checked: Checked) -> None:
     rows = checked(model={"path": "/nowhere/llama", "synthetic": None, "family": "llama"})
     assert {state(rows, name) for name in ("tokenizer", "memory")} == {"unknown"}
     assert state(rows, "model-files") == "warn" and "ls /nowhere/llama" in (rows["model-files"].hint or "")
+
+
+@pytest.mark.parametrize(
+    ("path", "hub"), [("Qwen/Qwen3-8B", True), ("Qwen3-8B", False), ("a/Qwen/Qwen3-8B", False)]
+)
+def test_a_name_of_the_hub_as_a_path_leads_to_the_hub(
+    checked: Checked, tmp_path: Path, path: str, hub: bool
+) -> None:
+    model = {"path": f"{tmp_path}/{path}", "synthetic": None, "family": "llama"}
+    found = checked(model=model)["model-files"]
+    assert found.state == "warn"
+    assert ("--set model.hub=Qwen/Qwen3-8B" in (found.hint or "")) == hub
 
 
 def test_a_model_that_is_not_on_a_file_system_which_this_machine_sees(

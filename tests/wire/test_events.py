@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
+from trtllm_hpc.wire import openai, triton_response
 from trtllm_hpc.wire.events import Event, EventReader
 
 STREAM = (
@@ -21,3 +25,23 @@ def test_an_event_is_found_as_soon_as_it_is_whole(cut: int) -> None:
     assert [event for _, event in found] == EVENTS
     assert [at for at, _ in found] == [end // cut * cut for end in ENDS]
     assert reader.end() == [Event(b"[DONE]")] and reader.end() == []
+
+
+@pytest.mark.parametrize(
+    ("stream_error", "content", "end"),
+    [
+        (openai.stream_error, b'data: {"choices": [{"text": "error"}]}\n\n', b"data: [DONE]\n\n"),
+        (triton_response.generate_error, b'data: {"text_output": "error"}\n\n', b""),
+    ],
+)
+def test_an_error_is_searched_at_the_end_of_a_stream_which_takes_no_time(
+    stream_error: Callable[[bytes], str | None], content: bytes, end: bytes
+) -> None:
+    """Other requests are timed while one stream is searched."""
+    long = content * 100_000
+    begun_s = time.thread_time()
+    assert stream_error(long + end) is None
+    assert time.thread_time() - begun_s < 0.01
+    message = "out of memory, " * 1000
+    error = b'event: error\ndata: {"error": "%b"}\n\n' % message.encode()
+    assert stream_error(long + error + end) == message

@@ -44,7 +44,7 @@ def plan(
     """Return what a job file and a profile lead to, without writing anything.
 
     Args:
-        runs: folder of the runs; by default the profile's, else ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+        runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, the user's, the profile's, else ``./runs``.
 
     Others, and the errors, are those of :func:`load_job`.
 
@@ -110,17 +110,19 @@ def doctor(
     cluster: Path | str | None = None,
     settings: Sequence[str] = (),
     runs: Path | str | None = None,
+    *,
+    ignored_checks: Collection[str] = (),
 ) -> DoctorReport:
     """Check a job, this machine and the cluster; without a job, machine and cluster.
 
     Nothing is written but the small files of a ``model.hub``.
 
     What the checks find is no error: see ``ok`` and ``checks`` of the report.
-    Arguments and errors are those of :func:`plan`.
+    Arguments and errors are those of :func:`plan` and :func:`submit`.
     """
     from trtllm_hpc.config.path_errors import path_errors
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-    from trtllm_hpc.validation.checks import row_of, rule_rows, run_checks
+    from trtllm_hpc.validation.checks import ignoring, row_of, rule_rows, run_checks
     from trtllm_hpc.validation.job_checks import memory_of
 
     if job is None:
@@ -128,7 +130,7 @@ def doctor(
     else:
         context = check_context(JobSource.of(job, cluster, settings, runs))
     with path_errors(context.job if context.has_job else None, context.cluster):
-        checks = run_checks(context)
+        checks = ignoring(run_checks(context), ignored_checks)
         memory = memory_of(context) if context.has_job else None
     return DoctorReport(
         checks=tuple(map(row_of, checks)),

@@ -203,7 +203,12 @@ class Measurement:
 
     def _next_step(self) -> str:
         """Return the next step, by what failed most often."""
-        from trtllm_hpc.bench.analysis.validity import SERVER_GONE, requests_without_server
+        from trtllm_hpc.bench.analysis.validity import (
+            SERVER_GONE,
+            TIMED_OUT,
+            requests_without_server,
+            unanswered_at_the_end,
+        )
 
         run, failed = call_name(self.paths), [one for one in self.records if one.measured and not one.ok]
         if not is_run(self.paths.folder):
@@ -212,7 +217,13 @@ class Measurement:
             return f"trtllm-hpc status {run}"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"
-        if 2 * sum(one.status == "DEADLINE_EXCEEDED" for one in failed) > len(failed):
+        answered = self.summary.check is not None and self.summary.check.answered > 0
+        if unanswered_at_the_end(self.records) and (answered or any(one.ok for one in self.records)):
+            return (
+                f"trtllm-hpc logs {run} --rank 0 shows what the server did last; with "
+                "serve.hang_timeout_seconds a server that hangs is ended"
+            )
+        if 2 * sum(one.status == TIMED_OUT for one in failed) > len(failed):
             limit = self.summary.settings.get("request_timeout_seconds")
             return f"raise --timeout-seconds (now {limit}), or request a lower rate or shorter answers"
         return f"trtllm-hpc logs {run} --rank 0"

@@ -68,7 +68,7 @@ class Run:
         refused, is never the latest; its job's name finds it if no run of that job was submitted.
 
         Args:
-            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
             RunNotFound: there is none, or there are several.

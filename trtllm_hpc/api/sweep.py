@@ -100,7 +100,7 @@ class Sweep:
         """Return a sweep by its folder, its id or the beginning of it, its job's name, or ``latest``.
 
         Args:
-            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else ``./runs``.
+            runs: folder of the runs; by default ``$TRTLLM_HPC_RUNS``, else the user's, else ``./runs``.
 
         Raises:
             RunNotFound: there is none, or there are several.

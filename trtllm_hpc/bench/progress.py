@@ -203,7 +203,7 @@ def read_progress(path: Path) -> Snapshot | None:
         plain: Any = read_json(path)
         step = Step(**known_fields(Step, plain["step"]))
         return Snapshot(**{**known_fields(Snapshot, plain), "step": step})
-    except (AttributeError, ValueError, TypeError, KeyError):
+    except (OSError, AttributeError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -45,6 +45,7 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
             "backend": job.engine.backend,
             "model": job.model.path or job.model.synthetic,
             "tensorrt_llm": plan.get("release"),
+            **_parallelism(job),
             **_built(paths, plan),
         },
         "client": _client(endpoint),
@@ -86,6 +87,7 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
         "models": list(endpoint.models),
         "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
         "world_size": world_sizes[0] if world_sizes else None,
+        "gpus": RunSnapshot(paths).planned_gpus.get("serve", 0),
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
         **_container(paths),
@@ -108,6 +110,13 @@ def _rank(paths: RunPaths, step: str, rank: int, preflights: list[RankRecord]) -
     seen = preflight.details if preflight else {}
     found = {name: seen[name] for name in ("gpus", "gpu_models", "mpi_library") if seen.get(name)}
     return {"rank": rank, "host": record.host, **found}
+
+
+def _parallelism(job: JobFile) -> dict[str, int]:
+    """Return over how many ranks a server splits the model; nothing of servers that are not alike."""
+    kinds = () if job.serve.disaggregated else ("tensor", "pipeline", "context", "moe_expert")
+    sizes = {f"{kind}_parallel": getattr(job.engine, f"{kind}_parallel") for kind in kinds}
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _container(paths: RunPaths) -> dict[str, Any]:

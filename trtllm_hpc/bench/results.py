@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.paths import read_json, write_json
+from trtllm_hpc.paths import RunPaths, call_name, read_json, write_json
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -265,4 +265,5 @@ def read_measurement(path: Path) -> MeasurementSummary:
         plain = read_json(path)
         if isinstance(plain, dict) and plain.get("format", FORMAT) == FORMAT:
             return _json_form().validate_python(plain)
-    raise RunNotFound(f"{path} is not a measurement that this version can read.", hint="trtllm-hpc bench RUN")
+    hint = f"trtllm-hpc bench {call_name(RunPaths(path.parent.parent))}"
+    raise RunNotFound(f"{path} is not a measurement that this version can read.", hint=hint)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from io import StringIO
-from typing import Any
+from contextlib import suppress
+from io import StringIO, TextIOWrapper
+from typing import Any, TextIO
 
 import click
 
@@ -61,8 +63,18 @@ _SHARED = {
 """Commands that live in another command's module."""
 
 
-class _OutputClosed(Exception):
-    """The reader of our output has closed it, as in ``trtllm-hpc logs | head``."""
+_ASCII = str.maketrans({"─": "-", "…": "..."})
+"""For encodings without these; other letters become escapes such as ``\\u2192``."""
+
+_MEANT = {
+    **dict.fromkeys(("serve", "start", "run", "launch"), "submit"),
+    **dict.fromkeys(("validate", "check", "lint"), "doctor"),
+    **dict.fromkeys(("list", "ls", "ps"), "runs"),
+    **dict.fromkeys(("stop", "kill"), "cancel"),
+    "chat": "client --chat",
+    "--dry-run": "render",
+}
+"""Words of other programs, and what they are here."""
 
 
 class LazyGroup(click.Group):
@@ -110,21 +122,24 @@ class MainGroup(LazyGroup):
     """The group of all commands."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; click itself would exit with 1 on a broken pipe."""
+        """Run the command; an option of other programs leads to the command that does it here."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _OutputClosed from None
+        except click.NoSuchOption as error:
+            if (meant := _MEANT.get(error.option_name)) is None:
+                raise
+            message = f"No such option {error.option_name!r}. Did you mean the command {meant!r}?"
+            raise click.UsageError(message, error.ctx) from None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; for a wrong name suggest the nearest right one."""
+        """Find the command; for a wrong name suggest what it means elsewhere, or the nearest right one."""
         if args and args[0] not in (*COMMANDS, *UNLISTED) and not args[0].startswith("-"):
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            guess = f" Did you mean {near[0]!r}?" if near else ""
+            near = _MEANT.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
+            guess = f" Did you mean {near!r}?" if near else ""
             ctx.fail(f"No such command {args[0]!r}.{guess}")
         return super().resolve_command(ctx, args)
 
@@ -163,31 +178,66 @@ def main(args: Sequence[str] | None = None) -> Any:
     # Imports make thousands of objects and no garbage: looking for it after each 700 takes a twentieth of
     # a short command's time.
     gc.set_threshold(20_000)
+    _prepare_streams()
     if "_TRTLLM_HPC_COMPLETE" in os.environ:
         importlib.import_module("trtllm_hpc.cli.completion")  # registers our completion for bash
+        command.main(prog_name="trtllm-hpc")
+    code = _run(sys.argv[1:] if args is None else list(args))
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            _drop_output(stream)  # or Python would flush it again, and exit with 120
+    sys.exit(code)
+
+
+def _run(args: list[str]) -> int:
+    """Run the command, print its error, and return the exit code."""
     try:
-        code = command.main(args=args, prog_name="trtllm-hpc", standalone_mode=False)
+        with command.make_context("trtllm-hpc", args) as context:
+            code = command.invoke(context)
         sys.stdout.flush()
-    except click.exceptions.Abort:
-        click.echo("Interrupted.", err=True)
-        sys.exit(ExitCode.INTERRUPTED)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except (click.exceptions.Abort, KeyboardInterrupt, EOFError) as error:
+        # The terminal has written ^C into the line.
+        click.echo(
+            "Interrupted." if isinstance(error, click.exceptions.Abort) else "\nInterrupted.", err=True
+        )
+        return ExitCode.INTERRUPTED
     except click.ClickException as error:
         text = StringIO()
         error.show(text)
         _print_error(text.getvalue().rstrip("\n"))
-        sys.exit(error.exit_code)
+        return error.exit_code
     except TrtllmHpcError as error:
         _print_error(f"error: {error}")
-        sys.exit(error.exit_code)
-    except _OutputClosed:
-        _drop_output()
-        sys.exit(ExitCode.OK)
+        return error.exit_code
+    except BrokenPipeError:  # the reader has closed our output, as in "trtllm-hpc logs | head"
+        return ExitCode.OK
     except OSError as error:
         # A full disk or a folder without permission is no fault of the program: a traceback would
         # only hide the one line that helps.
         _print_error(f"error: {_system_error(error)}")
-        sys.exit(ExitCode.INTERNAL)
-    sys.exit(code if isinstance(code, int) else ExitCode.OK)
+        return ExitCode.INTERNAL
+    return code if isinstance(code, int) else ExitCode.OK
+
+
+def _prepare_streams() -> None:
+    """Replace closed streams, and print what an encoding lacks in other letters instead of failing."""
+    codecs.register_error("trtllm-hpc", _in_ascii)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by the caller: the next file to be opened would get its number
+            setattr(sys, name, open(os.devnull, "w" if number else "r"))  # noqa: PTH123, SIM115
+        elif number and isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="trtllm-hpc")
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end].translate(_ASCII)
+    return text.encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 def _print_error(text: str) -> None:
@@ -195,7 +245,8 @@ def _print_error(text: str) -> None:
     from trtllm_hpc.logs.reading import escaped
     from trtllm_hpc.report.tables import terminal_width, wrap
 
-    click.echo(wrap(escaped(text), terminal_width(sys.stderr)), err=True)
+    with suppress(BrokenPipeError):
+        click.echo(wrap(escaped(text), terminal_width(sys.stderr)), err=True)
 
 
 def _system_error(error: OSError) -> str:
@@ -205,11 +256,11 @@ def _system_error(error: OSError) -> str:
         return f"{os.fsdecode(error.filename)}: {reason}."
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         # Errors about our own files name the file, so this is the terminal or its redirection.
-        _drop_output()
+        _drop_output(sys.stdout)
         return f"The output cannot be written: {reason}."
     return f"{reason}."
 
 
-def _drop_output() -> None:
+def _drop_output(stream: TextIO) -> None:
     """Discard what Python still flushes when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

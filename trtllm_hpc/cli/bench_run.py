@@ -13,6 +13,8 @@ from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     EXISTING_FOLDER,
     Command,
+    ParameterType,
+    Time,
     json_option,
     optional_run,
     runs_folder,
@@ -22,7 +24,7 @@ from trtllm_hpc.cli.options import (
     valid_text,
     wait_option,
 )
-from trtllm_hpc.errors import ConfigError, InvalidMeasurement, TrtllmHpcError
+from trtllm_hpc.errors import ConfigError, InvalidMeasurement
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.find import find_run, is_run
 
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.benchmark import Benchmark
     from trtllm_hpc.config.job import JobFile
 
-    _ParameterType = click.ParamType[Any]
-else:
-    _ParameterType = click.ParamType  # generic only in the newest releases of click
 _GIVEN = f"{__name__}.given"
 
 
@@ -84,7 +83,7 @@ class _Setting(NamedTuple):
         )
 
 
-class _Listed(_ParameterType):
+class _Listed(ParameterType):
     """One value, or several separated by commas."""
 
     name = "list"
@@ -101,7 +100,8 @@ class _Listed(_ParameterType):
 
 _TYPES: Mapping[str, Any] = {
     "N": click.INT,
-    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SECONDS", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
+    **dict.fromkeys(("RATE", "SHAPE", "FACTOR", "SHARE", "TOKENS", "TURNS"), click.FLOAT),
+    "SECONDS": Time(1),
     "FILE": EXISTING_FILE,
     "FOLDER": EXISTING_FOLDER,
 }
@@ -385,6 +385,6 @@ def _report(found: Measurement) -> list[Path]:
     """Write the report; if that fails, only print why, because the measurement is complete without it."""
     try:
         return [found.report()]
-    except TrtllmHpcError as error:
+    except Exception as error:  # noqa: BLE001 - the figures are there, whatever a library refuses
         click.echo(f"no report: {error}\n  then: trtllm-hpc report {found.call_name}", err=True)
         return []

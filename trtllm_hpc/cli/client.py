@@ -15,6 +15,7 @@ from trtllm_hpc.cli.options import (
     EXISTING_FILE,
     Command,
     OutputFile,
+    Time,
     runs_folder,
     runs_option,
     url_options,
@@ -183,9 +184,7 @@ def _request_options(command: Command) -> Command:
     metavar="MS",
     help="End each answer after this time, on the server too.",
 )
-@click.option(
-    "--timeout-seconds", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="S"
-)
+@click.option("--timeout-seconds", type=Time(1, 0.1), default=120.0, show_default=True, metavar="S")
 @click.option(
     "--retries",
     type=click.IntRange(min=0),

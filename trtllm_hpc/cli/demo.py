@@ -25,6 +25,7 @@ from trtllm_hpc.errors import SandboxImpossible, SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.paths import default_runs_folder, read_json, user_data, write_json
+from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runtime.records import rank_records
 from trtllm_hpc.sandbox.sandbox import Sandbox
 
@@ -184,7 +185,7 @@ def _serve(traces: _Traces, sandbox: Sandbox | None, job: str, *more: str) -> Ru
     else:
         settings += [] if shutil.which("haproxy") else ["serve.door=none"]
         settings += [] if shutil.which("mpirun") else ["engine.tensor_parallel=1"]
-    traces.add("runs", str(default_runs_folder().absolute()))
+    traces.add("runs", str(default_runs_folder()))
     run = submit(job, profile, settings, on_warning=print_warning)
     click.echo(f"run {run.id}")
     run.wait("ready", progress=True)
@@ -247,7 +248,7 @@ def _break(run: Run, sandbox: Sandbox | None) -> None:
     subprocess.run(kill, env={**os.environ, **(sandbox.environment() if sandbox else {})}, check=True)
     status = run.wait("end")
     _title(f"Why it has ended: trtllm-hpc status {run.job.name}")
-    click.echo("\n".join([f"{status.state.value}: {status.sentence}", *cause_lines(status.causes)]))
+    click.echo("\n".join([end_line(status), *cause_lines(status.causes)]))
 
 
 def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> None:

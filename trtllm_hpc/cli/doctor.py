@@ -13,6 +13,8 @@ from click.core import ParameterSource
 
 from trtllm_hpc.cli.options import (
     OutputFile,
+    Time,
+    ignore_option,
     job_options,
     json_option,
     print_json,
@@ -33,6 +35,7 @@ _OUTCOMES: dict[State, str] = {
 
 @click.command("doctor")
 @partial(job_options, required=False)
+@ignore_option
 @click.option("--rules", "with_rules", is_flag=True, help="Also list every rule of job files and profiles.")
 @click.option(
     "--on-nodes",
@@ -58,7 +61,7 @@ _OUTCOMES: dict[State, str] = {
 @click.option("--with-names", is_flag=True, help="Leave your user name and home folder in the bundle.")
 @click.option(
     "--wait-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Time(60, 0.01),
     default=60.0,
     show_default=True,
     help="With --on-nodes: give up if the job has not started after this time.",
@@ -73,6 +76,7 @@ def command(
     cluster: str,
     settings: tuple[str, ...],
     runs: Path | None,
+    ignore: tuple[str, ...],
     with_rules: bool,
     on_nodes: bool,
     as_json: bool,
@@ -103,7 +107,7 @@ def command(
         raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --on-nodes.")
     from trtllm_hpc.api.jobs import doctor
 
-    report = doctor(job_file, cluster, settings, runs)
+    report = doctor(job_file, cluster, settings, runs, ignored_checks=ignore)
     if on_nodes:
         assert job_file is not None
         with terminating_as_interrupt():

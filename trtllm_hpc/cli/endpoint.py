@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import json_option, print_json, run_argument, time_span, wait_option
+from trtllm_hpc.cli.options import Time, json_option, print_json, run_argument, wait_option
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import visitor_lines
 from trtllm_hpc.runtime.guests import read_guests
@@ -39,7 +39,7 @@ def _guest_names(ctx: click.Context) -> list[str]:
 @wait_option
 @click.option("--invite", metavar="NAME", help="Make a key for a colleague, who may then ask this server.")
 @click.option(
-    "--expires", callback=time_span, metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
+    "--expires", type=Time(), metavar="SPAN", help="With --invite: how long the key is good, e.g. 7d."
 )
 @click.option(
     "--revoke",

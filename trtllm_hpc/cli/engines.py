@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import Command, json_option, print_json, print_pruned
+from trtllm_hpc.cli.options import Command, Time, json_option, print_json, print_pruned
 from trtllm_hpc.engine_cache import prune as pruning
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
@@ -43,7 +43,7 @@ def command() -> None:
     Examples:
       trtllm-hpc engines list
       trtllm-hpc engines verify
-      trtllm-hpc engines prune --unused-days 30
+      trtllm-hpc engines prune --older-than 30d
     """
 
 
@@ -78,6 +78,7 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
 
     Raises ConfigError if this user may not read it.
     """
+    from trtllm_hpc.runs.hub import runs_folder
     from trtllm_hpc.validation.load import load_cluster
 
     if folder is not None:
@@ -85,7 +86,7 @@ def open_cache(folder: Path | None, cluster: str | None) -> Cache:
     named, runs = None, default_runs_folder()
     if cluster is not None:
         profile = load_cluster(cluster)
-        named, runs = profile.engines_folder, Path(profile.runs_folder or runs)
+        named, runs = profile.engines_folder, runs_folder(profile)
     return Cache(_readable(engines_folder(named, runs), "engines_folder"))
 
 
@@ -291,7 +292,7 @@ class PrunedEngines:
 
 
 @command.command()
-@click.option("--unused-days", type=click.FloatRange(min=0), metavar="N", help="Engines unused for N days.")
+@click.option("--older-than", type=Time(), metavar="SPAN", help="Engines unused for so long: 30d, 12h.")
 @click.option(
     "--keep-bytes",
     callback=_size,
@@ -311,7 +312,7 @@ class PrunedEngines:
 @cache_options
 @json_option
 def prune(
-    unused_days: float | None,
+    older_than: float | None,
     keep_bytes: int | None,
     names: tuple[str, ...],
     half_built: bool,
@@ -323,9 +324,9 @@ def prune(
 
     An engine that is being built, or used by an active run, always stays.
     """
-    selection = pruning.Selection(names, unused_days, keep_bytes, half_built)
+    selection = pruning.Selection(names, older_than, keep_bytes, half_built)
     if not selection:
-        raise click.UsageError("Name what to remove: --unused-days, --keep-bytes, --key or --half-built.")
+        raise click.UsageError("Name what to remove: --older-than, --keep-bytes, --key or --half-built.")
     items = list_entries(cache)
     for name in names:
         _find(cache, items, name)

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import click
 
 from trtllm_hpc.cli.options import json_option, print_json, runs_folder, runs_option
-from trtllm_hpc.errors import ExitCode, RunNotFound
+from trtllm_hpc.errors import ExitCode, RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import Finding, cause_lines, likeliest_first, of_lines
 from trtllm_hpc.logs.causes.table import Degree, Kind, own_tables, read_table
 from trtllm_hpc.logs.facts import LogFacts, facts_of_stream, logs_facts, nearest_to_an_error
+from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.packed import opened
 from trtllm_hpc.logs.reading import escaped, quoted, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
+from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
+from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files, unanswered_status
+from trtllm_hpc.scheduler.submission_record import read_submission
 
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
@@ -55,18 +62,21 @@ def command(
     where a line means this and nothing else, 'likely cause' where it shows the
     kind of failure, 'first error' where nothing more is known of it than that it
     does not follow from another error. What stands before a server was ready
-    does not count. Without FILE, or with '-', the standard input is read. Of a
-    RUN (its folder, its name or 'latest') all logs are read, of another folder
-    the files in it; a path that exists comes before a run of the same name. Logs
-    may be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too
-    long to be searched in seconds, beginning and end are searched. Of a run of
-    this toolkit `status` says the same.
+    does not count. Without FILE the latest run is explained, or what is piped
+    in; '-' is the standard input. A RUN (its folder, its name or 'latest') stands
+    for the causes that `status` shows, or for all its logs if `status` shows none,
+    with those of the jobs that failed before the present one (serve.renew); a run
+    that has completed or was cancelled has no cause. Another folder stands for the
+    files in it; a path that exists comes before a run of the same name. Logs may
+    be compressed (gzip, bzip2, xz, zstd) or in UTF-16. Of logs that are too long
+    to be searched in seconds, beginning and end are searched.
 
     Causes of your own stand in ~/.config/trtllm-hpc/causes/*.toml, your site's in
     /etc/trtllm-hpc/causes, in the form of the table in docs/reference/causes.md.
 
     \b
     Examples:
+      trtllm-hpc explain
       trtllm-hpc explain slurm-4711.out
       trtllm-hpc explain logs/*.out --json
       trtllm-hpc explain latest --why
@@ -81,28 +91,39 @@ def command(
         entries = read_table(check)
         click.echo(f"{check}: {len(entries)} entries, no error.")
         return 0
-    if not files and sys.stdin.isatty():
-        raise click.UsageError("Name a log, or send one to the standard input.")
-    logs, unread = _logs_in(files or ("-",), runs_folder(context))
+    logs, told, unread = _logs_in(files or ("-" if _is_piped() else "latest",), runs_folder(context))
     for problem in [*unread, *map(str, own_tables()[1])]:
         click.echo(f"error: {escaped(problem)}", err=True)
     with tempfile.TemporaryFile() as piped:
         if "-" in logs:
             shutil.copyfileobj(sys.stdin.buffer, piped)
-        facts, found = _explained(logs, cast(BinaryIO, piped))
+        facts, of_logs = _explained(logs, cast(BinaryIO, piped))
+        found = [*(it for status in told for it in status.causes), *of_logs]
         if as_json:
             print_json(found)
         elif found:
             click.echo("\n".join(cause_lines(found, places=True)))
         else:
-            click.echo("No cause was found.")
+            for status in told:
+                click.echo(escaped(f"{status.state.value}: {status.sentence}"))
+            if logs or not told:
+                click.echo("No cause was found.")
             for name, fact in zip(logs, facts, strict=True):
                 log = cast(BinaryIO, piped) if name == "-" else opened(Path(name))
                 _say_nearest(name, fact, log, alone=len(logs) == 1)
     if why and not as_json:
-        _say_why(logs, facts)
+        of_runs = [it for status in told for it in _files_below(RunPaths(status.folder).logs)]
+        _say_why([*logs, *of_runs], [*facts, *logs_facts([Path(it) for it in of_runs])])
     root = next((it for it in found if it.kind is Kind.ROOT), next(iter(found), None))
-    return int(ExitCode.USAGE) if not logs else 0 if root is None else _EXIT_CODES[root.degree]
+    return int(ExitCode.USAGE) if not (logs or told) else 0 if root is None else _EXIT_CODES[root.degree]
+
+
+def _is_piped() -> bool:
+    """Return whether the standard input is a pipe or a file; in a batch job it is /dev/null."""
+    try:
+        return not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):  # it is closed
+        return False
 
 
 def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tuple[Finding, ...]]:
@@ -110,9 +131,21 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
     of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
     facts = [facts_of_stream(piped, it) if it == "-" else next(of_files) for it in logs]
     # A run is explained because it has failed; the program of another log may have gone on.
-    of_run = [is_run(Path(name).parent.parent) for name in logs]
+    # In logs/ of the run, or in attempts/N/logs/.
+    of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
     causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
-    return facts, tuple(it.shown(quoted) for it in likeliest_first(of_lines(causes)))
+    return facts, tuple(_named(it).shown(quoted) for it in likeliest_first(of_lines(causes)))
+
+
+def _named(finding: Finding) -> Finding:
+    """Return a finding in the log of a run with the run's name, and its job, in what to do."""
+    log = Path(finding.file or "")
+    run = RunPaths(log.parent.parent)
+    if not is_run(run.folder):
+        return finding
+    submission, stage = read_submission(run), stage_of(log.name.partition("_")[0])
+    job = None if submission is None else submission.stages.get(stage)
+    return finding.naming(call_name(run), None if job is None else job.job_id)
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
@@ -138,9 +171,13 @@ def _say_why(logs: Sequence[str], facts: Sequence[LogFacts]) -> None:
             click.echo(f"  {escaped(name)}:{one.line or '?'}: {role}, {one.id}: {quoted(one.match)}")
 
 
-def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[str]]:
-    """Return the files themselves, the logs in folders and of runs; and what cannot be read, with reasons."""
+def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatus], list[str]]:
+    """Return the logs to search, the status of each run that says enough, and what cannot be read and why.
+
+    The logs are the files themselves, and those in folders and of other runs.
+    """
     logs: list[str] = []
+    told: list[RunStatus] = []
     unread: list[str] = []
     for name in names:
         folder = Path(name)
@@ -150,15 +187,38 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[str]]:
             except RunNotFound as error:
                 unread.append(f"There is no file or folder {name!r}. {error.message}")
                 continue
+        folders = [folder]
         if is_run(folder):
-            RunSnapshot(RunPaths(folder)).use_causes_of_site()
-            folder = RunPaths(folder).logs
-        found = sorted(str(it) for it in folder.rglob("*") if it.is_file()) if folder.is_dir() else [name]
+            run = RunSnapshot(RunPaths(folder))
+            run.use_causes_of_site()
+            status = _status(run)
+            has_ended_well = status.state in (RunState.COMPLETED, RunState.CANCELLED)
+            if status.causes or (has_ended_well and not status.failed_jobs):
+                told.append(status)
+                continue
+            before = [] if run.renewal is None else run.renewal.failed
+            attempts = [RunPaths(run.paths.attempts / str(job["attempt"])) for job in reversed(before)]
+            folders = [paths.logs for paths in (run.paths, *attempts)]
+        is_folder = os.path.isdir(folder)  # noqa: PTH112 - never raises
+        found = [file for each in folders for file in _files_below(each)] if is_folder else [str(folder)]
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
         unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]
         logs += [it for it in found if _why_unreadable(it) is None]
-    return logs, unread
+    return logs, told, unread
+
+
+def _status(run: RunSnapshot) -> RunStatus:
+    """Return the status of a run, by its files if Slurm does not answer; only causes that are known."""
+    try:
+        status, _ = status_or_files(run.paths)
+    except SubmissionError:
+        status = unanswered_status(run)
+    return replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
+
+
+def _files_below(folder: Path) -> list[str]:
+    return sorted(os.path.join(place, it) for place, _, files in os.walk(folder) for it in files)  # noqa: PTH118
 
 
 def _why_unreadable(name: str) -> str | None:

@@ -21,7 +21,7 @@ from trtllm_hpc.cli.options import (
     set_option,
 )
 from trtllm_hpc.config.schemas import RENAMED, schema, schema_file, schema_names
-from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.report.tables import Table, print_table, terminal_width
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.fitting_job import Goal
@@ -69,7 +69,11 @@ _BACKENDS = {
     help="Copy a shipped job file with its comments; 'trtllm-hpc jobs list' names them.",
 )
 @click.option("--name", metavar="NAME", help="Name of the job.  [default: that of FILE]")
-@click.option("--model", metavar="FOLDER", help="The model's folder, as the compute nodes see it.")
+@click.option(
+    "--model",
+    metavar="FOLDER",
+    help="The model's folder, as the compute nodes see it; with --from, also ORG/NAME of the Hub.",
+)
 @click.option(
     "--gpu",
     metavar="KIND",
@@ -110,9 +114,16 @@ def job(
       trtllm-hpc init job mine.yaml --from qwen3-8b --model /scratch/models/Qwen3-8B
     """
     from trtllm_hpc.config.files import as_argument
+    from trtllm_hpc.config.hub import HUB_NAME
 
     if sum(it is not None for it in (recipe, backend, gpu)) > 1:
         raise click.UsageError("Choose one of --backend, --from and --gpu.")
+    of_hub = model is not None and HUB_NAME.fullmatch(model) and not (file.parent / model).exists()
+    if of_hub and recipe is None:
+        raise click.UsageError(
+            f"There is no folder {model}. Of the Hub's model, 'trtllm-hpc models fetch {model}' prints the "
+            f"folder to name; or leave --model out, and submit with --set model.hub={model}."
+        )
     if model is not None and recipe is None and gpu is None:
         raise click.UsageError("--model needs --gpu or --from; else edit the file.")
     if (goal or gpu) and not (model and gpu):
@@ -122,7 +133,8 @@ def job(
     title, notes = name or _name_from(file, "my-job"), list[str]()
     cluster, text = "pyxis", ""
     if recipe is not None:
-        text, cluster = _copy(recipe, title, model)
+        text, cluster = _copy(recipe, title, model, "hub" if of_hub else "path")
+        notes += [f"model.hub is {model}: there is no folder of this name."] if of_hub else []
     elif model is not None and gpu is not None:
         from trtllm_hpc.runs.fitting_job import fitting_job
 
@@ -147,13 +159,13 @@ def _gpus() -> list[str]:
     return list(gpus())
 
 
-def _copy(recipe: str, title: str, model: str | None) -> tuple[str, str]:
+def _copy(recipe: str, title: str, model: str | None, key: str) -> tuple[str, str]:
     """Return the text of a shipped job file, and a profile to try it with."""
     from trtllm_hpc.runs.shipped_jobs import copy_of, shipped_jobs
 
     shipped_or_refused(recipe, "--from")
     shipped = next(job for job in shipped_jobs() if job.name == recipe)
-    return copy_of(recipe, title, model), "local" if not shipped.gpus else "pyxis"
+    return copy_of(recipe, title, model, key), "local" if not shipped.gpus else "pyxis"
 
 
 def _save_job(file: Path, text: str) -> None:
@@ -256,6 +268,8 @@ def list_(as_json: bool) -> None:
         print_json(jobs)
         return
 
+    on_terminal = terminal_width() is not None  # into a pipe each job is one line
+    first = ("name\n  model",) if on_terminal else ("name", "model")
     table = Table(
         *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
         right=("ranks", "nodes"),
@@ -264,6 +278,7 @@ def list_(as_json: bool) -> None:
         optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
     )
     for job in jobs:
+        names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
             *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.bench.server_metrics.series import Series, describe
-from trtllm_hpc.cli.options import json_option, optional_run, print_json, runs_folder, runs_option
+from trtllm_hpc.cli.options import Time, json_option, optional_run, print_json, runs_folder, runs_option
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import NONE, format_bytes
@@ -32,7 +32,7 @@ _LEAST_S = 15.0
 )
 @click.option(
     "--interval-seconds",
-    type=click.FloatRange(min=0.1),
+    type=Time(1, 0.1),
     default=1.0,
     show_default=True,
     help=f"Interval between two samples of --watch; with --prometheus at least {_LEAST_S:.0f}.",

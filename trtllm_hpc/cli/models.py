@@ -10,7 +10,7 @@ import click
 
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.engines import PrunedEngine, PrunedEngines
-from trtllm_hpc.cli.options import cluster_option, json_option, print_json, print_pruned, time_span
+from trtllm_hpc.cli.options import Time, cluster_option, json_option, print_json, print_pruned
 from trtllm_hpc.config.hub import known_models, models_folder
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
@@ -126,7 +126,7 @@ def _row(name: str, folder: Path | None = None) -> ModelRow:
 @click.option(
     "--older-than",
     required=True,
-    callback=time_span,
+    type=Time(),
     metavar="SPAN",
     help="Unused for so long: 12h, 30d, 8w.",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -23,6 +22,10 @@ from trtllm_hpc.paths import RunPaths, default_runs_folder, write_text
 from trtllm_hpc.runs.find import find_run, list_runs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    ParameterType = click.ParamType[Any]
+else:
+    ParameterType = click.ParamType  # generic only in the newest releases of click
 
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 EXISTING_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -49,7 +52,7 @@ def runs_folder(ctx: click.Context | None) -> Path:
     """Return the folder that ``--runs`` names, else the default one."""
     # Not "is None": click 8.3 and later use a sentinel for an option that was not given.
     chosen = ctx.params.get("runs") if ctx is not None else None
-    return chosen if isinstance(chosen, Path) else default_runs_folder()
+    return chosen.absolute() if isinstance(chosen, Path) else default_runs_folder()
 
 
 def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> RunPaths | None:
@@ -57,17 +60,27 @@ def found_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return None if value is None else find_run(value, runs_folder(ctx))
 
 
-_UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+class Time(ParameterType):
+    """A time such as ``90s``, ``2h`` or ``4:00:00``; a bare number is in ``unit_s``, or else refused."""
 
+    name = "time"
 
-def time_span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Callback of a span of time as ``90m``, ``12h``, ``30d`` or ``2w``: the seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a span of time; write it like 90m, 12h, 30d or 2w.")
-    return float(match[1]) * _UNITS[match[2]]
+    def __init__(self, unit_s: float = 0, least: float = 0) -> None:
+        self._unit_s, self._least = unit_s, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of units, or of seconds without a unit."""
+        from trtllm_hpc.config.types import seconds_in
+
+        if isinstance(value, float):  # the default
+            return value
+        try:
+            units = seconds_in(value, self._unit_s) / (self._unit_s or 1)
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+        if units < self._least:
+            self.fail(f"{value!r} is less than {self._least:g}.", param, ctx)
+        return units
 
 
 complete_run = complete_with(lambda ctx: ["latest", *(run.run_id for run in list_runs(runs_folder(ctx)))])
@@ -79,7 +92,7 @@ runs_option = click.option(
     "--runs",
     type=click.Path(file_okay=False, path_type=Path),
     is_eager=True,
-    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, else ./runs]",
+    help="Folder of the runs.  [default: $TRTLLM_HPC_RUNS, runs_folder in config.toml, or ./runs]",
 )
 """The folder of the runs, passed on as ``runs: Path | None``."""
 
@@ -92,12 +105,26 @@ def run_argument(command: Command) -> Command:
     return runs_option(argument(command))
 
 
+def _checks(_: click.Context) -> list[str]:
+    from trtllm_hpc.validation.checks import CHECKS
+
+    return [check.id for check in CHECKS]
+
+
+ignore_option = click.option(
+    "--ignore",
+    multiple=True,
+    metavar="CHECK-ID",
+    shell_complete=complete_with(_checks),
+    help="Go on although this check of `trtllm-hpc doctor` fails.  [repeatable]",
+)
+"""Passed on as ``ignore: tuple[str, ...]``."""
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON instead of a table; 'trtllm-hpc schema' describes it."
 )
 wait_option = click.option(
     "--wait-seconds",
-    type=click.FloatRange(min=0),
+    type=Time(1),
     default=0.0,
     show_default=True,
     help="How long to wait for the server; 0: do not wait.",
@@ -169,11 +196,14 @@ def url_options(help: str) -> Callable[[Command], Command]:
 
 def valid_text(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Callback of an option: refuse text that the shell passed on in another encoding than UTF-8."""
+    from trtllm_hpc.config.diagnostics import shown
+
     for text in (value,) if isinstance(value, str) else value or ():
         try:
             text.encode()
-        except UnicodeEncodeError:
-            raise click.BadParameter(f"{text!r} is not valid UTF-8.") from None
+        except UnicodeEncodeError as error:
+            place = f"character {error.start + 1} of {len(text)}"
+            raise click.BadParameter(f"{shown(text)} is not valid UTF-8, at {place}.") from None
     return value
 
 
@@ -211,10 +241,11 @@ def terminating_as_interrupt() -> Iterator[None]:
 
 def print_json(record: Any, *, indent: int | None = 2) -> None:
     """Print a record, or a list of them, as JSON; without ``indent`` on one line."""
-    click.echo(json_text(record, indent=indent))
+    utf8 = (sys.stdout.encoding or "").replace("-", "").lower() == "utf8"
+    click.echo(json_text(record, indent=indent, ascii_only=not utf8))
 
 
-def json_text(record: Any, *, indent: int | None = 2) -> str:
+def json_text(record: Any, *, indent: int | None = 2, ascii_only: bool = False) -> str:
     """Return what :func:`print_json` prints.
 
     A dataclass becomes an object of its fields, and of the properties that its ``PRINTED`` names. The JSON
@@ -222,7 +253,7 @@ def json_text(record: Any, *, indent: int | None = 2) -> str:
     """
     import json
 
-    return json.dumps(record, indent=indent, ensure_ascii=False, default=_plain)
+    return json.dumps(record, indent=indent, ensure_ascii=ascii_only, default=_plain)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import click
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
+    Time,
     cluster_option,
     complete_run,
     found_run,
@@ -19,7 +20,6 @@ from trtllm_hpc.cli.options import (
     print_warning,
     runs_folder,
     runs_option,
-    time_span,
 )
 from trtllm_hpc.paths import RunPaths, read_plan
 from trtllm_hpc.report.status import runs_table
@@ -40,9 +40,7 @@ def _job_names(ctx: click.Context) -> list[str]:
 @click.group(invoke_without_command=True)
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
 @click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
-@click.option(
-    "--since", callback=time_span, metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w."
-)
+@click.option("--since", type=Time(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
 @click.option("--all-users", is_flag=True, help="Everybody's runs on --cluster, by Slurm's accounting.")
 @cluster_option
 @runs_option
@@ -100,9 +98,7 @@ def command(
 
 
 @command.command()
-@click.option(
-    "--older-than", callback=time_span, metavar="SPAN", help="Runs that ended more than 30d, 12h ago."
-)
+@click.option("--older-than", type=Time(), metavar="SPAN", help="Runs that ended more than 30d, 12h ago.")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
 @click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
 @runs_option
@@ -110,7 +106,8 @@ def command(
 def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | None, as_json: bool) -> None:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
-    With both options a run goes that is old and not among the newest. A run always
+    With both options a run goes that is old and not among the newest. A sweep
+    counts as one run and goes as a whole, after its last variant. A run always
     stays if one of its jobs has not ended, or Slurm does not say so; if a link
     beside it (such as 'best') leads to it; if the job file of a run that stays
     names it; and if one of its scripts is queued by hand. What an interrupted

@@ -24,7 +24,7 @@ from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.report.status import grouped, status_table, use_sentence, visitor_lines
+from trtllm_hpc.report.status import end_line, grouped, status_table, use_sentence, visitor_lines
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import submitted_at
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files
@@ -78,7 +78,14 @@ def _lines(status: RunStatus, run: RunPaths) -> Iterator[str]:
     for bad in status.bad_nodes:
         what = "is left out" if bad.kept is None else f"may be used again ({bad.kept})"
         yield f"node {bad.node} {what}: {bad.why} (job {bad.job_id})"
-    yield f"{status.state.value}: {status.sentence}"
+    failed: dict[str, list[str]] = {}
+    for job in status.failed_jobs:
+        failed.setdefault(job.why, []).append(job.job_id)
+    for why, jobs in failed.items():
+        yield f"earlier job{'s' * (len(jobs) > 1)} {', '.join(jobs)} failed: {why}"
+    if status.failed_jobs:
+        yield f"next: trtllm-hpc explain {call_name(run)}"
+    yield end_line(status)
     yield from (f"warning: {line}" for line in status.unlike)
     if status.load:
         yield f"load: {status.load}"

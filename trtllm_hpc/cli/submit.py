@@ -11,13 +11,20 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.api.run import Run
-from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning, run_argument
+from trtllm_hpc.cli.options import (
+    ignore_option,
+    job_options,
+    json_option,
+    print_json,
+    print_warning,
+    run_argument,
+)
 from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json, read_plan
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
+from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.status import RunState, RunStatus
 from trtllm_hpc.runtime.records import Endpoint, known_fields, read_events
 
@@ -27,23 +34,6 @@ watch_option = click.option(
     help="Follow the run to its end (or until only the server is left); exit with the code of what failed.",
 )
 """Passed on as ``wait``."""
-
-
-def _checks(ctx: click.Context) -> list[str]:
-    """Return the ids of the checks of ``doctor``."""
-    from trtllm_hpc.validation.checks import CHECKS
-
-    return [check.id for check in CHECKS]
-
-
-ignore_option = click.option(
-    "--ignore",
-    multiple=True,
-    metavar="CHECK-ID",
-    shell_complete=complete_with(_checks),
-    help="Submit although this check fails; `trtllm-hpc doctor` lists them.  [repeatable]",
-)
-"""Passed on as ``ignore: tuple[str, ...]``."""
 
 
 @click.command("submit")
@@ -214,7 +204,7 @@ def _print_end(run: Run, status: RunStatus, as_json: bool) -> None:
         print_warning(f"warning: {line}")
     name = call_name(run.paths)
     stream = sys.stderr if status.exit_code else sys.stdout
-    click.echo(f"{status.state.value}: {status.sentence}", file=stream)
+    click.echo(end_line(status), file=stream)
     if not status.stages:
         click.echo("  next: trtllm-hpc submit the job file again", file=stream)
         return

@@ -9,8 +9,7 @@ import click
 
 from trtllm_hpc.api.sweep import Sweep, plan_sweep
 from trtllm_hpc.cli.completion import complete_with, settings
-from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
-from trtllm_hpc.cli.submit import ignore_option
+from trtllm_hpc.cli.options import ignore_option, job_options, json_option, print_json, print_warning
 from trtllm_hpc.cli.sweep_saved import print_submitted, watch
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.scheduler.slurm import Slurm

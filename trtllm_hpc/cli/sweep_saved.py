@@ -91,7 +91,7 @@ def list_command(runs: Path | None, as_json: bool) -> None:
         print_json(rows)
         return
     if not rows:
-        click.echo("no sweeps; trtllm-hpc sweep JOB --sweep KEY=A,B begins one")
+        click.echo(f"no sweeps in {runs_folder(click.get_current_context())}; see trtllm-hpc sweep --help")
         return
     table = Table("sweep", "variants", "of", "begun", right=("variants",), one_line=("sweep", "begun"))
     for row in rows:

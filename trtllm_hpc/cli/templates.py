@@ -11,6 +11,7 @@ import click
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     EXISTING_FOLDER,
+    Time,
     cluster_option,
     job_options,
     json_option,
@@ -75,7 +76,7 @@ def command() -> None:
 @click.option("--here", is_flag=True, help="Run the image on this machine (apptainer, enroot, docker).")
 @click.option(
     "--wait-minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Time(60, 0.01),
     default=60.0,
     show_default=True,
     help="Give up after this time, including the wait in the queue.",

@@ -6,11 +6,12 @@ figures are valid.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, TokenCount
+from trtllm_hpc.config.types import AbsolutePath, AnyText, Count, OneLine, Section, Time, TokenCount
 
 Rate = Annotated[float, Field(gt=0, le=100_000)]
 Protocol = Literal["grpc", "http", "openai", "openai-chat"]
@@ -24,6 +25,54 @@ Deviation = Annotated[float, Field(ge=0, le=1_000_000)]
 SEARCH_WINDOW_S = 5.0
 """Shortest window of a search, in seconds. A search raises its rate, so a fixed number of requests that fills
 the window at the first rate would be over at once at the last."""
+
+_OPEN, _CLOSED = "rates_per_second ramp_to_per_second", "concurrency concurrencies"
+_LOOP = "a rate is for an open loop, a concurrency for a closed loop"
+_SEARCH = "the search chooses the rates itself, starting at rate_per_second"
+_SEARCH_RATE = "a trace has its own times, and the search chooses the rate"
+_RAMP = "a ramp changes one rate, and the sweep has several"
+_HTTP = "several models cannot take turns over Triton's HTTP"
+_TALK = "all turns of a conversation go to the same model"
+_LORA = "OpenAI's protocol has no field for the weights of LoRA adapters"
+_NAMED = "set protocol to grpc; adapters that the server knows by name are measured as models"
+_USER = "only OpenAI's protocol has the field user"
+_ONE = "leave one out"
+_ENDS = "ends after a number of requests or of seconds, not both"
+EXCLUSIVE = tuple(
+    (first, second, why, remedy)
+    for firsts, seconds, why, remedy in (
+        ("models", "model", "model has no effect beside models", _ONE),
+        ("models", "workload.kind=conversations", _TALK, "set model"),
+        ("protocol=http", "models", _HTTP, "set it to grpc"),
+        ("protocol=openai protocol=openai-chat", "workload.lora", _LORA, _NAMED),
+        ("workload.session=user", "protocol=grpc protocol=http", _USER, "set it to header"),
+        ("concurrencies", "concurrency", "concurrency has no effect beside concurrencies", _ONE),
+        (_OPEN, _CLOSED, _LOOP, "remove it, or the concurrency"),
+        ("ramp_to_per_second", "rates_per_second", _RAMP, _ONE),
+        (_OPEN, "arrival=trace", "a trace has its own times", "remove it, or set arrival to poisson"),
+        ("duration_seconds", "requests", f"the window {_ENDS}", _ONE),
+        ("warmup_seconds", "warmup_requests", f"the warm-up {_ENDS}", _ONE),
+        (f"{_OPEN} {_CLOSED}", "find_max", _SEARCH, "remove it, or set find_max to false"),
+        ("arrival=trace", "find_max", _SEARCH_RATE, "set arrival to poisson"),
+    )
+    for first in firsts.split()
+    for second in seconds.split()
+)
+"""Pairs of keys that exclude each other, with the reason and the remedy; an error names the first key.
+``key=value`` means the key with this value only."""
+
+
+def is_set(settings: Mapping[str, Any], key: str) -> bool:
+    """Return whether the settings, by dotted key, have a key of :data:`EXCLUSIVE`; 0 is a value."""
+    field, _, wanted = key.partition("=")
+    value = settings.get(field)
+    return value == wanted if wanted else value is not None and value is not False and value != []
+
+
+def excluded(settings: Mapping[str, Any]) -> set[str]:
+    """Return the keys of :data:`EXCLUSIVE` that cannot stand beside these settings, by dotted key."""
+    pairs = [pair for first, second, *_ in EXCLUSIVE for pair in ((first, second), (second, first))]
+    return {other for one, other in pairs if is_set(settings, one)}
 
 
 class LoraAdapter(Section):
@@ -81,9 +130,9 @@ class Workload(Section):
     """conversations: mean number of turns."""
     turns_stdev: Deviation = 0.0
     """conversations: standard deviation of that number."""
-    think_seconds: Deviation = 1.0
+    think_seconds: Annotated[Deviation, Time(1)] = 1.0
     """conversations: mean time from the end of an answer to the next turn, where a file does not say it."""
-    think_seconds_stdev: Deviation = 0.0
+    think_seconds_stdev: Annotated[Deviation, Time(1)] = 0.0
     """conversations: standard deviation of that time."""
     session: SessionName = "header"
     """conversations: how a turn names its conversation: by the header ``x-session-id`` (``header``), by
@@ -156,7 +205,7 @@ class Benchmark(Section):
     streaming: bool | None = None
     """Whether answers are streamed token by token; ``None``: if the model is decoupled, and over OpenAI's
     protocol."""
-    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] = 60.0
+    request_timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] = 60.0
     """A request that takes longer has failed."""
 
     # The load ----------------------------------------------------------------------------------
@@ -177,11 +226,11 @@ class Benchmark(Section):
     """Open loop: the rate changes linearly from ``rate_per_second`` to this during the window."""
     requests: Count | None = 20
     """Measured requests at each level; ``None`` needs ``duration_seconds``."""
-    duration_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
+    duration_seconds: Annotated[float, Field(gt=0, le=31_536_000), Time(1)] | None = None
     """Length of the measured window at each level, instead of ``requests``."""
     warmup_requests: Annotated[int, Field(ge=0, le=1_000_000)] | None = 2
     """Requests of the same load before the window; recorded, but left out of the figures."""
-    warmup_seconds: Annotated[float, Field(ge=0, le=86_400)] | None = None
+    warmup_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] | None = None
     """Length of the warm-up, instead of ``warmup_requests``."""
     repeats: Annotated[int, Field(ge=1, le=1000)] = 1
     """Passes over each level; with two or more, figures have confidence intervals. A search makes three."""
@@ -207,7 +256,7 @@ class Benchmark(Section):
     figures invalid; up to a tenth only if that is over 5 % of a median or 99th percentile of latencies."""
     min_requests: Count = 10
     """Fewer measured requests make the figures invalid."""
-    min_window_seconds: Annotated[float, Field(ge=0, le=86_400)] = 1.0
+    min_window_seconds: Annotated[float, Field(ge=0, le=86_400), Time(1)] = 1.0
     """A shorter measured window makes the figures invalid."""
 
     @property

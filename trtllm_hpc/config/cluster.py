@@ -164,7 +164,7 @@ class ClusterProfile(Section):
     gpu_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
     """Slurm's name of the GPUs, such as ``a100``, where a partition has several (``sinfo -o "%P %G"``)."""
     gpu: OneLine | None = None
-    """Kind of the GPUs, e.g. ``h100-80gb``; gives the two keys below their defaults."""
+    """Kind of the GPUs, e.g. ``h100`` (or ``h100-80gb``); gives the two keys below their defaults."""
     gpu_memory_gib: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Memory of one GPU, for the memory planner."""
     compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")] | None = None
@@ -202,7 +202,8 @@ class ClusterProfile(Section):
     """Nodes for each phase of disaggregated ``trtllm-serve``: the serve job is then heterogeneous, with a
     component for each. ``None``: both phases share nodes that are alike."""
     runs_folder: AbsolutePath | None = None
-    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``."""
+    """Where run folders are made, on a file system that the nodes share; ``None``: ``./runs``. A user's own
+    ``$TRTLLM_HPC_RUNS``, or ``runs_folder`` in ``~/.config/trtllm-hpc/config.toml``, goes before it."""
     engines_folder: AbsolutePath | None = None
     """The cache of built engines, on a file system that the nodes share; ``None``: ``engines`` beside the
     folder of runs."""

@@ -210,8 +210,8 @@ def swapped(job: Node | None, cluster: Node | None) -> list[Diagnostic]:
     if profile is not None:
         message = "this is a cluster profile, not a job file"
         message += f"; {other.source.file} is the job file" if other is not None else ""
-    job_word = as_argument(other.source.file) if other is not None else "JOB"
-    cluster_word = as_argument(profile.source.file) if profile is not None else "PROFILE"
+    job_word = as_argument(other.source.file) if other is not None else "job.yaml"
+    cluster_word = as_argument(profile.source.file) if profile is not None else "cluster.yaml"
     hint = f"trtllm-hpc render {job_word} --cluster {cluster_word}"
     return [Diagnostic("swapped", message, wrong.source.file, hint=hint)]
 

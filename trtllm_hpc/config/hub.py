@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,9 @@ from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 from trtllm_hpc.runtime.engine_cache.cache import size_fault
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, WEIGHTS
 from trtllm_hpc.runtime.records import JsonRecord
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A model's name of a hub, which looks like a relative path."""
 
 
 class HubFailed(TrtllmHpcError, exit_code=ExitCode.CONFIG):

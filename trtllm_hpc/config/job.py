@@ -21,6 +21,7 @@ from trtllm_hpc.config.types import (
     OneLine,
     Seconds,
     Section,
+    Time,
     TokenCount,
 )
 
@@ -209,7 +210,7 @@ class Serve(Section):
     """Time limit of the job."""
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
-    hang_timeout_seconds: Annotated[int, Field(ge=10, le=86_400)] | None = 45
+    hang_timeout_seconds: Annotated[int, Field(ge=10, le=86_400), Time(1)] | None = 45
     """A server has failed when a rank gives no sign of life, or computes nothing for a request, for so long.
     ``None``: it is not watched."""
     frontend: Literal["openai", "triton"] | None = None
@@ -255,7 +256,7 @@ class Serve(Section):
     certificate: AbsolutePath | None = None
     """PEM file with the door's certificate, the certificates that signed it, and its private key; ``None``: a
     certificate made for the run."""
-    idle_minutes: Annotated[float, Field(gt=0, le=525_600)] | None = None
+    idle_minutes: Annotated[float, Field(gt=0, le=525_600), Time(60)] | None = None
     """A server that nobody has asked for so long ends itself, unless its companion stops it anyway. ``None``:
     it waits until its time limit. Requests that generate or infer count, and open ones; health checks,
     metrics and lists of models do not. Needs a door."""

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+from trtllm_hpc.config.benchmark import excluded
 from trtllm_hpc.config.diagnostics import dotted, shown
 from trtllm_hpc.config.tree import Node, Source, parse
 from trtllm_hpc.errors import Diagnostic
@@ -44,7 +45,8 @@ def merge(lower: Node, upper: Node) -> Node:
 
 
 def merge_jobs(lower: Node, upper: Node) -> Node:
-    """Merge as above, but a model of one kind in ``upper`` drops the other kinds from ``lower``.
+    """Merge as above, but a model of one kind in ``upper`` drops the other kinds from ``lower``, and a
+    benchmark's key those that it excludes.
 
     Without this, a profile with ``model.synthetic`` could not be used with a job file that has
     ``model.path``, nor the other way round.
@@ -53,6 +55,11 @@ def merge_jobs(lower: Node, upper: Node) -> Node:
     if given and given != {"path", "synthetic"}:
         dropped = _KINDS - given | ({"revision"} if _given(lower, "hub") else set())
         lower = lower.changed(("model",), lambda section: section.without(*dropped))
+    plain = upper.plain()
+    companion = plain.get("companion") if isinstance(plain, dict) else None
+    if isinstance(companion, dict) and isinstance(benchmark := companion.get("benchmark"), dict):
+        keys = excluded(benchmark)
+        lower = lower.changed(("companion", "benchmark"), lambda section: section.without(*keys))
     return merge(lower, upper)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import core_schema
 
 
 class Section(BaseModel):
@@ -77,10 +79,55 @@ JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\z")]
 HubName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*\z")]
 """Name of a model of a hub."""
 
+_SPAN, _SLURM = r"(\d+(\.\d+)?[smhdw])+", r"\d+(:\d+){1,2}|\d+-\d+(:\d+){0,2}"
+TIME = f"^({_SPAN}|{_SLURM})$"
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def seconds_in(text: str, unit_s: float) -> float:
+    """Return the seconds in a time: `90m`, `1h30m` or, as Slurm writes it, `30:00`, `4:00:00`, `1-12`.
+
+    A bare number is in the unit; without one (0) it is refused. Raises ValueError: not a time.
+    """
+    if re.fullmatch(_SPAN, text):
+        return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"([\d.]+)(\w)", text))
+    if unit_s and re.fullmatch(r"\d+(\.\d+)?", text):
+        return float(text) * unit_s
+    if re.fullmatch(_SLURM, text):
+        days, _, clock = text.rpartition("-")
+        parts = [*map(int, clock.split(":")), 0, 0][: 3 if days else clock.count(":") + 1]
+        return int(days or 0) * 86400 + sum(a * b for a, b in zip(parts[::-1], (1, 60, 3600), strict=False))
+    raise ValueError(f"{text!r} is not a time; write it like 90s, 15m, 12h, 30d or 4:00:00")
+
+
+@dataclass(frozen=True)
+class Time:
+    """Lets a number in a unit of so many seconds be written as text, too, such as `1m` or `4:00:00`."""
+
+    unit_s: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        def number(value: Any) -> Any:
+            # A number in quotes stays text, which the type refuses.
+            if not isinstance(value, str) or re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
+                return value
+            amount = seconds_in(value, self.unit_s) / self.unit_s
+            if source is int and not amount.is_integer():
+                unit = "minutes" if self.unit_s == 60 else "seconds"
+                raise ValueError(f"{value} is {amount:g} {unit}, and must be a whole number of {unit}")
+            return source(amount)
+
+        return core_schema.no_info_before_validator_function(number, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: Any) -> dict[str, Any]:
+        number: dict[str, Any] = handler(schema)
+        return {**number, "type": [number["type"], "string"], "pattern": TIME}
+
+
 TokenCount = Annotated[int, Field(ge=1, le=10_000_000)]
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
-Minutes = Annotated[int, Field(ge=1, le=525_600)]
-Seconds = Annotated[int, Field(ge=1, le=31_536_000)]
+Minutes = Annotated[int, Field(ge=1, le=525_600), Time(60)]
+Seconds = Annotated[int, Field(ge=1, le=31_536_000), Time(1)]
 
 PATTERNS: dict[str, tuple[str, str | None]] = {
     r"^/": ("must be an absolute path (it begins with '/')", "write the path as the compute nodes see it"),

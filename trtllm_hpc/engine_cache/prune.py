@@ -23,13 +23,13 @@ class Selection:
 
     names: tuple[str, ...] = ()
     """Beginnings of names, or of keys."""
-    unused_days: float | None = None
+    unused_s: float | None = None
     keep_bytes: int | None = None
     half_built: bool = False
     """What is broken, or was left by a killed build."""
 
     def __bool__(self) -> bool:
-        return bool(self.names or self.half_built) or (self.unused_days, self.keep_bytes) != (None, None)
+        return bool(self.names or self.half_built) or (self.unused_s, self.keep_bytes) != (None, None)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _select(rows: Sequence[EngineRow], selection: Selection) -> Iterator[tuple[E
         elif row.state != "whole":
             if selection.half_built and row.state != "unreadable":
                 yield row, f"is {row.state}"
-        elif selection.unused_days is not None and unused_s > selection.unused_days * _DAY_S:
+        elif selection.unused_s is not None and unused_s > selection.unused_s:
             yield row, f"was not used for {unused_s / _DAY_S:.0f} days"
         elif selection.keep_bytes is not None and kept_bytes > selection.keep_bytes:
             yield row, "is above the size to keep, and among the least recently used"

@@ -186,10 +186,10 @@ def list_logs(
     for name in STEPS if step is None else (step,):
         if rank is None and instance is None:
             files = (run.paths.sbatch(name), run.paths.batch_log(name), run.paths.stage_events(name))
-            if name in STAGES and any(file.exists() for file in files):
+            if name in STAGES and any(stat_of(file) is not None for file in files):
                 logs.append(_log_of_script(run, name))
             for program in PROGRAMS if name == "serve" else {name}.intersection(PROGRAMS):
-                if run.paths.batch_log(program).exists():
+                if stat_of(run.paths.batch_log(program)) is not None:
                     logs.append(_log_of_script(run, program))
         steps = {"serve": run.serve_steps, "preflight": run.preflight_steps}.get(name, [name])
         for step_of_instance in steps if instance is None else steps[instance : instance + 1]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trtllm_hpc.logs.causes.table import use_site_tables
 from trtllm_hpc.logs.reading import quoted, stat_of
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.runtime.bad_nodes import BadNode
     from trtllm_hpc.runtime.renewal import Renewal
 
+_Read = TypeVar("_Read")
 _RANK_LOG = re.compile(r"([a-z]+(?:\.\d+)?)_(\d+)\.out")
 
 
@@ -31,6 +34,8 @@ class RunSnapshot:
         self.paths = paths
         self._events: dict[str, list[Event]] = {}
         self._ranks: dict[str, list[RankRecord]] = {}
+        self.unread: dict[str, str] = {}
+        """By name in the run folder: why a file that is there could not be read; empty: it is damaged."""
 
     # The plan and the submission ----------------------------------------------------------------
 
@@ -46,14 +51,35 @@ class RunSnapshot:
 
     @cached_property
     def submission(self) -> SubmissionRecord | None:
-        """The submission record; ``None`` for a run that was rendered only."""
-        return read_submission(self.paths)
+        """The submission record; ``None`` for a run that was rendered only, or if it is in ``unread``."""
+        return self._read(lambda: read_submission(self.paths), None)
+
+    def _read(self, read: Callable[[], _Read], otherwise: _Read) -> _Read:
+        """Return what ``read`` reads. A single file that cannot be read must not hide all others."""
+        try:
+            return read()
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                name = os.path.relpath(error.filename or self.paths.folder, self.paths.folder)
+                self.unread[name] = error.strerror or str(error)
+            return otherwise
 
     @property
     def stages(self) -> list[str]:
         """The stages, in the order of their dependencies: as planned, or without a plan as submitted."""
         planned = [stage["name"] for stage in self.plan.get("stages", [])]
         return planned or list(self.submission.stages if self.submission else ())
+
+    @property
+    def planned_gpus(self) -> dict[str, int]:
+        """The GPUs that each stage asks for, on all of its nodes."""
+        gpus: dict[str, int] = {}
+        for stage in self.plan.get("stages", []):
+            gpus[stage["name"]] = 0
+            for component in (stage, *stage.get("further", ())):
+                options = {it["option"]: it["value"] for it in component.get("directives", ())}
+                gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
+        return gpus
 
     @property
     def is_local(self) -> bool:
@@ -84,22 +110,27 @@ class RunSnapshot:
 
     @cached_property
     def _keys(self) -> list[str]:
-        guests = self.paths.guest_key("").parent.glob("*.key")
-        files = filter(Path.is_file, (self.paths.key, self.paths.servers_key, *guests))
-        return [file.read_text(errors="replace").strip() for file in files if os.access(file, os.R_OK)]
+        files, keys = [self.paths.key, self.paths.servers_key], []
+        with suppress(OSError):
+            files += self.paths.guest_key("").parent.iterdir()
+        for file in files:
+            with suppress(OSError):
+                keys.append(file.read_text(errors="replace").strip())
+        return keys
 
     # What the jobs wrote ------------------------------------------------------------------------
 
     def events(self, stage: str) -> list[Event]:
         """Return the events of a stage in the order of their times."""
         if stage not in self._events:
-            self._events[stage] = read_events(self.paths, stage)
+            self._events[stage] = self._read(lambda: read_events(self.paths, stage), [])
         return self._events[stage]
 
     @cached_property
     def all_events(self) -> list[Event]:
         """The events of all stages in the order of their times."""
-        stages = sorted(file.stem for file in self.paths.events.glob("*.jsonl"))
+        files: list[Path] = self._read(lambda: sorted(self.paths.events.iterdir()), [])
+        stages = [file.stem for file in files if file.suffix == ".jsonl"]
         return sorted((event for stage in stages for event in self.events(stage)), key=lambda it: it.time)
 
     def ranks(self, step: str) -> list[RankRecord]:
@@ -148,13 +179,19 @@ class RunSnapshot:
     def instances(self) -> list[dict[str, Any]] | None:
         """The instances as the supervisor recorded them last; ``None`` before it starts any.
 
-        Empty if the file is damaged.
+        Empty if the file is in ``unread``, too.
         """
+        unread: Any = []
         try:
-            listed = read_json(self.paths.instances)
-        except (ValueError, OSError):
-            return []
-        return listed if listed is None else [it for it in listed if isinstance(it, dict)]
+            listed = self._read(lambda: read_json(self.paths.instances), unread)
+        except ValueError:
+            listed = [None]
+        if listed is None:
+            return None
+        if isinstance(listed, list) and all(isinstance(it, dict) and "state" in it for it in listed):
+            return listed
+        self.unread[self.paths.instances.name] = ""
+        return []
 
 
 def plan_of(paths: RunPaths) -> dict[str, Any]:

@@ -198,6 +198,8 @@ def _common(stage: str, name: str, paths: RunPaths) -> Iterator[Directive]:
     yield Directive("--open-mode", "append")
     # A requeued job would start a server without a companion.
     yield Directive("--no-requeue")
+    # The limits (ulimit) of the shell that submits are no matter of the job.
+    yield Directive("--propagate", "NONE")
 
 
 def _nodes(cluster: ClusterProfile, partition: str | None = None) -> Iterator[Directive]:

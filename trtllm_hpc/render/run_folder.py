@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 import shutil
 import sys
@@ -41,6 +43,13 @@ _NOT_NEEDED = ("compiler", "pyext", "testdata", "util", "__pycache__")
 """Parts of protobuf for its own compiler, its compiled forms and its tests."""
 
 
+_REMEDIES = {
+    errno.EFBIG: "ulimit -f unlimited, then the same command again: your shell limits the size of files",
+    errno.ENOSPC: "free space there (df -h; df -i for the number of files), or name a folder with --runs",
+    errno.EDQUOT: "remove files there: your quota is used up; or name another folder with --runs",
+}
+
+
 def new_run_folder(runs_folder: Path, name: str) -> RunPaths:
     """Paths of a run folder that does not exist yet: job name, time and four random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -57,6 +66,10 @@ def write_run(
     the folder cannot be made.
     """
     paths = RunPaths(plan.run_folder)
+    os.umask(mask := os.umask(0o077))
+    if mask & 0o700:
+        message = f"The umask of your shell, {mask:04o}, keeps you from your own new files."
+        raise RenderError(message, hint="umask 077, then the same command again")
     # All text first: a value that cannot be rendered must not leave a partial folder.
     if plan.stage("build") is not None:
         build = build or render_build(plan)
@@ -72,11 +85,11 @@ def write_run(
         write_json(paths.plan, plan.as_json())  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
-            raise _cannot_write(paths, error) from None
+            raise cannot_write(paths.folder, error) from None
         raise RenderError(f"The run folder {paths.folder} is already there.") from None
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
-        raise _cannot_write(paths, error) from None
+        raise cannot_write(paths.folder, error) from None
     except BaseException:  # Ctrl-C above all: a partial folder must not pass for a run
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
@@ -123,11 +136,10 @@ def fill_repository(plan: Plan) -> dict[str, ModelFiles] | None:
     return render_models(plan.repository, Path(plan.templates))
 
 
-def _cannot_write(paths: RunPaths, error: OSError) -> RenderError:
-    return RenderError(
-        f"The run folder {paths.folder} cannot be written: {error.strerror}.",
-        hint="choose a folder you may write to with --runs",
-    )
+def cannot_write(folder: Path, error: OSError) -> RenderError:
+    """Return the error that a run's or a sweep's folder cannot be written, with what helps."""
+    hint = _REMEDIES.get(error.errno or 0, "choose a folder you may write to with --runs")
+    return RenderError(f"The run folder {folder} cannot be written: {error.strerror}.", hint=hint)
 
 
 def runtime_zipapp(further: Mapping[str, bytes] | None = None) -> bytes:

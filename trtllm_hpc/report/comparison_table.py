@@ -4,33 +4,43 @@ from __future__ import annotations
 
 from trtllm_hpc.bench.analysis.compare import Comparison, Row
 from trtllm_hpc.report.formatting import NONE, quantity, share
-from trtllm_hpc.report.tables import Table, print_table
+from trtllm_hpc.report.tables import Table, print_table, terminal_width, wrap
 
 _INTERVAL = "95 % of B - A"
+_NAMES = {"ttft_ms": "TTFT", "ttfa_ms": "TTFA", "tpot_ms": "TPOT", "itl_ms": "ITL"}
+_NAMES |= {"finished_rate_per_s": "finished", "output_tokens_per_s": "output", "total_tokens_per_s": "total"}
+"""Short names of metrics, so that a figure has one line in 80 columns."""
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the table below its remarks; a narrow terminal does without the interval."""
-    print("\n".join(remarks(comparison)))
+    print(wrap("\n".join(remarks(comparison)), terminal_width()))
     print_table(comparison_table(comparison))
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a table with a row for each figure, and a verdict on the difference if it is judged."""
+    """Return a table with a row for each level and figure, and a verdict on each difference if judged."""
     numbers = ("A", "B", "change", _INTERVAL)
-    table = Table("level", "figure", *numbers, "verdict", right=numbers, optional=(_INTERVAL,))
+    table = Table(
+        *("figure", *numbers, "verdict"),
+        right=numbers,
+        one_line=("figure", _INTERVAL, "verdict"),
+        optional=(_INTERVAL,),
+        gap=2,
+    )
     level = None
     for row in comparison.rows:
+        if row.level != level:
+            level = row.level
+            table.add_row((level, "bold"), *[""] * 5)
         table.add_row(
-            row.level if row.level != level else "",
-            _name(row),
+            f"  {_name(row)}",
             _figure(row, row.a),
             _figure(row, row.b),
             NONE if row.change is None else f"{row.change:+.1%}",
             _interval(row),
             (verdict(row), "bold red" if row.regressed else "") if comparison.judged else NONE,
         )
-        level = row.level
     return table
 
 
@@ -59,7 +69,7 @@ def verdict(row: Row) -> str:
 
 
 def _name(row: Row) -> str:
-    name = row.label if row.statistic is None else f"{row.label} {row.statistic}"
+    name = f"{_NAMES.get(row.key, row.label)} {row.statistic or ''}".rstrip()
     return name if row.unit == "share" else f"{name} ({row.unit})"
 
 

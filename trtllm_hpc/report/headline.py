@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import PurePath
 
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.results import Interval, LevelResult, MeasurementSummary
 
 KEPT_UP = 0.9
 """Least share of the requests sent each second that a server which keeps up finishes."""
+
+
+def served(measurement: MeasurementSummary) -> list[str]:
+    """Return in words what was measured: the model, its nodes, its GPUs, and how it is split over them."""
+    server, engine = (measurement.provenance.get(part) or {} for part in ("server", "engine"))
+    nodes = server.get("nodes") or list(filter(None, [server.get("host")]))
+    gpus = {gpu.partition(",")[0] for rank in server.get("ranks", ()) for gpu in rank.get("gpu_models", ())}
+    sizes = {kind: engine.get(f"{kind}_parallel") or 1 for kind in ("tensor", "pipeline", "context")}
+    more = f" and {len(nodes) - 4} more" if len(nodes) > 4 else ""
+    return [
+        f"model {PurePath(engine.get('model') or measurement.model).name}",
+        *([f"node{'s' * (len(nodes) > 1)} {', '.join(nodes[:4])}{more}"] if nodes else []),
+        *([f"{server['gpus']} {' and '.join(sorted(gpus)) or 'GPUs'}"] if server.get("gpus") else []),
+        *(f"{kind} parallel {size}" for kind, size in sizes.items() if size > 1),
+        *([f"{server['instances']} instances"] if server.get("instances") else []),
+    ]
 
 
 def level_labels(measurement: MeasurementSummary) -> list[str]:

@@ -16,8 +16,15 @@ from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import Figure, Interval, LevelResult, MeasurementSummary, Pass, Tried, Window
 from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
-from trtllm_hpc.report.headline import ascending_levels, headline_level, is_valid, level_labels, load_of
-from trtllm_hpc.report.tables import NARROW, Table, as_text, terminal_width
+from trtllm_hpc.report.headline import (
+    ascending_levels,
+    headline_level,
+    is_valid,
+    level_labels,
+    load_of,
+    served,
+)
+from trtllm_hpc.report.tables import NARROW, Table, as_text, terminal_width, wrap
 
 _WIDTH = 100
 _LATENCIES = {
@@ -68,7 +75,11 @@ def measurement_text(
         if turns := turn_rows(measurement, level):
             tables.append(Table(*TURN_HEADER, right=TURN_HEADER[1:], optional=_PROMPT, rows=turns))
     lines = [textwrap.fill(sentence, width, break_on_hyphens=False) for sentence in sentences(measurement)]
-    parts = (title(measurement), *(as_text(table, width).rstrip("\n") for table in tables), "\n".join(lines))
+    parts = (
+        wrap(title(measurement), width),
+        *(as_text(table, width).rstrip("\n") for table in tables),
+        "\n".join(lines),
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -212,12 +223,11 @@ def _cells(records: Sequence[RequestRecord]) -> list[str]:
 def title(measurement: MeasurementSummary) -> str:
     """Which measurement it is, and below that of what."""
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(measurement.started_at))
-    host = measurement.provenance.get("server", {}).get("host")
     streaming = "streaming" if measurement.streaming else "not streaming"
-    where = f" on {host}" if host else ""
     return (
         f"measurement {measurement.name}, started {started}\n"
-        f"{measurement.model}{where}: {measurement.protocol}, {streaming}; latencies in ms"
+        f"{', '.join(served(measurement))}\n"
+        f"{measurement.protocol}, {streaming}; latencies in ms"
     )
 
 

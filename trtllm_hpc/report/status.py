@@ -136,6 +136,13 @@ class _OfRank(Protocol):
 Ranked = TypeVar("Ranked", bound=_OfRank)
 
 
+def end_line(status: RunStatus) -> str:
+    """Return the state of a run and why, without what its cause, which is printed below, says again."""
+    cause = status.causes[0].sentence.rstrip(".") if status.causes else ""
+    again = cause and status.sentence.casefold().endswith(f"; {cause.casefold()}")
+    return f"{status.state.value}: {status.sentence[: -len(cause) - 2] if again else status.sentence}"
+
+
 @dataclass(frozen=True)
 class RankGroup(Generic[Ranked]):
     """Ranks in the same state, or one rank alone."""

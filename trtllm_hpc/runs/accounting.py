@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.guests import IDLE
-from trtllm_hpc.runtime.records import Event, read_events
+from trtllm_hpc.runtime.records import Event
 from trtllm_hpc.scheduler.job_info import JobTimes
 
 _HOUR_S = 3600.0
@@ -82,29 +83,20 @@ def with_own_times(
     return times
 
 
-def planned_gpus(run: RunSnapshot) -> dict[str, int]:
-    """Return the GPUs that each stage asks for, on all of its nodes."""
-    gpus: dict[str, int] = {}
-    for stage in run.plan.get("stages", []):
-        gpus[stage["name"]] = 0
-        for component in (stage, *stage.get("further", ())):
-            options = {it["option"]: it["value"] for it in component.get("directives", ())}
-            gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
-    return gpus
-
-
 def earlier_gpu_hours(run: RunSnapshot, started: Mapping[str, float | None]) -> float:
     """Return the GPU-hours of the jobs before the present ones, each up to its last event.
 
     ``started``: when the present job of each stage started; ``None``: it has not.
     """
-    attempts = run.paths.attempts
-    folders = [RunPaths(attempt) for attempt in attempts.iterdir()] if attempts.is_dir() else []
+    earlier: list[RunSnapshot] = []
+    with suppress(OSError):
+        earlier += [RunSnapshot(RunPaths(attempt)) for attempt in run.paths.attempts.iterdir()]
     total = 0.0
-    for stage, gpus in planned_gpus(run).items():
+    for stage, gpus in run.planned_gpus.items():
         before = started.get(stage)
-        spans = [span for span in _spans(run.events(stage)) if before and span[1] <= before]
-        spans += [span for folder in folders for span in _spans(read_events(folder, stage))]
+        # Slurm's times have whole seconds: the next job of a renewed server begins in the same one.
+        spans = [span for span in _spans(run.events(stage)) if before and span[1] < before + 1]
+        spans += [span for attempt in earlier for span in _spans(attempt.events(stage))]
         total += sum(max(0.0, end - begin) for begin, end in spans) * gpus / _HOUR_S
     return total
 
@@ -120,7 +112,7 @@ def saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
     serve = (it["directives"] for it in run.plan.get("stages", ()) if it.get("name") == "serve")
     options = {it["option"]: it["value"] for it in next(serve, ())}
     left_s = float(options.get("--time") or 0) * 60 - (times.ended_at - times.started_at)
-    return max(0.0, left_s) * planned_gpus(run).get("serve", 0) / _HOUR_S
+    return max(0.0, left_s) * run.planned_gpus.get("serve", 0) / _HOUR_S
 
 
 def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:
@@ -129,7 +121,7 @@ def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUs
     A stage without an end counts until ``now``; ``None``: until its last event.
     """
     uses = []
-    for stage, gpus in planned_gpus(run).items():
+    for stage, gpus in run.planned_gpus.items():
         events = run.events(stage)
         if not (spans := _spans(events)):
             continue

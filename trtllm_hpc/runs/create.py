@@ -156,7 +156,10 @@ def write_planned(planned: PlannedRun, *, downloads: bool = False) -> CreatedRun
     plan = with_download(plan) if downloads else plan
     others = engine.others if isinstance(engine, Hit) else {}
     side_outputs = {step: entry.output for step, entry in others.items()}
-    return CreatedRun(plan, write_run(plan, build, side_outputs), engine)
+    paths = write_run(plan, build, side_outputs)
+    for entry in engine.entries if isinstance(engine, Hit) else ():
+        entry.register(paths.folder)  # again: from now on a run without a folder is gone
+    return CreatedRun(plan, paths, engine)
 
 
 def check_context(source: JobSource) -> Context:

@@ -19,6 +19,7 @@ from trtllm_hpc.errors import (
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runtime.records import Endpoint
+from trtllm_hpc.scheduler.states import LOST
 
 if TYPE_CHECKING:
     from trtllm_hpc.runs.stages import StageStatus
@@ -40,9 +41,6 @@ def endpoint_of(
     """
     if run.renewal.exists():
         wait_seconds = max(wait_seconds, _RENEWAL_S)
-    if "TRTLLM_HPC_JOB_ID" in os.environ:
-        # This is the companion: its node may lack Slurm's commands, and it is cancelled with the server.
-        return wait_for_endpoint(run, wait_seconds)
     due_s = 0.0
 
     def check(waited_s: float) -> None:
@@ -74,8 +72,13 @@ def follower_of(run: RunPaths, *, restarts: bool = False) -> Callable[[], Endpoi
 
 
 def _refuse_ended(run: RunPaths) -> None:
-    """Raise the error for a run whose server has ended or can never start, according to Slurm."""
-    if not was_submitted(run):
+    """Raise the error for a run whose server has ended or can never start, according to Slurm.
+
+    The heartbeat of a companion ends it with a server that has begun. It asks Slurm about a job whose script
+    never begins, as after a failed prolog.
+    """
+    is_companion = "TRTLLM_HPC_JOB_ID" in os.environ
+    if not was_submitted(run) or (is_companion and RunSnapshot(run).events("serve")):
         return
     from trtllm_hpc.runs.status import run_status  # not needed where the server is ready
 
@@ -87,6 +90,8 @@ def _refuse_ended(run: RunPaths) -> None:
     # For a server that was started again by hand the end of the first build does not matter.
     deciding = ("serve",) if snapshot.events("serve") else ("build", "serve")
     for stage in status.stages:
+        if is_companion and stage.state == LOST.name:
+            continue  # its node may see another Slurm
         if stage.stage in deciding and stage.final and not (stage.ok and stage.stage == "build"):
             raise _error(run, stage)
 

@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.errors import RunNotFound
-from trtllm_hpc.logs.snapshot import plan_of
-from trtllm_hpc.paths import SWEEPS, RunPaths, call_name
+from trtllm_hpc.logs.reading import stat_of
+from trtllm_hpc.logs.snapshot import RunSnapshot, plan_of
+from trtllm_hpc.paths import SWEEPS, RunPaths, call_name, user_config_file
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -57,6 +58,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     """
     if "\0" in name:
         raise RunNotFound(f"{name!r} cannot be the name of a run.")
+    runs_folder = runs_folder.absolute()
     runs = list_runs(runs_folder)
     if name == "latest" and runs:
         return _latest(runs) or _damaged_or_refused(runs)
@@ -94,11 +96,15 @@ def submitted_at(paths: RunPaths) -> float | None:
     A submission that was refused or interrupted does not count. A run whose scripts are submitted by hand
     counts from the moment at which the first of them begins.
     """
-    record = read_submission(paths)
-    if record is None:
-        times = [event.time for event in read_events(paths) if event.name == "stage_begin"][:1]
-    else:
-        times = [job.submitted_at for job in record.stages.values() if record.complete]
+    try:
+        record = read_submission(paths)
+        if record is None:
+            times = [event.time for event in read_events(paths) if event.name == "stage_begin"][:1]
+        else:
+            times = [job.submitted_at for job in record.stages.values() if record.complete]
+    except OSError:  # the time of the record, so that another run does not become the latest
+        changed = stat_of(paths.jobs)
+        times = [] if changed is None else [changed.st_mtime]
     return max(times, default=None)
 
 
@@ -115,7 +121,7 @@ def _damaged_or_refused(runs: list[RunPaths]) -> RunPaths:
 
 
 def _readable(run: RunPaths) -> RunPaths:
-    if not plan_of(run) and read_submission(run) is None:
+    if not plan_of(run) and RunSnapshot(run).submission is None:
         raise RunNotFound(f"{run.plan} is damaged, so nothing is known about this run.")
     return run
 
@@ -141,7 +147,7 @@ def _not_found(name: str, runs_folder: Path, runs: list[RunPaths], *, several: b
     if not runs:
         return RunNotFound(
             f"No run is called {name!r}: there are no runs in {runs_folder}.",
-            hint="trtllm-hpc submit JOB.yaml, or name the folder of runs with --runs",
+            hint=f"name the folder of runs with --runs, or for all folders in {user_config_file()}",
         )
     newest = ", ".join(run.run_id for run in runs[:5])
     if several:

@@ -6,10 +6,11 @@ import fcntl
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 
 from trtllm_hpc.errors import ConfigError, Diagnostic, NotReady
+from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.paths import RunPaths, call_name, write_json
 from trtllm_hpc.runtime.door import write_key
 from trtllm_hpc.runtime.guests import ANYBODY, OWNER, Guest, Visits, read_guests
@@ -40,8 +41,10 @@ class Visitor:
 def visitors_of(paths: RunPaths) -> tuple[Visitor, ...]:
     """Return the guests of a run and everybody else who has asked its server."""
     visits = Visits.read(paths.visits) or Visits()
-    guests = {guest.name: guest for guest in read_guests(paths)}
-    serves, found = paths.endpoint.exists(), []
+    guests: dict[str, Guest] = {}
+    with suppress(OSError, ValueError, TypeError):
+        guests = {guest.name: guest for guest in read_guests(paths)}
+    serves, found = stat_of(paths.endpoint) is not None, []
     for name in dict.fromkeys([*visits.asked, *guests]):
         count, last_at = visits.asked.get(name, (0, None))
         guest, admitted = guests.get(name), serves and name in visits.admitted

@@ -28,7 +28,7 @@ from trtllm_hpc.config.files import read_spec
 from trtllm_hpc.config.hub import HubFailed, HubModel, known_models, record_of
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths, default_runs_folder
+from trtllm_hpc.paths import RunPaths, own_runs_folder
 from trtllm_hpc.runtime.engine_cache import lock
 from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, write_shared
@@ -50,7 +50,7 @@ class HubUnreachable(HubFailed):
 
 def runs_folder(cluster: ClusterProfile) -> Path:
     """Return the folder of the runs where the command line does not name one."""
-    return Path(cluster.runs_folder) if cluster.runs_folder else default_runs_folder()
+    return own_runs_folder() or Path(cluster.runs_folder or "runs").absolute()
 
 
 def locator(runs: Path | None) -> Locate:

@@ -126,8 +126,11 @@ def _remembered(run: RunSnapshot, created_at: float) -> ListedRun | None:
     return replace(row, state=None if row.state is None else RunState(row.state))
 
 
-def _event_bytes(paths: RunPaths) -> int:
-    return sum(file.stat().st_size for file in paths.events.glob("*.jsonl"))
+def _event_bytes(paths: RunPaths) -> int | None:
+    """Return the size of all events; ``None`` if they cannot be read, so that no end is remembered."""
+    with suppress(OSError):
+        return sum(file.stat().st_size for file in paths.events.iterdir() if file.suffix == ".jsonl")
+    return None
 
 
 def _asked(
@@ -190,8 +193,9 @@ def _row(
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
-    if settled and run.submission is not None:
-        ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
+    size = _event_bytes(run.paths)
+    if settled and run.submission is not None and size is not None:
+        ended = _Ended(run.submission.token, size, asdict(row))
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
             ended.write(run.paths.ended)
     return row

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
-from trtllm_hpc.paths import STAGES, RunPaths
-from trtllm_hpc.runs.find import REMOVED
+from trtllm_hpc.paths import STAGES, SWEEPS, RunPaths
+from trtllm_hpc.runs.find import REMOVED, list_runs
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runtime.engine_cache.cache import Use
@@ -23,9 +23,10 @@ from trtllm_hpc.scheduler.submission_record import read_submission
 
 @dataclass(frozen=True)
 class PrunedRun:
-    """One run that was chosen."""
+    """One run, or one sweep with its variants, that was chosen."""
 
     run_id: str
+    """Of a sweep ``sweeps/ID``."""
     folder: str
     why: str
     """Why it was chosen, e.g. ``ended 40 days ago``."""
@@ -52,43 +53,55 @@ def prune_runs(
 ) -> list[PrunedRun]:
     """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
-    A run of which a job has not ended, or may not have, is never chosen. One that a link beside it leads to,
+    A sweep is chosen as a whole, as if it were one run. A run of which a job has not ended, or may not have,
+    is never chosen. One that a link beside it leads to,
     that the job file of a run that stays names, or of which a script is queued by hand, stays. Arguments are
     those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
     answer.
     """
-    runs = listed_runs(runs_folder, warn=warn)
-    ended = [run for run in runs if run.settled]
+    runs = {run.folder: [run] for run in listed_runs(runs_folder, warn=warn)}
+    for sweep in (runs_folder.absolute() / SWEEPS).glob("*"):
+        if not sweep.name.startswith(REMOVED):
+            runs[str(sweep)] = listed_runs(sweep, warn=warn)
+    newest = sorted(runs, key=lambda it: max((run.created_at for run in runs[it]), default=0.0), reverse=True)
+    ended = [it for it in newest if runs[it] and all(run.settled for run in runs[it])]
     now = time.time()
     chosen = []
-    for folder in sorted(runs_folder.glob(f"{REMOVED}*")):
-        run_id, why = folder.name.removeprefix(REMOVED), "was left by an interrupted removal"
-        chosen.append(PrunedRun(run_id, str(folder), why, _foreign(folder)))
-    for run in ended[keep or 0 :]:
-        age_s = now - _ended_at(run)
+    for leftover in sorted([*runs_folder.glob(f"{REMOVED}*"), *runs_folder.glob(f"{SWEEPS}/{REMOVED}*")]):
+        run_id, why = leftover.name.removeprefix(REMOVED), "was left by an interrupted removal"
+        chosen.append(PrunedRun(run_id, str(leftover), why, _foreign(leftover)))
+    for folder in ended[keep or 0 :]:
+        age_s = now - max(map(_ended_at, runs[folder]))
         if older_than_s is None or age_s > older_than_s:
             days = age_s / 86400
             ago = f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
-            chosen.append(PrunedRun(run.run_id, run.folder, f"ended {ago} ago", _foreign(Path(run.folder))))
-    names = {run.folder for run in chosen if run.kept is None}
-    needed = _needed(runs_folder, [run for run in runs if run.folder in names], runs)
+            is_run = runs[folder][0].folder == folder
+            name = Path(folder).name if is_run else f"{SWEEPS}/{Path(folder).name}"
+            chosen.append(PrunedRun(name, folder, f"ended {ago} ago", _foreign(Path(folder))))
+    needed = _needed(runs_folder, {it.folder for it in chosen if it.kept is None} & runs.keys(), runs)
     chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
     return [_removed(run) if remove_them else run for run in chosen]
 
 
-def _needed(runs_folder: Path, going: Sequence[ListedRun], runs: Sequence[ListedRun]) -> dict[str, str]:
-    """Return by their folders why runs that would go are needed."""
-    if not going:
+def _needed(
+    runs_folder: Path, folders: Collection[str], runs: Mapping[str, Sequence[ListedRun]]
+) -> dict[str, str]:
+    """Return why folders that would go are needed; ``runs`` by the folders of runs and sweeps."""
+    if not folders:
         return {}
-    needed = _queued_by_hand(going)
+    queued = _queued_by_hand([run for folder in folders for run in runs[folder]])
     links = {entry.resolve(): entry.name for entry in runs_folder.iterdir() if entry.is_symlink()}
-    for run in going:
-        if Path(run.folder).is_symlink():
-            needed[run.folder] = "is a link to a folder elsewhere"
-        elif link := links.get(Path(run.folder).resolve()):
-            needed[run.folder] = f"is what the link {link} leads to"
-    folders = {run.folder for run in going}
-    job_files = {run.run_id: _text(RunPaths(run.folder).spec) for run in runs if run.folder not in folders}
+    needed = {}
+    for folder in folders:
+        for place in (folder, *(run.folder for run in runs[folder])):
+            if Path(place).is_symlink():
+                needed[folder] = "is a link to a folder elsewhere"
+            elif link := links.get(Path(place).resolve()):
+                needed[folder] = f"is what the link {link} leads to"
+            elif place in queued:
+                needed[folder] = queued[place]
+    staying = [run for folder, its in runs.items() if folder not in folders for run in its]
+    job_files = {run.run_id: _text(RunPaths(run.folder).spec) for run in staying}
     for folder in folders - needed.keys():
         named = re.compile(rf"{re.escape(folder)}(?![\w.-])")
         user = next((run_id for run_id, text in job_files.items() if named.search(text)), None)
@@ -168,9 +181,10 @@ def _removed(run: PrunedRun) -> PrunedRun:
     return run if remove(aside) else replace(run, kept=f"could not be removed completely: {aside}")
 
 
-def _token(folder: Path) -> str | None:
-    record = read_submission(RunPaths(folder))
-    return None if record is None else record.token
+def _token(folder: Path) -> list[str]:
+    """Return the submissions of a run, or of the variants of a sweep."""
+    records = map(read_submission, (RunPaths(folder), *list_runs(folder)))
+    return [record.token for record in records if record is not None]
 
 
 _CREATION_S = 3_600.0
@@ -191,7 +205,9 @@ def is_active(use: Use) -> str | None:
     except PermissionError:
         return f"is used by {use.run}, which belongs to another user" if use.age_s < _FOREIGN_S else None
     except OSError:
-        return f"is registered by {use.run}, which is being created" if use.age_s < _CREATION_S else None
+        is_gone = use.has_folder and not paths.folder.exists()
+        is_new = use.age_s < _CREATION_S and not is_gone
+        return f"is registered by {use.run}, which is being created" if is_new else None
     return _of_run(str(paths.folder), created_at)
 
 

@@ -44,6 +44,10 @@ def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
     """
     run = RunSnapshot(paths)
     status = run_status(run)
+    for name, why in run.unread.items():
+        if name.startswith((paths.jobs.name, paths.events.name)):
+            message = f"{name} of run {paths.run_id} cannot be read, so its jobs may live: {why}."
+            raise SubmissionError(message, hint=f"mend that, then trtllm-hpc resume {call_name(paths)}")
     _refuse_live(paths, status)
     job = read_spec(paths.spec)
     planned = read_stages(run.plan)

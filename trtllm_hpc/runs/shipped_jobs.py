@@ -68,8 +68,8 @@ def shipped_jobs() -> list[ShippedJob]:
     return sorted((described(name, path) for name, path in jobs().items()), key=lambda job: job.gpus > 0)
 
 
-def copy_of(name: str, own_name: str, model: str | None) -> str:
-    """Return the text of a shipped job file with another name and ``model.path``; raises ConfigError."""
+def copy_of(name: str, own_name: str, model: str | None, key: str) -> str:
+    """Return the text of a shipped job file with another name, and ``model.KEY``; raises ConfigError."""
     file = jobs()[name]
     edited = EditedText(file.read_text(encoding="utf-8"))
     edited.put(("name",), own_name)
@@ -78,7 +78,9 @@ def copy_of(name: str, own_name: str, model: str | None) -> str:
     if read_job(file).model.path is None:
         message = f"{name} makes a model of its own, so there is no folder to set"
         raise ConfigError([Diagnostic("conflict", message, str(file), hint="leave --model out")])
-    edited.put(("model", "path"), model)
+    edited.put(("model", key), model)
+    if key != "path":
+        edited.remove(("model", "path"))
     return edited.text
 
 

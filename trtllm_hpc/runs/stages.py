@@ -15,8 +15,8 @@ from trtllm_hpc.logs.files import last_mark
 from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.accounting import planned_gpus, with_own_times
-from trtllm_hpc.runtime.records import Event
+from trtllm_hpc.runs.accounting import with_own_times
+from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
@@ -136,9 +136,8 @@ def stages_of(
         waiting = watcher.waiting() if places and watched else {}
         stages = [_slurm_stage(run, name, watched.get(name), infos.get(name)) for name in jobs]
         stages = [_renewed(run, stage, watched.get(_NEXT), infos.get(_NEXT)) for stage in stages]
-    gpus = planned_gpus(run)
     stages = [replace(stage, waiting=waiting.get(stage.job_id or "")) for stage in stages]
-    return [_timed(run, stage, gpus.get(stage.stage)) for stage in stages]
+    return [_timed(run, stage, run.planned_gpus.get(stage.stage)) for stage in stages]
 
 
 def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[str, RunJob]:
@@ -262,6 +261,9 @@ def _slurm_stage(
         begun = last.name == "stage_begin" and last.data.get("job_id") == job_id
         killer = _killer(run, name) if begun else None
         note += f" (its script was killed by {killer})" if killer else _exit_code_note(code)
+    if _never_began(run, name, info):
+        info = replace(info, state=STATES["FAILED"])
+        note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
     begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
     # It waits though its script has begun before, or that has begun twice.
     waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
@@ -279,6 +281,13 @@ def _slurm_stage(
         gpus=info.gpus,
         energy_j=info.energy_j,
     )
+
+
+def _never_began(run: RunSnapshot, name: str, info: JobInfo) -> bool:
+    """Return whether a job has ended by itself without an event or a word of its script."""
+    log, ended = stat_of(run.paths.batch_log(name)), info.state.name in ("COMPLETED", "FAILED")
+    silent = ended and not info.exit_signal and run.renewal is None and log is not None and not log.st_size
+    return silent and all(event.data.get("job_id") != info.job_id for event in run.events(name))
 
 
 def _waits_in_sweep(name: str, info: JobInfo) -> StageStatus:
@@ -317,7 +326,9 @@ def _renewed(
         return replace(stage, sentence=f"{stage.sentence}; job {renewal.job_id} before it has ended")
     if stage.final:
         return stage
-    sentence = f"{stage.sentence}; job {following.job_id} waits to follow it"
+    drains = any(event.name == "draining" for event in of_last_job(run.events("serve")))
+    near = "; its time limit is near: open requests may end, new ones are refused" if drains else ""
+    sentence = f"{stage.sentence}{near}; job {following.job_id} waits to follow it"
     return replace(stage, sentence=sentence, next_job_id=following.job_id)
 
 

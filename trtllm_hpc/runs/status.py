@@ -14,11 +14,13 @@ from trtllm_hpc.config.hub import record_of
 from trtllm_hpc.errors import FAIL, ExitCode, SubmissionError
 from trtllm_hpc.evaluation.scores import EvaluationSummary, read_evaluation
 from trtllm_hpc.logs.causes.explain import Finding
+from trtllm_hpc.logs.causes.table import Degree
 from trtllm_hpc.logs.diagnose import begin_reading_stage, first_failure, stage_error
 from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
+from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
 from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
@@ -27,7 +29,8 @@ from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import BEAT_S
 from trtllm_hpc.runtime.lock import UNLIKE
-from trtllm_hpc.runtime.records import Endpoint, known_fields
+from trtllm_hpc.runtime.records import Endpoint, known_fields, of_last_job
+from trtllm_hpc.runtime.renewal import FailedJob
 from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
@@ -111,6 +114,8 @@ class RunStatus:
     """What it has used."""
     bad_nodes: tuple[BadNode, ...] = ()
     """Nodes because of which servers of the run have ended; its next jobs do not get them."""
+    failed_jobs: tuple[FailedJob, ...] = ()
+    """The jobs of a renewed server that failed before the present one (``serve.renew``)."""
     front_restarts: tuple[str, ...] = ()
     """Why the front of a disaggregated run was started again, each time."""
     gateway_failure: str | None = None
@@ -190,7 +195,9 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
     if failure is not None and has_causes:
         from trtllm_hpc.runs.causes import causes_of  # only failures need the table of causes
 
-        causes = tuple(cause.shown(run.quoted) for cause in causes_of(run, failure, servers))
+        name, job = call_name(run.paths), failure.status.job_id
+        found = (cause.naming(name, job) for cause in causes_of(run, failure, servers))
+        causes = tuple(cause.shown(run.quoted) for cause in found)
     return RunStatus(
         run.paths.run_id,
         str(run.paths.folder),
@@ -208,6 +215,7 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
         causes,
         run_use(run, stages),
         run.bad_nodes,
+        _failed_jobs(run),
         _front_restarts(run) if endpoint is not None else (),
         _gateway_failure(run) if endpoint is not None else None,
         visitors_of(run.paths),
@@ -219,8 +227,11 @@ def status_of(run: RunSnapshot, stages: list[StageStatus]) -> RunStatus:
 
 def run_use(run: RunSnapshot, stages: Sequence[StageStatus]) -> RunUse:
     """Return what the stages of a run, and the jobs that ran them before, have used together."""
-    submitted = [it.times.submitted_at for it in stages if it.times.submitted_at is not None]
-    starts = [it.times.started_at for it in stages if it.times.started_at is not None]
+    # The next job of a renewed server has waited for the end of the one before, not for the run to begin.
+    is_first = run.renewal is None or run.renewal.number == 0
+    times = [it.times for it in stages if is_first or it.stage != "serve"]
+    submitted = [it.submitted_at for it in times if it.submitted_at is not None]
+    starts = [it.started_at for it in times if it.started_at is not None]
     energies = [it.energy_j for it in stages if it.energy_j is not None]
     hours = [it.gpu_hours for it in stages if it.gpu_hours is not None]
     saved = [saved_gpu_hours(run, it.times) for it in stages if it.stage == "serve"]
@@ -287,27 +298,37 @@ def _failure(run: RunSnapshot, failed: StageStatus) -> StageFailure:
     stage = "companion" if by_companion else failed.stage
     by_a_rank = stage == "serve" and failed.state in _CAUSED_BY_A_RANK
     first = first_failure(run) if by_a_rank else None
-    recorded = [event.data for event in run.events(stage) if "reason" in event.data]
+    recorded = [event.data for event in of_last_job(run.events(stage)) if "reason" in event.data]
     last = recorded[-1] if recorded else {}
     return StageFailure(failed, stage, first, str(last["reason"]) if last else None, last.get("next"))
 
 
+def _failed_jobs(run: RunSnapshot) -> tuple[FailedJob, ...]:
+    """Return the earlier jobs that failed, with the cause in the log of the rank that died first."""
+    found = []
+    for record in [] if run.renewal is None else run.renewal.failed:
+        job = FailedJob(**known_fields(FailedJob, record))
+        attempt = RunSnapshot(RunPaths(run.paths.attempts / str(job.attempt)))
+        attempt.plan = run.plan
+        first = first_failure(attempt)
+        cause = None if first is None else first.log.late_cause
+        why = job.why
+        if cause is not None and cause.degree is not Degree.FIRST_ERROR:
+            why += f": {cause.sentence.rstrip('.')}"
+        found.append(replace(job, why=run.quoted(why)))
+    return tuple(found)
+
+
 def _front_restarts(run: RunSnapshot) -> tuple[str, ...]:
     """Return why the present server's front was started again."""
-    found: list[str] = []
-    for event in run.events("serve"):
-        if event.name == "stage_begin":
-            found.clear()
-        elif event.name == "front_restarted":
-            found.append(run.quoted(str(event.data.get("why"))))
-    return tuple(found)
+    restarts = (it for it in of_last_job(run.events("serve")) if it.name == "front_restarted")
+    return tuple(run.quoted(str(event.data.get("why"))) for event in restarts)
 
 
 def _gateway_failure(run: RunSnapshot) -> str | None:
     """Return why the present server's gateway is no longer started."""
-    marks = [it for it in run.events("serve") if it.name in ("gateway_failed", "stage_begin")]
-    failed = bool(marks) and marks[-1].name == "gateway_failed"
-    return run.quoted(str(marks[-1].data.get("why", "it has ended"))) if failed else None
+    failed = [it for it in of_last_job(run.events("serve")) if it.name == "gateway_failed"]
+    return run.quoted(str(failed[-1].data.get("why", "it has ended"))) if failed else None
 
 
 def _instances(run: RunSnapshot, stages: list[StageStatus]) -> tuple[InstanceStatus, ...]:
@@ -360,19 +381,24 @@ def _sentence(
         return f"nothing is known about its jobs: {run.paths.plan} is gone or damaged"
     if failure is None:
         progress = _progress_sentence(run, state, stages)
-        return progress + _troubles(run, stages) + _full_disk(run, state) + _damage(run, state)
+        progress += _troubles(run, stages) + _full_disk(run, state)
+        return progress + _before(run) + _damage(run, state)
     failed = failure.status
     parts = ["the server goes on"] if state is RunState.SERVING else []
     parts.append(f"stage {failed.stage} {failed.sentence}")
-    if failure.stage != failed.stage:
-        parts.append(stage_error(run, failure.stage) or "")
-    elif failure.reported:
+    if failure.reported:
         parts.append(failure.reported)
     elif failure.first is not None:
         parts.append(failure.first.sentence)
     elif failed.state == "FAILED":
-        parts.append(stage_error(run, failed.stage) or "")
-    return "; ".join(filter(None, parts)) + _damage(run, state)
+        parts.append(stage_error(run, failure.stage) or "")
+    return "; ".join(filter(None, parts)) + _before(run) + _damage(run, state)
+
+
+def _before(run: RunSnapshot) -> str:
+    """Return, to be appended to the sentence, how many jobs of a renewed server have failed before."""
+    count = 0 if run.renewal is None else len(run.renewal.failed)
+    return f"; {count} earlier {'jobs have' if count > 1 else 'job has'} failed" if count else ""
 
 
 def _damage(run: RunSnapshot, state: RunState) -> str:
@@ -380,11 +406,14 @@ def _damage(run: RunSnapshot, state: RunState) -> str:
     paths = run.paths
     needed = [] if state.final else [paths.runtime, paths.scripts, paths.logs, paths.events, paths.ranks]
     needed += [paths.jobs] * any(event.data.get("submitted") for event in run.all_events)
-    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if not file.exists()]
-    records = {"submission": paths.jobs, "instances": paths.instances, "endpoint": paths.endpoint}
+    lost = ["plan.json"] * (not run.plan) + [file.name for file in needed if stat_of(file) is None]
+    records = {"submission": paths.jobs, "endpoint": paths.endpoint}
     unread = {name: file for name, file in records.items() if not getattr(run, name)}  # or not written yet
-    lost += [it.name for name, it in unread.items() if it.exists() and not getattr(RunSnapshot(paths), name)]
+    lost += [it.name for name, it in unread.items() if stat_of(it) and not getattr(RunSnapshot(paths), name)]
+    unread_instances = run.instances is not None and run.unread.get(paths.instances.name) == ""
+    lost = [name for name in lost if name not in run.unread] + [paths.instances.name] * unread_instances
     lacks = f"; the run folder lacks {', '.join(lost)}, or it is damaged" if lost else ""
+    lacks += "".join(f"; {name} cannot be read: {why}" for name, why in run.unread.items() if why)
     if not state.final and not os.access(paths.folder, os.W_OK):
         lacks += (
             "; the run folder cannot be written: mend that soon, or results are kept in /tmp of their node"

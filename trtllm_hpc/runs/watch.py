@@ -11,7 +11,7 @@ from trtllm_hpc.bench.progress import Snapshot, read_progress
 from trtllm_hpc.bench.server_metrics.sampling import fetch_page
 from trtllm_hpc.bench.server_metrics.series import since_start
 from trtllm_hpc.errors import RequestFailed, SubmissionError
-from trtllm_hpc.logs.reading import last_lines
+from trtllm_hpc.logs.reading import last_lines, stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.endpoint import endpoint_of
@@ -96,7 +96,7 @@ def follow(paths: RunPaths, *, keeps_serving: bool = False) -> Iterator[Progress
     queue = ServerQueue()
     while True:
         silent_s = time.monotonic() - answered_at
-        if silent_s < _CONTROLLER_GONE_S and paths.folder.exists() and not os.access(paths.folder, os.X_OK):
+        if silent_s < _CONTROLLER_GONE_S and stat_of(paths.folder) and not os.access(paths.folder, os.X_OK):
             time.sleep(_FILE_PAUSE_S)  # it was closed by mistake; once it is open the run is as it was
             continue
         run = RunSnapshot(paths)
@@ -150,7 +150,7 @@ def _only_serves(run: RunSnapshot, status: RunStatus) -> bool:
     states = {it.state for it in status.instances}
     died = any(rank.ended_at is not None for step in run.serve_steps for rank in run.ranks(step))
     ending = run.stop_request is not None or (died and ("ready" not in states or states == {"ready"}))
-    if not serves or ending or not run.paths.endpoint.exists():
+    if not serves or ending or stat_of(run.paths.endpoint) is None:
         return False
     # A companion in the server's allocation has no job of its own: its events decide.
     companion = {event.name for event in run.events("companion")}

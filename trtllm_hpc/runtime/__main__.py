@@ -357,9 +357,9 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
 
             return run_alone(options.program)
         case "sweep":
-            from trtllm_hpc.runtime.node import remove_leftovers
+            from trtllm_hpc.runtime.node import remove_leftovers, remove_of_ended_jobs
 
-            for name in remove_leftovers(options.prefix):
+            for name in [*remove_leftovers(options.prefix), *remove_of_ended_jobs()]:
                 print(f"removed what a killed rank left: {name}")
         case "spawn":
             from trtllm_hpc.runtime.local_tasks import run_tasks

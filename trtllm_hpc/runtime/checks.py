@@ -17,6 +17,9 @@ MIN_SHM_GIB_PER_RANK = 0.25
 MIN_MEMLOCK_KIB = 64 * 1024
 """NCCL and UCX register memory with the network card; the usual default, 64 KiB or 8 MiB, is too little."""
 
+MIN_OPEN_FILES = 1024
+"""The usual default. A server, its model processes and HAProxy open some hundreds."""
+
 MIN_FREE_MIB = 32
 MIN_INODES = 200
 """For logs, records and scratch files; a benchmark's records need more."""
@@ -136,6 +139,15 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def wheel_numpy() -> Diagnostic | None:
+    """Check NumPy beside nvidia-pytriton, whose stub for Python models misreads the arrays of NumPy 2."""
+    found = installed_versions(("numpy", "nvidia-pytriton"))
+    if len(found) < 2 or int(found["numpy"].partition(".")[0]) < 2:
+        return None
+    message = f"this Python has NumPy {found['numpy']}, whose arrays nvidia-pytriton's server misreads"
+    return fail(message, "pip install 'numpy<2', and what needs NumPy 2 into an environment of its own")
+
+
 def _compare_versions(one: str, other: str) -> str:
     """Return ``same``, ``near`` (only what follows the numbers differs: rc, post, dev) or ``other``."""
     plain = [re.sub(r"\+.*", "", text.strip().lower()) for text in (one, other)]
@@ -214,11 +226,21 @@ def locked_memory(host: str, limit_kib: int | None) -> Diagnostic:
         return warn(
             f"only {limit_kib} KiB of memory may be locked on {host}: NCCL and UCX register more with the "
             "network card",
-            "ask your site for LimitMEMLOCK=infinity in slurmd's unit, and in slurm.conf for "
-            "PropagateResourceLimitsExcept=MEMLOCK",
+            "ask your site for LimitMEMLOCK=infinity in slurmd's unit",
         )
     amount = "any amount" if limit_kib is None else f"{limit_kib // 1024} MiB"
     return ok(f"{amount} of memory may be locked on {host}")
+
+
+def open_files(host: str, limit: int) -> Diagnostic:
+    """Check the soft limit on open files; -1 is unlimited."""
+    if 0 <= limit < MIN_OPEN_FILES:
+        return fail(
+            f"only {limit} files may be open on {host} (ulimit -n), and a server needs {MIN_OPEN_FILES}",
+            f"add 'ulimit -S -n {MIN_OPEN_FILES}' to the profile's setup lines, or ask your site for "
+            "LimitNOFILE=65536 in slurmd's unit",
+        )
+    return ok(f"enough files may be open on {host}")
 
 
 _HINDRANCES = {

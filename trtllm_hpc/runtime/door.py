@@ -8,7 +8,6 @@ scripts.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import resource
@@ -18,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -27,7 +25,7 @@ from pathlib import Path
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.runtime.node import SHM, free_ports
+from trtllm_hpc.runtime.node import SHM, free_ports, is_abandoned, make_owned
 from trtllm_hpc.runtime.process import on_signals, start_bound
 from trtllm_hpc.runtime.records import JsonRecord
 
@@ -43,9 +41,6 @@ DOOR_RESTARTS = 3
 
 _GRPC_PORT = 8001
 """Triton's default; the name of its socket for gRPC ends with it."""
-
-_OWNER = "owner"
-"""File in a door's folder that the door's process holds locked."""
 
 _OTHER_FILES = 200
 """Files that HAProxy opens besides connections, at most."""
@@ -101,11 +96,10 @@ class Door:
     ) -> None:
         # Its name cannot be guessed, so nobody else can make it first; mode 0700.
         prefix = f"trt{os.environ['TRTLLM_HPC_JOB_ID']}_door{node}_"
-        self.folder = Path(tempfile.mkdtemp(prefix=prefix, dir=SHM))
+        self.folder, self._owned = make_owned(prefix, SHM)
         self.gateway = self.folder / "gateway"  # not the name of a frontend: with TLS that is a socket, too
         """Socket of the gateway with OpenAI's protocol, in front of Triton."""
         self._guest_map = self.folder / "guests.map"
-        self._owned = _own(self.folder)
         self._kinds = options.kinds
         servers = {**self._local_servers(instances), **further}
         if paths.key.exists():
@@ -233,22 +227,10 @@ class Door:
             ) from error
 
 
-def _own(folder: Path) -> int:
-    """Lock a file in a door's folder for as long as this process lives; returns its descriptor."""
-    descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
 def remove_abandoned(sockets: Path) -> None:
     """Remove the folder of a door, with its ``sockets``, whose process was killed, and could not do it."""
-    with suppress(OSError):
-        descriptor = os.open(sockets.parent / _OWNER, os.O_RDWR)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(sockets.parent, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+    if is_abandoned(sockets.parent):
+        shutil.rmtree(sockets.parent, ignore_errors=True)
 
 
 def threads() -> int:

@@ -226,22 +226,19 @@ class End:
     blames: int | None = None
 
 
-def conclude(
-    seen: Observed, decision: Decision | None, returncode: int, *, was_killed: bool, is_over: bool
-) -> End | None:
+def conclude(seen: Observed, decision: Decision | None, returncode: int, *, is_over: bool) -> End | None:
     """Return how this rank ends after its server has ended; ``None``: wait, and observe again.
 
     The step's exit code must be that of the rank that ended first, so the others exit with 0.
 
     Args:
         returncode: of the server, negative for a signal.
-        was_killed: the server was not gone at the end of its time.
         is_over: the time to wait for a cause is over.
     """
     if decision is None and seen.signal is not None:
         decision = _signal(seen)  # Slurm signals the server as well, which may have ended first
     if decision is not None:
-        return _after_decision(seen, decision, was_killed=was_killed)
+        return _after_decision(seen, decision)
     suspects = seen.running({**seen.ranks.suspects, **seen.ranks.silent, **seen.ranks.stopped})
     rank = min(suspects, default=seen.rank)
     if rank != seen.rank and not (seen.rank and seen.others_ended):
@@ -259,14 +256,15 @@ def conclude(
     return End(ExitCode.START, reason="the server ended by itself, without a request to stop")
 
 
-def _after_decision(seen: Observed, decision: Decision, *, was_killed: bool) -> End:
+def _after_decision(seen: Observed, decision: Decision) -> End:
     if decision.exit_code is not None:
         code: int = decision.exit_code
     elif seen.signal is not None:
         code = ExitCode.OK if seen.others_ended else 143
     else:
-        # The server's own code does not matter: while models load, SIGTERM just kills Triton.
-        code = ExitCode.START if was_killed and seen.rank == 0 else ExitCode.OK
+        # The server's own code does not matter: while models load, SIGTERM just kills Triton, and a server
+        # that ignores SIGTERM, and had to be killed, was stopped all the same.
+        code = ExitCode.OK
     return End(code, decision.by, decision.sentence, decision.blames)
 
 

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, write_json, write_text
-from trtllm_hpc.runtime.node import interface_towards, own_address, task_number
+from trtllm_hpc.runtime.node import interface_towards, own_address, remove_of_ended_jobs, task_number
 from trtllm_hpc.runtime.records import try_event
 
 _Pair: TypeAlias = tuple[int, int]
@@ -60,6 +60,7 @@ class Link:
 
 def check_network(paths: RunPaths, options: Namespace) -> int:
     """Measure with the other nodes; returns 0, or the exit code of a refused start."""
+    remove_of_ended_jobs()  # the first step on each node, and outside the container
     host, (address, port, key) = socket.gethostname(), os.environ[_MEETING].split()
     peers = socket.create_server((own_address(options.interface), 0))
     Thread(target=_serve_peers, args=(peers, key), daemon=True).start()

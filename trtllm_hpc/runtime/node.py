@@ -6,14 +6,16 @@ import fcntl
 import glob
 import os
 import random
+import re
 import resource
 import shutil
 import socket
 import struct
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from trtllm_hpc.runtime.process import output_of
+from trtllm_hpc.runtime.process import all_processes, output_of
 from trtllm_hpc.runtime.python_backend import environment_of
 
 _SIOCGIFADDR = 0x8915
@@ -30,6 +32,11 @@ _NVIDIA_SMI_TIMEOUT_S = 30
 SHM = Path("/dev/shm")
 SCRATCH = Path("/tmp")
 """Where a rank makes its scratch folder; short and without spaces on every node."""
+
+_OWNER = "owner"
+"""File in a folder that the folder's process holds locked for as long as it lives."""
+_OF_JOB = re.compile(r"trt(\d+)_")
+_JOB_ID = re.compile(rb"(?:^|\0)(?:SLURM|TRTLLM_HPC)_JOB_ID=(\d+)(?=\0)")
 
 
 def interface_address(interface: str) -> str | None:
@@ -169,6 +176,57 @@ def remove_leftovers(prefix: str) -> list[str]:
     found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
     found += [environment for file in found if (environment := environment_of(file))]
     return [str(file) for file in sorted(found) if _remove(file)]
+
+
+def make_owned(prefix: str, parent: Path = SCRATCH) -> tuple[Path, int]:
+    """Make a folder for this process; returns it, and a descriptor that holds a file in it locked."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return folder, descriptor
+
+
+def is_abandoned(folder: Path) -> bool:
+    """Return whether the process that owned a folder has ended. A folder that nobody owned is not."""
+    with suppress(OSError):
+        descriptor = os.open(folder / _OWNER, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def remove_of_ended_jobs() -> list[str]:
+    """Remove what this user's ended jobs left on this node under names with their ids; returns it.
+
+    Nothing else: Triton's own folder in /tmp shows no job. A job has ended if Slurm's queue lacks it, and no
+    process and no locked folder of it is here: a controller without its state forgets jobs that still run.
+    """
+    own_id, found = os.environ.get("SLURM_JOB_ID"), dict[str, list[Path]]()
+    for file in [*SHM.iterdir(), *SCRATCH.iterdir()]:
+        with suppress(FileNotFoundError):
+            if (match := _OF_JOB.match(file.name)) and file.lstat().st_uid == os.getuid():
+                found.setdefault(match[1], []).append(file)
+    if own_id is None or not found.keys() - {own_id}:
+        return []
+    # Variables such as SQUEUE_PARTITION would hide jobs.
+    words = ["env", *(f"--unset={name}" for name in os.environ if name.startswith("SQUEUE_"))]
+    words += ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%A"]
+    alive = set((output_of(words, timeout_s=20) or "").split())
+    if own_id not in alive:  # this is not an answer about this cluster's jobs
+        return []
+    for pid in all_processes():
+        with suppress(OSError):
+            alive |= {job.decode() for job in _JOB_ID.findall(Path(f"/proc/{pid}/environ").read_bytes())}
+    removed = []
+    for files in (files for job, files in found.items() if job not in alive):
+        owned = [file for file in files if (file / _OWNER).exists()]
+        # A folder without an owner may be one that is being made.
+        if all(map(is_abandoned, owned)) and (owned or not any(file.is_dir() for file in files)):
+            removed += [str(file) for file in files if _remove(file)]
+    return removed
 
 
 def _remove(file: Path) -> bool:

@@ -7,7 +7,7 @@ import threading
 import time
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.records import of_last_job, read_events
 from trtllm_hpc.runtime.renewal import Renewal
 
 TIMEOUT_S = 10.0
@@ -33,7 +33,8 @@ def notify(paths: RunPaths, event: str, sentence: str, **facts: object) -> threa
 def notify_end(paths: RunPaths, stage: str, exit_code: int) -> None:
     """Tell that a stage has failed, or that the server has ended and no other job goes on with it."""
     if exit_code:
-        reasons = [it.data["reason"] for it in read_events(paths, stage) if "reason" in it.data]
+        events = of_last_job(read_events(paths, stage))
+        reasons = [event.data["reason"] for event in events if "reason" in event.data]
         why = f": {reasons[-1]}" if reasons else ""
         event, sentence = "failed", f"stage {stage} has failed (exit code {exit_code}){why}"
     elif stage == "serve" and not _goes_on(paths):

@@ -6,6 +6,7 @@ A step of its own with a task for each rank: a process that has initialised MPI 
 from __future__ import annotations
 
 import os
+import resource
 import select
 import shutil
 import signal
@@ -29,6 +30,7 @@ from trtllm_hpc.runtime.checks import (
     installed_versions,
     locked_memory,
     model_there,
+    open_files,
     paged_context,
     planned_version,
     programs_there,
@@ -95,6 +97,10 @@ class Found:
     """Those that the server needs and that are not on this rank's PATH."""
     has_model: bool = True
     """Whether the model's folder can be read here."""
+    unseen_engine: str | None = None
+    """The first engine whose configuration is not here."""
+    open_files: int = -1
+    """Soft limit on open files; -1 is unlimited."""
     step_tasks: int | None = None
     """Tasks of the step, from the launcher and not from MPI."""
     hindrances: list[str] = field(default_factory=list)
@@ -167,7 +173,7 @@ def _gather_and_check(paths: RunPaths, expected: Expected, task: int, *, with_mp
     problem = ranks.bcast(problem, root=0)
     if problem is not None:
         return _refuse(paths, expected, task, problem)
-    for sentence in warnings:
+    for sentence in warnings if task == 0 else ():
         add_event(paths, "serve", "preflight_warning", warning=sentence)
         print(f"warning: preflight: {sentence}.", file=sys.stderr, flush=True)
     if task == 0:
@@ -190,8 +196,8 @@ class _OneProcess:
     def Get_size(self) -> int:
         return step_tasks() or 1
 
-    def gather(self, found: Found, root: int) -> list[Found] | None:
-        return [found] if self.rank == root else None
+    def gather(self, found: Found, root: int) -> list[Found]:
+        return [found]  # each rank judges for itself
 
     def bcast(self, problem: str | None, root: int) -> str | None:
         return problem
@@ -213,6 +219,8 @@ def _join_ranks() -> tuple[Any, str]:
 
 
 def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
+    parts = ("config.json", "decoder")
+    unseen = (it for it, _ in expected.engines if not any(os.access(it / part, os.R_OK) for part in parts))
     return Found(
         rank=ranks.Get_rank(),
         world_size=ranks.Get_size(),
@@ -224,6 +232,8 @@ def _look(ranks: Any, task: int, expected: Expected, library: str) -> Found:
         mpi_library=library,
         missing_programs=[program for program in expected.programs if shutil.which(program) is None],
         has_model=expected.model is None or os.access(expected.model / "config.json", os.R_OK),
+        unseen_engine=next((os.path.realpath(folder) for folder in unseen), None),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         step_tasks=step_tasks(),
         hindrances=hindrances(os.environ),
     )
@@ -307,9 +317,17 @@ def _sentence(diagnostic: Diagnostic) -> str:
 
 def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     """Yield each host's checks, then those of release, engines and tokenizer once."""
+    unseen = [found for found in ranks if found.unseen_engine]
+    for found in unseen if len(unseen) < len(ranks) else ():  # otherwise there may be none at all
+        message = f"rank {found.rank} on {found.host} does not see the engine {found.unseen_engine}"
+        hint = (
+            "other ranks see it: mount its file system, or set engines_folder to a folder that all nodes see"
+        )
+        yield fail(message, hint)
     hosts = {found.host: found for found in reversed(ranks)}
     for host, found in sorted(hosts.items()):
         yield shared_memory(host, found.shm_free_gib, expected.ranks_per_node)
+        yield open_files(host, found.open_files)
         if len(hosts) > 1 and expected.gpus_per_node:
             yield locked_memory(host, found.memlock_kib)
             yield transports(host, found.hindrances)
@@ -320,8 +338,8 @@ def run_checks(ranks: list[Found], expected: Expected) -> Iterator[Diagnostic]:
     installed = installed_versions(["tensorrt_llm"]).get("tensorrt_llm")
     if expected.release is not None:
         yield planned_version(expected.release, installed)
-    for folder, built_for in expected.engines:
-        yield from _check_engine(folder, built_for, expected, installed, len(ranks[0].gpus))
+    for engine, built_for in expected.engines:
+        yield from _check_engine(engine, built_for, expected, installed, len(ranks[0].gpus))
     if expected.tokenizer is not None:
         yield tokenizer_files(expected.tokenizer)
 
@@ -332,7 +350,7 @@ def _check_engine(
     try:
         engines = read_engines(folder)
     except NotAnEngine as error:
-        yield fail(str(error), "run the build stage first")
+        yield fail(str(error), f"run the build stage first; if it has run, srun ls {folder}")
         return
     for engine in engines:
         yield engine_world(engine, built_for)

@@ -11,7 +11,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -29,7 +28,7 @@ from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
 from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.loading import Loading
-from trtllm_hpc.runtime.node import SCRATCH, interface_towards, make_private, remove_leftovers, step_tasks
+from trtllm_hpc.runtime.node import interface_towards, make_owned, make_private, remove_leftovers, step_tasks
 from trtllm_hpc.runtime.process import (
     adopt_orphans,
     allow_large_requests,
@@ -71,7 +70,6 @@ class RankSupervisor:
         self._signal: str | None = None
         self._decision: Decision | None = None
         self._kill_at: float | None = None
-        self._was_killed = False
         self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
         self._heartbeat = Heartbeat(own)
@@ -91,7 +89,7 @@ class RankSupervisor:
         self._record.write(self._record_file)
         try:
             # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
-            scratch = Path(tempfile.mkdtemp(prefix=self._options.prefix, dir=SCRATCH))
+            scratch, _ = make_owned(self._options.prefix)
             environment = PythonEnvironment(scratch)
             child = self._start(scratch)
         except StartFailed as error:
@@ -197,7 +195,8 @@ class RankSupervisor:
             if decision is not None and decision != self._decision:
                 self._obey(decision, child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
-                self._was_killed = True
+                self._kill_at = None
+                print(f"rank {self._options.rank} has not ended in time: it is killed", flush=True)
                 child.kill()
             time.sleep(_TICK_S)
 
@@ -248,8 +247,7 @@ class RankSupervisor:
         deadline = time.monotonic() + _CAUSE_S
         while True:
             seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
-            killed = self._was_killed
-            if end := conclude(seen, self._decision, returncode, was_killed=killed, is_over=is_over):
+            if end := conclude(seen, self._decision, returncode, is_over=is_over):
                 return end
             time.sleep(_TICK_S)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache, lru_cache
@@ -330,3 +331,9 @@ def read_events(paths: RunPaths, *stages: str) -> list[Event]:
             except (ValueError, KeyError, TypeError):
                 continue
     return sorted(events, key=lambda event: event.time)
+
+
+def of_last_job(events: Sequence[Event]) -> list[Event]:
+    """Return a stage's events since a job last began it; all of them if none has begun it."""
+    begun = [number for number, event in enumerate(events) if event.name == "stage_begin"]
+    return list(events[begun[-1] :] if begun else events)

@@ -11,11 +11,12 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
-from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
+from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, of_last_job, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
 
 RENEWAL = "renewal"
@@ -41,6 +42,20 @@ class Renewal(JsonRecord):
     """How many jobs of the run have served before."""
     failures: int = 0
     """How many of the last ones, one after the other, never were ready or failed soon."""
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    """All that have failed, each a :class:`FailedJob`."""
+
+
+@dataclass(frozen=True)
+class FailedJob:
+    """A job of a renewed server that failed; the next one served in its place."""
+
+    job_id: str
+    """Slurm's."""
+    why: str
+    """How it ended, and the cause, if its logs show one."""
+    attempt: int
+    """Its logs and records are in ``attempts/N`` with this number."""
 
 
 def note_next(paths: RunPaths, next_job_id: str | None) -> None:
@@ -63,13 +78,15 @@ def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
     if state.startswith("CANCELLED"):
         return _refused(f"job {job_id} before it was cancelled")
     last = Renewal.read(paths.renewal) or Renewal(job_id)
-    failures = last.failures + 1 if _has_failed(paths, request) else 0
+    why = _why_failed(paths, request, state)
+    failures = last.failures + 1 if why is not None and _ended_soon(paths) else 0
     if failures > _MOST_FAILURES:
         return _refused(f"{failures} jobs in a row failed soon after their begin")
     paths.stop_request.unlink(missing_ok=True)
     paths.endpoint.unlink(missing_ok=True)  # of a job that was killed
-    _set_aside(paths)
-    Renewal(os.environ["TRTLLM_HPC_JOB_ID"], None, last.number + 1, failures).write(paths.renewal)
+    attempt = _set_aside(paths)
+    failed = last.failed + ([] if why is None else [asdict(FailedJob(job_id, why, attempt))])
+    Renewal(os.environ["TRTLLM_HPC_JOB_ID"], None, last.number + 1, failures, failed).write(paths.renewal)
     if failures:
         time.sleep(_FIRST_PAUSE_S * 2 ** (failures - 1))
     return True
@@ -113,7 +130,8 @@ def note_renewed(paths: RunPaths, ready_at: float) -> None:
 
 def _is_wanted(paths: RunPaths, renewal: Renewal, exit_code: int) -> bool:
     request = StopRequest.read(paths.stop_request)
-    if renewal.failures >= _MOST_FAILURES and _has_failed(paths, request):
+    has_failed = _why_failed(paths, request) is not None and _ended_soon(paths)
+    if renewal.failures >= _MOST_FAILURES and has_failed:
         return False
     if request is None:
         return exit_code in _JOB_ENDED
@@ -121,13 +139,31 @@ def _is_wanted(paths: RunPaths, renewal: Renewal, exit_code: int) -> bool:
     return request.by == RENEWAL or (request.by == SUPERVISOR and _ready_at(paths) is not None)
 
 
-def _has_failed(paths: RunPaths, request: StopRequest | None) -> bool:
-    """Return whether the last job never was ready, or ended soon after, and not because of its time limit."""
+def _why_failed(paths: RunPaths, request: StopRequest | None, state: str = "") -> str | None:
+    """Return how the last job ended, unless that was planned: by its time limit, or by Slurm for its reasons.
+
+    A job that never was ready has failed, unless another job has preempted it.
+    """
+    events = _events_of_last_job(paths)
+    codes = [event.data.get("exit_code") for event in events if event.name == "stage_end"]
+    if request is not None:
+        was_planned = request.by == RENEWAL
+    else:
+        was_planned = state == "TIMEOUT" or any(code in _JOB_ENDED for code in codes[-1:])
+    if state == "PREEMPTED" or (was_planned and _ready_at(paths) is not None):
+        return None
+    ends = [it.data for it in events if "reason" in it.data or it.name in ("failed", "instance_end")]
+    if ends:
+        return str(ends[-1].get("reason") or ends[-1].get("why"))
+    if _ready_at(paths) is None and was_planned:
+        return "it was not ready when its time was over"
+    return f"its exit code was {codes[-1]}" if codes else f"it was killed{f' ({state})' if state else ''}"
+
+
+def _ended_soon(paths: RunPaths) -> bool:
+    """Return whether the last job never was ready, or ended soon after that."""
     ready_at = _ready_at(paths)
-    if ready_at is None:
-        return True
-    is_orderly = request is not None and request.by == RENEWAL
-    return not is_orderly and _events_of_last_job(paths)[-1].time - ready_at < _SOON_S
+    return ready_at is None or _events_of_last_job(paths)[-1].time - ready_at < _SOON_S
 
 
 def _ready_at(paths: RunPaths) -> float | None:
@@ -136,22 +172,25 @@ def _ready_at(paths: RunPaths) -> float | None:
 
 def _events_of_last_job(paths: RunPaths) -> list[Event]:
     # The next job tells of nodes when it begins, which may be hours later.
-    events = [it for it in read_events(paths, "serve") if it.name != EVENT]
-    begins = [number for number, event in enumerate(events) if event.name == "stage_begin"]
-    return events[begins[-1] :] if begins else events
+    return of_last_job([it for it in read_events(paths, "serve") if it.name != EVENT])
 
 
-def _set_aside(paths: RunPaths) -> None:
-    """Move the ranks' logs and records of the job before to a folder of its own, without readings of GPUs."""
+def _set_aside(paths: RunPaths) -> int:
+    """Move the ranks' logs and records of the job before to a folder of its own, without readings of GPUs.
+
+    Return the number of that folder.
+    """
     for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
         file.unlink()
     paths.attempts.mkdir(exist_ok=True)
-    aside = RunPaths(paths.attempts / str(1 + len(list(paths.attempts.iterdir()))))
+    number = 1 + len(list(paths.attempts.iterdir()))
+    aside = RunPaths(paths.attempts / str(number))
     for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
         target.mkdir(parents=True)
         for file in folder.iterdir():
             if _OF_RANK.match(file.name):
                 file.rename(target / file.name)
+    return number
 
 
 def _refused(why: str) -> bool:

@@ -10,8 +10,9 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.notice import notify_end
-from trtllm_hpc.runtime.process import start_ticks
+from trtllm_hpc.runtime.process import output_of, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, read_events
 
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
@@ -36,10 +37,13 @@ def begin(paths: RunPaths, stage: str) -> int:
         )
         return ExitCode.SUBMISSION
     if stage == "serve":
+        remove_of_ended_jobs()
         _remove_last_attempt(paths)
-        if (fault := _engine_fault(paths)) is not None:
-            print(f"error: {fault}.\n  next: trtllm-hpc submit the job file again", file=sys.stderr)
-            return ExitCode.START
+    if fault := _bash_fault() or (_engine_fault(paths) if stage == "serve" else None):
+        reason, following = fault
+        add_event(paths, stage, "preflight_failed", reason=reason, next=following)
+        print(f"error: {reason}.\n  next: {following}", file=sys.stderr)
+        return ExitCode.START
     job_id, host, group = os.environ.get("TRTLLM_HPC_JOB_ID", ""), socket.gethostname(), os.getpgrp()
     by = {"group": group, "group_started": start_ticks(group), "submitted": TOKEN_VARIABLE in os.environ}
     add_event(paths, stage, "stage_begin", job_id=job_id, host=host, **by)
@@ -47,13 +51,18 @@ def begin(paths: RunPaths, stage: str) -> int:
 
 
 def end(paths: RunPaths, stage: str, exit_code: int) -> None:
-    """Record that a stage has ended; the endpoint of a server that was killed goes with it."""
+    """Record that a stage has ended, once; the endpoint of a server that was killed goes with it."""
+    marks = [event.name for event in read_events(paths, stage) if event.name.startswith("stage_")]
+    if stage == "companion" and marks[-1:] == ["stage_end"]:
+        return  # its script has recorded that itself
+    was_killed, killed = exit_code > 128 and exit_code != 143, f"was killed by signal {exit_code - 128}"
     if stage == "serve":
         with suppress(OSError):
             paths.endpoint.unlink(missing_ok=True)
-        if exit_code > 128 and exit_code != 143 and _serves(paths):
-            why = f"the supervisor of the run was killed by signal {exit_code - 128}"
-            add_event(paths, stage, "failed", reason=why)
+        if was_killed and _serves(paths):
+            add_event(paths, stage, "failed", reason=f"the supervisor of the run {killed}")
+    elif stage == "companion" and was_killed:
+        add_event(paths, stage, "failed", reason=f"the companion {killed}")
     add_event(paths, stage, "stage_end", exit_code=exit_code, job_id=os.environ.get("TRTLLM_HPC_JOB_ID", ""))
     notify_end(paths, stage, exit_code)
 
@@ -85,16 +94,26 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
         time.sleep(0.25)
 
 
-def _engine_fault(paths: RunPaths) -> str | None:
-    """Register the use of the engine in the cache; returns what is wrong with the engine, if anything."""
+def _bash_fault() -> tuple[str, str] | None:
+    """Return why no further script of the run would begin, and a remedy; ``None`` if they would."""
+    file = os.environ.get("BASH_ENV")
+    if not file or "begins" in (output_of(["bash", "-c", "echo begins"], timeout_s=60) or ""):
+        return None
+    return f"bash ends in the file that BASH_ENV names, {file}, before a script begins", f"mend {file}"
+
+
+def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
+    """Register the use of the cache's engine; returns what is wrong with it and a remedy, or ``None``."""
     from trtllm_hpc.runtime.engine_cache.cache import entry_of  # few callers need it
 
     entry = entry_of(paths)
     if entry is None or entry.register(paths.folder):
         return None
-    faults = entry.faults()
-    how = "was removed" if faults is None else f"is broken ({faults[0]})"
-    return f"the engine {entry.name} {how} since this run was rendered"
+    again, host = "trtllm-hpc submit the job file again", socket.gethostname()
+    if faults := entry.faults():
+        return f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again
+    following = f"ls {entry.folder} where you submit: if it is there, mount it on {host} too; if not, {again}"
+    return f"{host} does not see the engine {entry.name}: it was removed, or is not mounted", following
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:

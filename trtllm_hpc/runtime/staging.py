@@ -55,7 +55,7 @@ def stage_model(paths: RunPaths, source: Path, name: Path, days: float, first: i
 def _cannot(error: OSError, source: Path, name: Path, host: str) -> StartFailed:
     why = f"{error.strerror} ({error.filename or name.parents[1]})"
     hint = "look at that folder on the node; node_models_folder in the profile names another"
-    return StartFailed(f"{host} cannot copy {source} to its own disk: {why}", hint=hint)
+    return StartFailed(f"node {host} cannot copy {source} to its own disk: {why}", hint=hint)
 
 
 def _stage(source: Path, name: Path, days: float, progress: _Progress) -> None:
@@ -111,7 +111,7 @@ def _check_room(folder: Path, needed: int, host: str) -> None:
     """Raise StartFailed if the disk is too small for what is missing."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        message = f"{host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
+        message = f"node {host} has {_gib(free)} free in {folder}, and the model needs {_gib(needed)}"
         hint = "--set model.stage=null, or cluster.node_models_folder=FOLDER, or a smaller node_models_days"
         raise StartFailed(message, hint=hint)
 

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.process import descendants, start_ticks
+from trtllm_hpc.runtime.process import descendants, output_of, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events, try_event
 from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
@@ -22,6 +22,14 @@ SUPERVISOR = "supervisor"
 """Who requests the stop of all instances after a failure."""
 SUPERVISOR_VARIABLE = "TRTLLM_HPC_SUPERVISOR"
 """Environment variable of the ranks: process id and start time of the supervisor on the job's first node."""
+
+
+_ASK_AFTER_S = 3 * HEARTBEAT_INTERVAL_S
+_ASK_S = 30.0
+"""How often Slurm is asked for the state of a companion that gives no sign of life."""
+_ANSWER_S = 5.0
+_ENDED = "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT"
+"""States in which Slurm has ended a job."""
 
 
 def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
@@ -67,34 +75,54 @@ class CompanionWatch:
     """Notices that the companion does not start within ``start_s``, or is silent for ``silence_s``.
 
     ``None``: for ever. Only changes of its file count, by this node's clock: the clocks of two nodes may
-    differ.
+    differ. While it is missing, Slurm is asked for the state of its job.
     """
 
     def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:
         self._paths = paths
         self._start_s, self._silence_s = start_s, silence_s
-        self._begun = 0.0
+        self._begun = self._ask_at = 0.0
         self._beat: tuple[int, float] | None = None
+        self._of_slurm = ""
 
     def begin(self) -> None:
         """The server is ready from now on."""
         self._begun = time.monotonic()
 
     def missing(self) -> str | None:
-        """Return a sentence once the companion is missing."""
+        """Return a sentence once the companion is missing; request the stop if Slurm has ended its job."""
         now = time.monotonic()
         try:
             changed = self._paths.heartbeat.stat().st_mtime_ns
         except OSError:
             changed = 0  # not there yet; or the file system failed for a moment, which proves nothing
         if changed and (self._beat is None or self._beat[0] != changed):
-            self._beat = (changed, now)
+            self._beat, self._of_slurm = (changed, now), ""
+        limit_s = self._start_s if self._beat is None else self._silence_s
+        silent_s = now - (self._begun if self._beat is None else self._beat[1])
+        if limit_s is None:
+            return None
+        if silent_s > _ASK_AFTER_S and now >= self._ask_at:
+            self._ask_at = now + _ASK_S
+            self._ask_slurm()
+        if silent_s <= limit_s:
+            return None
         if self._beat is None:
-            if self._start_s is not None and now - self._begun > self._start_s:
-                return f"no companion came within {self._start_s:.0f} s"
-        elif self._silence_s is not None and now - self._beat[1] > self._silence_s:
-            return f"the companion gave no sign of life for {self._silence_s:.0f} s"
-        return None
+            return f"no companion came within {limit_s:.0f} s{self._of_slurm}"
+        return f"the companion gave no sign of life for {limit_s:.0f} s{self._of_slurm}"
+
+    def _ask_slurm(self) -> None:
+        begins = [it.data for it in read_events(self._paths, "companion") if it.name == "stage_begin"]
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            stages = (read_json(self._paths.jobs) or {}).get("stages", {})
+            job = (begins[-1] if begins else stages["companion"])["job_id"]
+            if not job or os.environ.get("SLURM_JOB_ID") in (None, job):
+                return  # it has no job of its own
+            command = ["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job}"]
+            state = (output_of(command, _ANSWER_S) or "").strip()
+            self._of_slurm = f": its job {job} is {state}" if state else ""
+            if state in _ENDED.split():
+                request_stop(self._paths, by="companion", reason=f"its job {job} has ended: {state}")
 
 
 def server_has_ended(paths: RunPaths) -> bool:

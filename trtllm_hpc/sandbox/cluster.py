@@ -228,7 +228,7 @@ def check_pmix(cluster: Cluster) -> None:
         raise SandboxImpossible(
             "This machine's Slurm was built without PMIx, which starts the ranks. "
             "The packages of Debian 12, Debian 13 and Ubuntu 24.04 have it; Ubuntu 22.04's do not.",
-            hint="trtllm-hpc submit JOB --cluster local",
+            hint="trtllm-hpc submit tiny-llama --cluster local",
         )
 
 

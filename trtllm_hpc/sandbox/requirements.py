@@ -73,7 +73,7 @@ def check_platform() -> None:
     if not sys.platform.startswith("linux"):
         raise SandboxImpossible(
             f"A sandbox needs Linux namespaces, and this is {sys.platform}.",
-            hint="trtllm-hpc submit JOB --cluster local",
+            hint="trtllm-hpc submit tiny-llama --cluster local",
         )
 
 
@@ -83,7 +83,7 @@ def check_root(do: str = "start or stop a sandbox") -> None:
         raise SandboxImpossible(
             f"Only root can {do}, because that makes namespaces and mounts. "
             "Once a sandbox is up, every user can submit to it.",
-            hint="run the same command as root, or trtllm-hpc submit JOB --cluster local without a sandbox",
+            hint="run the same command as root, or trtllm-hpc submit tiny-llama --cluster local",
         )
 
 
@@ -130,7 +130,7 @@ def check_kernel() -> None:
             raise SandboxImpossible(
                 f"This machine does not permit {what}, which a sandbox needs. {error.message}",
                 hint="use a virtual machine or a privileged container "
-                "(docker run --privileged), or trtllm-hpc submit JOB --cluster local",
+                "(docker run --privileged), or trtllm-hpc submit tiny-llama --cluster local",
             ) from error
 
 

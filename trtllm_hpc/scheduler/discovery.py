@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,18 +196,12 @@ def _names(text: str) -> frozenset[str] | None:
 
 
 def minutes_of(text: str) -> int | None:
-    """Return the minutes in a time as sbatch(1) writes it; ``None`` if it is no number, as ``UNLIMITED``.
+    """Return the whole minutes in a time as sbatch(1) writes it; ``None`` if it is ``UNLIMITED``."""
+    from trtllm_hpc.config.types import seconds_in
 
-    It is ``minutes``, ``minutes:seconds``, ``hours:minutes:seconds``, or ``days-hours[:minutes[:seconds]]``.
-    """
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
-    if match is None:
-        return None
-    days, *parts = (None if part is None else int(part) for part in match.groups())
-    first, second, third = parts
-    if days is not None:
-        return days * 1440 + (first or 0) * 60 + (second or 0)
-    return (first or 0) * 60 + (second or 0) if third is not None else first
+    with suppress(ValueError):
+        return int(seconds_in(text, 60) // 60)
+    return None
 
 
 def gpus_in(gres: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from trtllm_hpc.scheduler.job_info import (
     whole_job,
 )
 from trtllm_hpc.scheduler.reasons import names_no_nodes
-from trtllm_hpc.scheduler.states import LOST, JobState, parse_state
+from trtllm_hpc.scheduler.states import LAUNCH_FAILED, LOST, JobState, parse_state
 
 TIMEOUT_S = 60.0
 """Bound on one command: a busy controller answers late, one that is gone never does."""
@@ -41,6 +42,8 @@ _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
 )
+_DRAINED_S = 10.0
+"""So long before the start of a job, or after its end, Slurm may drain a node on which its prolog failed."""
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2")
 _USER = re.compile(r"^ *UserId=(\S+)\((\d+)\)", re.MULTILINE)
 
@@ -121,7 +124,8 @@ class Slurm:
             if info is None and queued is not None:
                 info = together([row for row in self._scontrol(job.job_id) if job.is_of(row.origin)])
             if info is not None:
-                known[job] = info
+                times = info.times if queued is None or info.times.ended_at else queued.times
+                known[job] = replace(info, state=self._state_after_prolog(info, times))
             others = [row.origin for row in rows.get(job.job_id, before) if not job.is_of(row.origin)]
             if others and job not in known:
                 now = f"{others[-1].name} of {others[-1].user}"
@@ -204,6 +208,21 @@ class Slurm:
         answer = self._run(command)
         rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
         return ", ".join(f"{nodes} is {state.rstrip('*')} ({why.strip()})" for nodes, state, why in rows)
+
+    def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
+        """Return LAUNCH_FAILED for a cancelled job if the prolog failed on one of its nodes, else its state.
+
+        Slurm itself then cancels the job, and drains the node.
+        """
+        if info.state.name != "CANCELLED" or not info.nodes:
+            return info.state
+        command = ["sinfo", "--noheader", "--list-reasons", f"--nodes={info.nodes}", "--format=%N|%H|%E"]
+        begin_s, end_s = (times.started_at or 0.0) - _DRAINED_S, (times.ended_at or math.inf) + _DRAINED_S
+        for line in self._run(command, _SECONDS).stdout.splitlines():
+            node, at, why = [*line.split("|", 2), "", ""][:3]
+            if why.startswith("Prolog error") and begin_s <= (_moment(at) or 0.0) <= end_s:
+                return replace(LAUNCH_FAILED, sentence=LAUNCH_FAILED.sentence.format(node=node))
+        return info.state
 
     def _sacct(self, jobs: Sequence[RunJob]) -> dict[str, list[JobInfo]]:
         """Return all that accounting has by these ids: also earlier jobs, and each time a job was queued."""

@@ -6,7 +6,8 @@ state that is not listed is reported as unknown, never guessed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,9 @@ STATES = {state.name: state for state in _STATES}
 LOST = JobState("LOST", True, False, "is known to neither squeue, sacct nor scontrol")
 """A submitted job that Slurm does not know; never treated as completed."""
 
+LAUNCH_FAILED = JobState("LAUNCH_FAILED", True, False, "was ended: the site's prolog failed on {node}")
+"""A job that Slurm has cancelled for that reason; squeue and sacct show it as CANCELLED."""
+
 INTERRUPTED = JobState(
     "INTERRUPTED", True, False, "was not submitted: the submission did not come to its end"
 )
@@ -64,9 +68,14 @@ NOT_SUBMITTED = JobState("NOT SUBMITTED", False, False, "is not submitted")
 def parse_state(text: str) -> JobState:
     """Return the state that squeue or sacct printed.
 
-    Of ``CANCELLED by 1000`` and ``RUNNING+`` only the first word counts.
+    Of ``CANCELLED by 1000`` and ``RUNNING+`` only the first word counts, but not of ``CANCELLED by 0``.
     """
     name = text.split(" ")[0].rstrip("+").upper()
+    if text == "CANCELLED by 0" and os.getuid() != 0:
+        sentence = (
+            "was cancelled by root: by Slurm, for which sinfo -R may show a reason, or an administrator"
+        )
+        return replace(STATES[name], sentence=sentence)
     return STATES.get(name) or JobState(
         name or "UNKNOWN", False, False, f"is in a state unknown here: {text!r}"
     )

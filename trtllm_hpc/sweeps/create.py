@@ -14,7 +14,7 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic, RenderError
 from trtllm_hpc.paths import SWEEPS
 from trtllm_hpc.plan.model import Plan
-from trtllm_hpc.render.run_folder import new_run_folder
+from trtllm_hpc.render.run_folder import cannot_write, new_run_folder
 from trtllm_hpc.runs.create import JobSource, PlannedRun, plan_facts, write_planned
 from trtllm_hpc.runs.hub import download, locator, runs_folder
 from trtllm_hpc.runs.submit import require_scheduler
@@ -58,7 +58,7 @@ class PlannedSweep:
         except BaseException as error:  # Ctrl-C above all
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             if isinstance(error, OSError):
-                raise RenderError(f"{self.paths.folder} cannot be written: {error.strerror}.") from None
+                raise cannot_write(self.paths.folder, error) from None
             raise
 
 

@@ -84,8 +84,10 @@ def _chart(
     layers = [valid.mark_line(strokeWidth=1).encode(x=x, y=y, detail="variant:N", order="load:Q", **looks)]
     if len(shapes) <= len(CATEGORIES):
         looks["shape"] = alt.Shape("shape:N", scale=alt.Scale(domain=shapes), legend=legend)
-    point = valid.mark_point(size=60, filled=True, opacity=1)
-    layers.append(point.encode(x=x, y=y, tooltip=tooltip, **looks))
+    for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
+        of_kind = valid.transform_filter(f"datum.held === {str(held).lower()}")
+        point = of_kind.mark_point(size=60, filled=held, opacity=1)
+        layers.append(point.encode(x=x, y=y, tooltip=tooltip, **looks))
     cross = other.mark_point(size=110, shape=_X, color=vega.ASIDE, filled=False)
     oks = {row["ok"] for row in rows}
     layers = layers if True in oks else []  # of layers without data Vega warns
@@ -102,13 +104,16 @@ def _chart(
 
 def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
     looks = [f"{key.rpartition('.')[2]} {flow(point.values.get(key))}" for key in keys] or [point.variant]
+    held = point.holds_slo is not False
     gpu, user = quantity(point.output_tokens_per_s_per_gpu), quantity(point.tokens_per_s_per_user)
     ttft, itl = (quantity(point.figures.get(f"{name}_ms.p99")) for name in ("ttft", "itl"))
     return {
         **{"x": x, "y": y, "load": point.load, "variant": point.variant, "level": point.level},
         **{"figures": f"{gpu}/GPU, {user}/user, p99 of TTFT {ttft} ms, of ITL {itl} ms", "ok": point.valid},
-        **{"valid": "yes" if point.valid else f"no: {' '.join(point.findings)}", "frontier": point.frontier},
-        **{"color": looks[0], "shape": looks[-1]},
+        "valid": f"yes{'' if held else ', but misses the SLO'}"
+        if point.valid
+        else f"no: {' '.join(point.findings)}",
+        **{"frontier": point.frontier, "held": held, "color": looks[0], "shape": looks[-1]},
     }
 
 

@@ -47,7 +47,7 @@ class Point:
     each_pass: Sequence[float]
     """Output tokens/s/GPU of each pass."""
     frontier: bool = False
-    """Whether no other valid point is superior in tokens/s/GPU and tokens/s/user."""
+    """Whether no other valid point within the SLO is superior in tokens/s/GPU and tokens/s/user."""
 
     def row(self) -> dict[str, Any]:
         """Return the point as a flat row: the keys that differ stand beside the figures."""
@@ -83,14 +83,15 @@ class Best:
 def frontier(points: Sequence[Point]) -> list[bool]:
     """Return for each point whether it is on the frontier.
 
-    These are the valid points to which no other valid point is superior in tokens/s/GPU or tokens/s/user
-    without being inferior in the other.
+    These are the valid points within the SLO, if there is one, to which no other such point is superior in
+    tokens/s/GPU or tokens/s/user without being inferior in the other.
     """
     found, last = set[int](), (0.0, 0.0)
     known = [
         (point.tokens_per_s_per_user, point.output_tokens_per_s_per_gpu, place)
         for place, point in enumerate(points)
-        if point.valid and point.tokens_per_s_per_user and point.output_tokens_per_s_per_gpu
+        if point.valid and point.holds_slo is not False
+        if point.tokens_per_s_per_user and point.output_tokens_per_s_per_gpu
     ]
     for user, gpu, place in sorted(known, reverse=True):
         if gpu > last[1] or (user, gpu) == last:

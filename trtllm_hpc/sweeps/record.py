@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.paths import SWEEPS, RunPaths, read_json, write_json
+from trtllm_hpc.runs.find import REMOVED
 from trtllm_hpc.runtime.records import known_fields
 
 
@@ -101,6 +102,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
 
     Raises RunNotFound if there is none, or the beginning of an id fits several.
     """
+    runs_folder = runs_folder.absolute()
     sweeps = list(list_sweeps(runs_folder))
     if name == "latest" and sweeps:
         return sweeps[0]
@@ -131,8 +133,9 @@ def _job_of(paths: SweepPaths) -> str | None:
 def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
     """Yield the sweeps of a folder of runs, the newest first."""
     try:
-        found = [SweepPaths(folder) for folder in (runs_folder / SWEEPS).iterdir()]
+        folders = list((runs_folder / SWEEPS).iterdir())
     except OSError:
         return
+    found = [SweepPaths(folder) for folder in folders if not folder.name.startswith(REMOVED)]
     times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}
     yield from sorted(times, key=lambda it: (times[it], it.sweep_id), reverse=True)

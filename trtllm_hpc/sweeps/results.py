@@ -23,7 +23,6 @@ from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_text
 from trtllm_hpc.report.frames import imported_pandas, level_figures
 from trtllm_hpc.report.headline import is_valid, level_labels, load_of
-from trtllm_hpc.runs.accounting import planned_gpus
 from trtllm_hpc.sweeps.points import Best, Point, best_variant, frontier
 from trtllm_hpc.sweeps.record import SweepPaths, read_record
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus, sweep_status
@@ -85,7 +84,7 @@ def read_results(
         found, run = measured[variant.name], runs[variant.name]
         if limits is not None and slo not in (None, found.settings.get("slo")):
             found = _with_goodput(found, limits, run.measurement(COMPANION_MEASUREMENT).requests)
-        gpus = planned_gpus(RunSnapshot(run)).get("serve")
+        gpus = RunSnapshot(run).planned_gpus.get("serve")
         points += _points(variant, found, limits, gpu_price, gpus, run)
     points = [replace(point, frontier=on) for point, on in zip(points, frontier(points), strict=True)]
     return SweepResults(

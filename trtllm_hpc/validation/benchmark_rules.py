@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trtllm_hpc.config.benchmark import OPENAI_PROTOCOLS, SEARCH_WINDOW_S, Benchmark, Workload
+from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.errors import Diagnostic
 
@@ -29,8 +29,16 @@ _ROUNDING = 1e-6
 
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
     """Return every conflict between the settings; fields are relative to the benchmark's section."""
-    rules = (_workload, _lora, _models, _levels, _twice, _length, _too_short, _warmup, _search, _slo)
+    rules = (_workload, _lora, _exclusive, _twice, _length, _too_short, _search, _slo)
     return [problem for rule in rules for problem in rule(settings)]
+
+
+def _exclusive(settings: Benchmark) -> Diagnostics:
+    keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
+    for first, second, why, remedy in EXCLUSIVE:
+        if is_set(keys, first) and is_set(keys, second):
+            field = first.partition("=")[0]
+            yield in_job("conflict", field, why, remedy, keys[field])
 
 
 def _workload(settings: Benchmark) -> Diagnostics:
@@ -48,9 +56,6 @@ def _workload(settings: Benchmark) -> Diagnostics:
     if workload.kind in _FILES and workload.path is None:
         message = f"a workload of kind {workload.kind} is read from a file, and none is named"
         yield in_job("missing", "workload.path", message, "set workload.path")
-    if workload.session == "user" and settings.protocol not in OPENAI_PROTOCOLS:
-        message = "only OpenAI's protocol has the field user"
-        yield in_job("conflict", "workload.session", message, "set it to header", workload.session)
     has_times = workload.kind == "trace" or (workload.kind in _TALKS and workload.path is not None)
     if settings.arrival == "trace" and not has_times:
         message = "only a workload of kind trace, or a file of conversations, has recorded times"
@@ -73,40 +78,6 @@ def _lora(settings: Benchmark) -> Diagnostics:
         yield in_job("conflict", field, message, "lower the shares, or give each adapter one")
 
 
-def _models(settings: Benchmark) -> Diagnostics:
-    if settings.models and settings.model is not None:
-        message = "model has no effect beside models"
-        yield in_job("conflict", "models", message, "set one of the two", settings.models)
-    if settings.models and settings.workload.kind in _TALKS:
-        message = "all turns of a conversation go to the same model"
-        yield in_job("conflict", "models", message, "set model", settings.models)
-    if settings.models and settings.protocol == "http":
-        message = "several models cannot take turns over Triton's HTTP"
-        yield in_job("conflict", "protocol", message, "set it to grpc", settings.protocol)
-    if settings.workload.lora and settings.protocol in OPENAI_PROTOCOLS:
-        message = "OpenAI's protocol has no field for the weights of LoRA adapters"
-        hint = "set protocol to grpc; adapters that the server knows by name are measured as models"
-        yield in_job("conflict", "protocol", message, hint, settings.protocol)
-
-
-def _levels(settings: Benchmark) -> Diagnostics:
-    if settings.concurrency is not None and settings.concurrencies:
-        message = "concurrency has no effect beside concurrencies"
-        yield in_job("conflict", "concurrencies", message, "set one of the two")
-    for field in ("rates_per_second", "ramp_to_per_second"):
-        if settings.closed_loop and getattr(settings, field):
-            message = "a rate is for an open loop, a concurrency for a closed loop"
-            yield in_job("conflict", field, message, "remove it, or the concurrency")
-    if settings.rates_per_second and settings.ramp_to_per_second is not None:
-        message = "a ramp changes one rate, and the sweep has several"
-        yield in_job("conflict", "ramp_to_per_second", message, "set one of the two")
-    if settings.arrival == "trace" and not settings.closed_loop:
-        for field in ("rates_per_second", "ramp_to_per_second"):
-            if getattr(settings, field):
-                message = "a trace has its own times"
-                yield in_job("conflict", field, message, "remove it, or set arrival to poisson")
-
-
 def _twice(settings: Benchmark) -> Diagnostics:
     for field in ("models", "rates_per_second", "concurrencies"):
         values = getattr(settings, field)
@@ -118,9 +89,6 @@ def _twice(settings: Benchmark) -> Diagnostics:
 
 
 def _length(settings: Benchmark) -> Diagnostics:
-    if settings.requests is not None and settings.duration_seconds is not None:
-        message = "the window ends after a number of requests or of seconds, not both"
-        yield in_job("conflict", "duration_seconds", message, "set requests or duration_seconds to null")
     if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
         message = "the length of the measured window is not set"
         yield in_job("missing", "requests", message, "set requests or duration_seconds")
@@ -174,25 +142,10 @@ def _rates(settings: Benchmark) -> list[float]:
     return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
 
 
-def _warmup(settings: Benchmark) -> Diagnostics:
-    if settings.warmup_requests is not None and settings.warmup_seconds is not None:
-        message = "the warm-up ends after a number of requests or of seconds, not both"
-        yield in_job("conflict", "warmup_seconds", message, "set one of the two to null")
-
-
 def _search(settings: Benchmark) -> Diagnostics:
-    if not settings.find_max:
-        return
-    if settings.slo is None:
+    if settings.find_max and settings.slo is None:
         message = "the search needs limits"
         yield in_job("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
-    for field in ("rates_per_second", "ramp_to_per_second", "concurrency", "concurrencies"):
-        if getattr(settings, field):
-            message = "the search chooses the rates itself, starting at rate_per_second"
-            yield in_job("conflict", field, message, "remove it, or set find_max to false")
-    if settings.arrival == "trace":
-        message = "a trace has its own times, and the search chooses the rate"
-        yield in_job("conflict", "arrival", message, "set arrival to poisson", settings.arrival)
 
 
 def _slo(settings: Benchmark) -> Diagnostics:
@@ -204,7 +157,7 @@ def _slo(settings: Benchmark) -> Diagnostics:
         parse_slo(settings.slo)
     except BadSlo as error:
         message = " ".join(error.message.split()).rstrip(".")
-        yield in_job("value", "slo", message, error.hint or "correct the limit", settings.slo)
+        yield in_job("bad-value", "slo", message, error.hint or "correct the limit", settings.slo)
 
 
 def scheduled_seconds(settings: Benchmark) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trtllm_hpc.config.benchmark import Benchmark
+from trtllm_hpc.config.benchmark import Benchmark, excluded, is_set
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.validation.benchmark_rules import settings_problems
@@ -24,19 +24,15 @@ from trtllm_hpc.validation.job_rules import (
 SWEEPS = {"rate_per_second": "rates_per_second", "concurrency": "concurrencies", "model": "models"}
 """The field that takes several values of a setting."""
 _REPLACES = {
-    "rate_per_second": ("concurrency", "concurrencies", "rates_per_second"),
-    "concurrency": ("concurrencies", "rates_per_second", "ramp_to_per_second", "find_max"),
-    "ramp_to_per_second": ("concurrency", "concurrencies", "rates_per_second", "find_max"),
-    "find_max": ("concurrency", "concurrencies", "rates_per_second", "ramp_to_per_second", "repeats"),
-    "model": ("models",),
-    "requests": ("duration_seconds",),
-    "duration_seconds": ("requests",),
-    "warmup_requests": ("warmup_seconds",),
-    "warmup_seconds": ("warmup_requests",),
+    "rate_per_second": ("concurrency", "concurrencies", "rates_per_second", "arrival=trace"),
+    "arrival": ("concurrency", "concurrencies"),
+    "burstiness": ("concurrency", "concurrencies"),
+    "find_max": ("repeats",),
 }
-"""Settings of the job file that a given one sets back to their defaults, because they exclude each other."""
+"""Settings of the job file beside which a given one would have no effect, or another default: it sets them
+back, as those in ``EXCLUSIVE``."""
 _NUMBER = re.compile(r"\d*\.?\d+")
-_SET_BY_TRACE = {"arrival", "requests", "warmup_requests", "rates_per_second", "ramp_to_per_second"}
+_SET_BY_TRACE = {"arrival", "requests", "warmup_requests", *excluded({"arrival": "trace"})}
 
 Named = Callable[[str], str]
 """Returns what the user calls a field: itself from Python, its option on the command line."""
@@ -99,22 +95,29 @@ def _renamed(sentence: str, named: Named) -> str:
 
 def _merged(plain: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings as a job file would have them, without those that a given one replaces."""
-    dropped = {field for setting in given for field in _REPLACES.get(setting, ())}
-    if "trace" in (given.get("workload.kind"), given.get("arrival")):
-        dropped |= _SET_BY_TRACE
-    plain = {field: value for field, value in plain.items() if field not in dropped}
-    workload = _workload(plain.pop("workload"), given)
-    if workload["kind"] not in ("trace", "conversations") and plain.get("arrival") == "trace":
-        del plain["arrival"]
+    typed = dict[str, Any]()
     for field, value in given.items():
-        if field.startswith("workload."):
-            continue
         if field == "no_slo":
             field, value = "slo", None
         if field in SWEEPS:
             field, value = (SWEEPS[field], value) if len(value) > 1 else (field, value[0])
-        plain[field] = value
-    return {**plain, "workload": workload}
+        typed[field] = value
+    if "trace" in (given.get("workload.kind"), given.get("arrival")):
+        plain = {field: value for field, value in plain.items() if field not in _SET_BY_TRACE}
+    kept = {**plain, **{f"workload.{field}": value for field, value in plain["workload"].items()}}
+    del kept["workload"]
+    for key in excluded(typed).union(*(keys for field, keys in _REPLACES.items() if is_set(typed, field))):
+        field = key.partition("=")[0]
+        # Another kind of workload has other keys: only the user can choose it.
+        if field not in typed and field != "workload.kind" and is_set(kept, key):
+            del kept[field]
+            if field == "arrival":
+                kept["arrival"] = "poisson"  # the default of a trace is "trace"
+    before = {field.partition(".")[2]: kept.pop(field) for field in list(kept) if "." in field}
+    workload = _workload(before, given)
+    if workload["kind"] not in ("trace", "conversations") and kept.get("arrival") == "trace":
+        del kept["arrival"]
+    return {**kept, **{field: it for field, it in typed.items() if "." not in field}, "workload": workload}
 
 
 def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +127,7 @@ def _workload(base: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         chosen["lora"] = [_adapter(one) for one in chosen.get("lora", ())]
     kind = chosen.get("kind", "prompts" if "prompts" in chosen else base["kind"])
     if kind != base["kind"]:
-        base = {"tokenizer": base["tokenizer"], "lora": base["lora"]}
+        base = {key: base[key] for key in ("tokenizer", "lora") if key in base}
     return {**base, **chosen, "kind": kind}
 
 
@@ -149,21 +152,9 @@ def _adapter(given: Any) -> Any:
 
 def _without_effect(settings: Benchmark, given: Mapping[str, Any], named: Named) -> Iterator[Diagnostic]:
     """Yield each given setting that would have no effect."""
-    exclusive = (
-        (
-            ("requests", "duration_seconds"),
-            f"the window ends after {named('requests')} or after {named('duration_seconds')}",
-        ),
-        (
-            ("warmup_requests", "warmup_seconds"),
-            f"{named('warmup_requests')} sets the length of the warm-up, too",
-        ),
-        (("slo", "no_slo"), f"removes what {named('slo')} sets"),
-        (("workload.lora", "workload.no_lora"), f"removes what {named('workload.lora')} sets"),
-    )
-    for pair, message in exclusive:
-        if given.keys() >= set(pair):
-            yield _problem(named(pair[1]), message, "leave one out")
+    for field, without in (("slo", "no_slo"), ("workload.lora", "workload.no_lora")):
+        if given.keys() >= {field, without}:
+            yield _problem(named(without), f"removes what {named(field)} sets", "leave one out")
     rate = named("rate_per_second")
     if {"rate_per_second", "concurrency"} <= given.keys():
         message = f"an open loop has a rate, a closed loop a {named('concurrency')}"

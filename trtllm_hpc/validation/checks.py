@@ -66,7 +66,7 @@ class CheckRow:
     """What a check has found, or a rule that is kept."""
 
     id: str
-    """Short and stable; ``submit --ignore`` takes that of a check."""
+    """Short and stable; ``--ignore`` takes that of a check."""
     title: str
     """What is checked; ``kept`` for a rule."""
     outcome: State
@@ -105,8 +105,11 @@ def row_of(found: Diagnostic, title: str = "kept") -> CheckRow:
     return CheckRow(found.code, title, found.state, found.message, found.hint)
 
 
-def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
-    """Raise ConfigError with every check that fails, or every name in ``ignored`` that no check has."""
+def ignoring(found: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diagnostic]:
+    """Return what the checks have found, where a check in ``ignored`` warns instead of failing.
+
+    Raises ConfigError with every name in ``ignored`` that no check has.
+    """
     choices = tuple(sorted(_TITLES))
     unknown = [
         Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=choices)
@@ -115,13 +118,12 @@ def _refuse(found: Sequence[Diagnostic], ignored: Collection[str]) -> None:
     ]
     if unknown:
         raise ConfigError(unknown)
-    failed = [it for it in found if it.state == FAIL and it.code not in ignored]
-    if failed:
-        names = " ".join(f"--ignore {it.code}" for it in failed)
-        raise ConfigError(
-            [replace(it, file=f"check {it.code}") for it in failed],
-            hint=f"fix it, or override the check with {names}",
-        )
+    return [
+        replace(it, state=WARN, message=f"{it.message} (ignored)")
+        if it.state == FAIL and it.code in ignored
+        else it
+        for it in found
+    ]
 
 
 def check_submission(plan: Plan, ignored: Collection[str], slurm: SlurmAnswers | None = None) -> list[str]:
@@ -134,8 +136,13 @@ def check_submission(plan: Plan, ignored: Collection[str], slurm: SlurmAnswers |
     Raises:
         ConfigError: a check fails that is not in ``ignored``, or a name there is unknown.
     """
-    found = run_checks(Context.of_plan(plan, slurm), needs=("", SRUN, LIMITS))
-    _refuse(found, ignored)
+    found = ignoring(run_checks(Context.of_plan(plan, slurm), needs=("", SRUN, LIMITS)), ignored)
+    if failed := [it for it in found if it.state == FAIL]:
+        names = " ".join(f"--ignore {it.code}" for it in failed)
+        raise ConfigError(
+            [replace(it, file=f"check {it.code}") for it in failed],
+            hint=f"fix it, or override the check with {names}",
+        )
     return _warnings(found)
 
 

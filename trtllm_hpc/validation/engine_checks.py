@@ -44,6 +44,8 @@ def is_there(context: Context) -> Diagnostic | None:
     if named is None:
         return None
     folder = context.path_here(named)
+    if folder.is_file():
+        return fail(f"{named} is a file", f"set engine.directory to its folder, {folder.parent}")
     if folder.exists():
         return ok(f"{named} is there")
     if not os.access(folder.parent, os.R_OK | os.X_OK):

@@ -15,7 +15,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import Diagnostic, RenderError, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.mounts import is_below, misread, named_folders, target_of
-from trtllm_hpc.runtime.checks import shared_memory
+from trtllm_hpc.runtime.checks import shared_memory, wheel_numpy
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
 from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
@@ -202,7 +202,7 @@ def server(context: Context) -> Diagnostic | None:
     if name == "pytriton":
         if importlib.util.find_spec("pytriton") is None:
             return fail("this Python has no pytriton", "pip install 'trtllm-hpc[reference]'")
-        return ok("tritonserver comes with nvidia-pytriton")
+        return wheel_numpy() or ok("tritonserver comes with nvidia-pytriton")
     if shutil.which(name) is None:
         message = f"there is no {name} on this machine"
         hint = "set triton.server in the profile, or container.runtime"

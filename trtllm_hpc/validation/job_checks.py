@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.config.hub import record_of
+from trtllm_hpc.config.hub import HUB_NAME, record_of
 from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, unknown, warn
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
+"""Number of a layer in the name of a tensor."""
 _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
@@ -146,7 +151,7 @@ def lora_adapters(context: Context) -> Diagnostic | None:
         return None
     from trtllm_hpc.client.lora import read_adapter
 
-    absent = [folder for folder in folders if not folder.is_dir()]
+    absent = [folder for folder in folders if not folder.exists()]
     if absent:
         message = f"the LoRA adapter {absent[0]} is not on this machine"
         return warn(message, "check that the companion's node can read that folder")
@@ -236,12 +241,22 @@ def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
         return None
-    folder = context.model_folder
+    folder, file = context.model_folder, context.path_here(context.job.model.path)
+    if os.access(file, os.F_OK) and file.is_file():
+        return fail(f"model.path {file} is a file", f"set model.path to its folder, {file.parent}")
     if folder is None:
-        return absent(context, context.job.model.path, "model.path")
+        found = absent(context, context.job.model.path, "model.path")
+        name = "/".join(file.parts[-2:])
+        looks_relative = len(file.parts) > 3 and file.parents[1].is_dir() and not file.parent.exists()
+        if looks_relative and HUB_NAME.fullmatch(name):
+            return replace(found, hint=f"{found.hint}; for the model of the Hub: --set model.hub={name}")
+        return found
     if context.model_config is None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
+    finish = "finish the model's download"
+    if context.job.engine.backend in ("command", "pytorch"):
+        finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
         size = sum(size for size, _ in missing.values()) / 2**30
@@ -249,18 +264,41 @@ def model_files(context: Context) -> Diagnostic | None:
         return ok(f"{what}, and render and submit download the rest first")
     names = _weights(folder)
     if not names:
-        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", "finish the model's download")
+        return fail(f"there are no weights (*.safetensors, *.bin) in {folder}", finish)
     for name in names:
         file = folder / name
         if not file.is_file():
             message = f"{name} is missing in {folder}, but its index names it"
-            return fail(message, "finish the model's download")
+            return fail(message, finish)
         size = file.stat().st_size
         if size < _LEAST_BYTES:
             if is_lfs_pointer(file):
                 return fail(f"{file} is a pointer of Git LFS, not the file", "run git lfs pull there")
-            return fail(f"{file} has {size} bytes only: no weights", "finish the model's download")
+            return fail(f"{file} has {size} bytes only: no weights", finish)
+    if wrong := _wrong_layers(context, folder):
+        return fail(wrong, f"correct {folder / 'config.json'}, or download the model again")
     return ok(f"the model's {len(names)} file{'s' * (len(names) > 1)} of weights are there")
+
+
+def _wrong_layers(context: Context, folder: Path) -> str | None:
+    """Return which size is impossible, or that the weights have fewer layers than the configuration."""
+    from trtllm_hpc.tensorrt_llm.memory.shapes import READERS, UnknownModel, WrongSize, read_shape
+
+    config = context.model_config or {}
+    try:
+        layers = read_shape(config, rough=config.get("model_type") not in READERS).decoder.layers
+    except WrongSize as error:
+        return f"{error} ({folder})"
+    except UnknownModel:
+        return None
+    indexes = [folder / name for name in _INDEXES if (folder / name).is_file()]
+    stored = 0
+    for source in indexes or folder.glob("*.safetensors"):
+        with source.open("rb") as file:  # safetensors begins with the length of its header
+            size = -1 if indexes else min(int.from_bytes(file.read(8), "little"), 100 << 20)
+            stored = max([stored, *(int(number) + 1 for number in _LAYER.findall(file.read(size)))])
+    wrong = f"config.json in {folder} says {layers} layers, and the weights have {stored}"
+    return wrong if 0 < stored < layers else None
 
 
 def _weights(folder: Path) -> list[str]:
@@ -283,7 +321,7 @@ def tokenizer(context: Context) -> Diagnostic | None:
         message = "no tokenizer is named, and an engine has none"
         return fail(message, "set model.tokenizer to a folder with the model's tokenizer")
     folder = context.path_here(path)
-    if not folder.is_dir():
+    if not folder.exists():
         return unknown(f"the tokenizer's folder {path} cannot be seen on this machine")
     return tokenizer_files(folder)
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trtllm_hpc.wire.events import Event, EventReader
+from trtllm_hpc.wire.events import Event, EventReader, last_events
 from trtllm_hpc.wire.response import Part, Response, Usage, WrongResponse, error_message
 
 COMPLETIONS_PATH, CHAT_PATH = "completions", "chat/completions"
@@ -126,7 +126,8 @@ def event_error(event: Event) -> str | None:
 
 
 def stream_error(stream: bytes) -> str | None:
-    """Return what is wrong with a whole stream: an error in it, or that it is not complete."""
+    """Return what is wrong with a whole stream: an error at its end, or that it is not complete."""
+    stream = last_events(stream)
     if _ERROR.search(stream):
         reader = EventReader()
         for event in [*reader.add(stream), *reader.end()]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trtllm_hpc.wire.events import last_events
 from trtllm_hpc.wire.response import Part, Response, WrongResponse, error_message
 from trtllm_hpc.wire.served_model import IDS_OUTPUT, LENGTH_OUTPUT, LOG_PROBS_OUTPUT, TEXT_OUTPUT
 from trtllm_hpc.wire.triton_request import TYPES
@@ -85,7 +86,7 @@ _GENERATE_ERROR = re.compile(rb'^(?:data: ?)?(\{"error".*)', re.MULTILINE)
 
 def generate_error(answer: bytes) -> str | None:
     """Return the server's message if an answer or a stream of the ``generate`` extension has an error."""
-    match = _GENERATE_ERROR.search(answer)
+    match = _GENERATE_ERROR.search(last_events(answer))
     return None if match is None else error_message(match[1]) or "no error message"
 
 

@@ -83,6 +83,11 @@ def test_the_first_text_is_the_first_that_has_letters() -> None:
     assert parsed.usage is not None and (parsed.usage.input_tokens, parsed.usage.output_tokens) == (7, 4)
 
 
+def test_an_answer_ends_with_its_last_piece_and_not_with_the_connection() -> None:
+    reply, _ = sent(Script([event("GR"), DONE, 0.2]))
+    assert reply.ok and reply.ended_s == reply.chunks[-1][0]
+
+
 def test_an_answer_as_a_whole_is_one_response() -> None:
     answer = {
         "choices": [{"message": {"role": "assistant", "content": "GRÜSSE"}}],

@@ -50,7 +50,7 @@ def built(runs: MakeRun) -> Run:
 
 
 def test_an_empty_cache_is_no_error(types: Types, home: Path) -> None:
-    for arguments in (("list",), ("verify",), ("prune", "--unused-days", "1", "--yes")):
+    for arguments in (("list",), ("verify",), ("prune", "--older-than", "1d", "--yes")):
         assert types("engines", *arguments).code == 0
     assert documented("engines list", types("engines", "list", "--json").output) == []
     assert not (home / "engines").exists()
@@ -209,12 +209,12 @@ def age(run: Run, days: float, step: str = "build") -> None:
 def test_nothing_is_removed_without_a_selection_and_yes(types: Types, built: Run) -> None:
     finish(built)
     assert types("engines", "prune").code == ExitCode.USAGE
-    listed = types("engines", "prune", "--unused-days", "0")
+    listed = types("engines", "prune", "--older-than", "0d")
     assert "2 would be removed" in listed.output and "--yes" in listed.output
-    record = documented("engines prune", types("engines", "prune", "--unused-days", "0", "--json").output)
+    record = documented("engines prune", types("engines", "prune", "--older-than", "0d", "--json").output)
     assert record["removed"] is False and {entry["kept"] for entry in record["entries"]} == {None}
     assert built.entry().is_complete()
-    done = types("engines", "prune", "--unused-days", "0", "--yes")
+    done = types("engines", "prune", "--older-than", "0d", "--yes")
     assert "2 removed" in done.output
     assert tree(built.entry().folder.parent) == []
 
@@ -223,7 +223,7 @@ def test_recently_used_engines_stay(types: Types, built: Run) -> None:
     finish(built)
     age(built, 40, "convert")
     age(built, 3)
-    done = types("engines", "prune", "--unused-days", "30", "--yes")
+    done = types("engines", "prune", "--older-than", "30d", "--yes")
     assert f"{built.entry('convert').name}: removed, it was not used for 40 days" in done.output
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
@@ -246,7 +246,7 @@ def test_foreign_folders_are_neither_listed_nor_removed(types: Types, built: Run
         folder.mkdir()
         (folder / "thesis.txt").write_text("years of work")
     assert len(documented("engines list", types("engines", "list", "--json").output)) == 2
-    everything = ("--unused-days", "0", "--half-built", "--keep-bytes", "0", "--key", "b")
+    everything = ("--older-than", "0d", "--half-built", "--keep-bytes", "0", "--key", "b")
     assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
     assert "2 removed" in types("engines", "prune", *everything, "--yes").output
     assert all((folder / "thesis.txt").is_file() for folder in mine)
@@ -279,7 +279,7 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
         assert "unreadable to all but its owner" in cli("list").stdout
         broken = cli("verify")
         assert broken.returncode == ExitCode.BUILD and "it cannot be read by this user" in broken.stderr
-        assert "0 removed" in cli("prune", "--half-built", "--unused-days", "0", "--yes").stdout
+        assert "0 removed" in cli("prune", "--half-built", "--older-than", "0d", "--yes").stdout
         assert closed.is_dir()
     finally:
         shutil.rmtree(place)
@@ -293,17 +293,28 @@ def test_one_engine_can_be_named(types: Types, built: Run) -> None:
 
 def test_a_run_that_is_being_rendered_keeps_its_engine(types: Types, built: Run) -> None:
     """The build's own use is fresh, and its run folder has no plan."""
-    kept = types("engines", "prune", "--unused-days", "0", "--yes")
+    kept = types("engines", "prune", "--older-than", "0d", "--yes")
     assert "stays, it is registered by" in kept.output and "0 removed" in kept.output
     assert built.entry().is_complete()
+
+
+def test_an_engine_goes_right_after_the_run_that_used_it(types: Types, built: Run, home: Path) -> None:
+    """A note that was written while the run folder was there is not that of a run being created."""
+    finish(built)
+    paths = RunPaths(home / "runs" / "demo")
+    paths.make_folders()
+    assert built.entry().register(paths.folder)
+    assert "stays, it is registered by" in types("engines", "prune", "--older-than", "0d").output
+    shutil.rmtree(paths.folder)
+    assert "2 removed" in types("engines", "prune", "--older-than", "0d", "--yes").output
 
 
 def test_uses_that_no_longer_count_are_removed(types: Types, built: Run) -> None:
     finish(built)
     assert len(built.entry().uses()) == 1
-    types("engines", "prune", "--unused-days", "9")
+    types("engines", "prune", "--older-than", "9d")
     assert len(built.entry().uses()) == 1
-    types("engines", "prune", "--unused-days", "9", "--yes")
+    types("engines", "prune", "--older-than", "9d", "--yes")
     assert built.entry().uses() == [] and built.entry().is_complete()
 
 
@@ -320,11 +331,11 @@ def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, ho
     paths.make_folders()
     paths.plan.write_text('{"name": "a", "stages": [{"name": "serve"}], "scheduler": "local"}')
     assert built.entry().register(paths.folder)
-    kept = types("engines", "prune", "--unused-days", "0", "--yes")
+    kept = types("engines", "prune", "--older-than", "0d", "--yes")
     assert "the run rendered, which is rendered and not submitted" in kept.output
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
     os.utime(paths.plan, (0, 0))
-    assert "1 removed" in types("engines", "prune", "--unused-days", "0", "--yes").output
+    assert "1 removed" in types("engines", "prune", "--older-than", "0d", "--yes").output
 
 
 def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: MakeRun) -> None:

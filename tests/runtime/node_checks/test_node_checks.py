@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.errors import Diagnostic, StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import served_model
 from trtllm_hpc.runtime.caches import CACHES, TOP
@@ -20,6 +20,7 @@ from trtllm_hpc.runtime.node_checks.image import look_at_image
 from trtllm_hpc.runtime.node_checks.records import Wanted, read_found, write_found
 from trtllm_hpc.runtime.node_checks.run import UNATTENDED_VARIABLE, wait_until_unattended
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE
+from trtllm_hpc.runtime.servers.triton import find_server
 
 
 @pytest.fixture
@@ -45,6 +46,19 @@ def on_host(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
 def in_image(tmp_path: Path, **wanted: Any) -> dict[str, Diagnostic]:
     found, _ = look_at_image(RunPaths(tmp_path), Wanted(has_tensorrt_llm=False, **wanted))
     return {one.code: one for one in found}
+
+
+def test_numpy_2_beside_nvidia_pytriton_is_refused_before_and_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's stub for Python models would end at the first request."""
+    assert "image-numpy" not in in_image(tmp_path)
+    versions = {"numpy": "2.2.6", "nvidia-pytriton": "0.7.0"}
+    monkeypatch.setattr("trtllm_hpc.runtime.checks.installed_versions", lambda names: versions)
+    found = in_image(tmp_path)["image-numpy"]
+    assert found.state == "fail" and "NumPy 2.2.6" in found.message and "'numpy<2'" in (found.hint or "")
+    with pytest.raises(StartFailed, match=r"NumPy 2\.2\.6"):
+        find_server("pytriton", tmp_path)
 
 
 def test_fewer_gpus_than_were_asked_for(

@@ -182,7 +182,7 @@ def compare(
         raise InvalidMeasurement(
             f"{a.name} and {b.name} have no level of load in common: {', '.join(levels_a) or 'none'} and "
             f"{', '.join(levels_b) or 'none'}.",
-            hint="trtllm-hpc bench RUN with the same rates or concurrencies",
+            hint=f"trtllm-hpc bench {b.name.partition(':')[0]}, with the rates or concurrencies of {a.name}",
         )
     workload = workload_diff(a.measurement, b.measurement)
     rows = _adjusted([row for label in common for row in _rows(levels_a[label], levels_b[label], tolerance)])

@@ -33,6 +33,10 @@ P99_REQUESTS = 100
 """With fewer values the 99th percentile lies between the two largest."""
 SERVER_GONE = "The measurement ended early: the server was gone."
 
+TIMED_OUT = "DEADLINE_EXCEEDED"
+_LEAST_HANGING = 3
+"""With so many requests in a row that time out without a token, the server hangs."""
+
 PARTS = 10
 """Parts of the window whose mean latencies are tested for a trend. Unlike the latencies of neighbours in a
 queue, means of parts are nearly independent (batch means; Law, Simulation Modeling and Analysis, 9.5.3)."""
@@ -77,7 +81,7 @@ def check_pass(
         texts_checked: whether responses that count as one token each have the text of one.
     """
     warnings = ["The measurement was interrupted, so it is shorter than requested."] if interrupted else []
-    gone = list(_server_gone(sample.records))
+    gone = [*_server_gone(sample.records), *_hangs(sample)]
     if not sample.answered:
         # If the server was gone in the warm-up already, a longer window would not help.
         return Verdict(gone if gone and not sample.measured else [*gone, _no_answer(sample)], warnings)
@@ -134,6 +138,13 @@ def requests_without_server(records: Iterable[RequestRecord]) -> list[RequestRec
     return last if last and (last[0].error or "").startswith(NO_CONNECTION) else []
 
 
+def unanswered_at_the_end(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Return the requests after the last answer if they show that the server hangs: none got a token."""
+    in_order = sorted(records, key=lambda record: record.ended_s)
+    last = list(takewhile(lambda it: it.status == TIMED_OUT and not it.chunks_s, reversed(in_order)))
+    return last if len(last) >= _LEAST_HANGING else []
+
+
 def only_failures(count: int) -> str:
     """Return the finding of a measurement that ended because nothing but failures came."""
     return (
@@ -149,13 +160,23 @@ def _server_gone(records: Iterable[RequestRecord]) -> Iterator[str]:
         yield f"The server was gone at the end: the last {which} lost the connection or could not connect."
 
 
+def _hangs(sample: Sample) -> Iterator[str]:
+    last, answered = unanswered_at_the_end(sample.records), sum(record.ok for record in sample.records)
+    if last and answered:
+        before = f"it answered {'a request' if answered == 1 else f'{answered} requests'}"
+        yield f"The server hangs: {before}, and none of the {len(last)} that ended after them."
+
+
 def _no_answer(sample: Sample) -> str:
     if not sample.measured:
         return (
             "No request was due in the measured window. Use more requests (--requests) or a longer window "
             "(--duration)."
         )
-    return f"None of {len(sample.measured)} requests was answered; the server's errors say why."
+    count = len(sample.measured)
+    if len(unanswered_at_the_end(sample.records)) == len(sample.records):
+        return f"None of {count} requests was answered in time: the server hangs, or is far too slow."
+    return f"None of {count} requests was answered; the server's errors say why."
 
 
 def _errors(sample: Sample, settings: Benchmark) -> Iterator[str]:

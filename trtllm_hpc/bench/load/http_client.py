@@ -94,7 +94,8 @@ class HttpClient:
         except (aiohttp.ClientError, OSError) as error:
             reply.status, reply.error = "UNAVAILABLE", str(error) or type(error).__name__
             await asyncio.sleep(_PAUSE_S)
-        reply.ended_s = self._clock.now()
+        # What the client does with a whole answer is not part of its latency.
+        reply.ended_s = reply.chunks[-1][0] if reply.ok and reply.chunks else self._clock.now()
         self._on_end(reply)
 
     async def _receive(self, reply: Reply, response: aiohttp.ClientResponse) -> None:

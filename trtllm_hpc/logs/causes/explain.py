@@ -53,6 +53,11 @@ class Finding:
         """Return the finding with its texts, which may quote a log, as ``quote`` returns them."""
         return replace(self, sentence=quote(self.sentence), next=quote(self.next), match=quote(self.match))
 
+    def naming(self, run: str, job: str | None) -> Finding:
+        """Return the finding with this run and this job in what to do, in place of RUN and JOB."""
+        names = {"RUN": run, "JOB": job or "JOB"}
+        return replace(self, next=re.sub(r"\b(RUN|JOB)\b", lambda it: names[it[0]], self.next))
+
     @property
     def is_generic(self) -> bool:
         """Whether it only names the kind of failure."""
@@ -131,11 +136,15 @@ def likeliest_first(candidates: Iterable[Candidate]) -> tuple[Finding, ...]:
 
 def of_lines(logs: Sequence[Sequence[Finding]]) -> list[Candidate]:
     """Return the causes that the lines of several logs show; the logs are in the order of their weight."""
-    return [
-        Candidate(finding, certainty_of_line(finding), place)
-        for place, log in enumerate(logs)
-        for finding in log
-    ]
+    shown = {finding.id for log in logs for finding in log}
+    found = []
+    for place, log in enumerate(logs):
+        for finding in log:
+            cause = causes().get(finding.id)
+            if cause is not None and not shown.isdisjoint(cause.after):
+                finding = replace(finding, kind=Kind.CONSEQUENCE, degree=Degree.FIRST_ERROR)
+            found.append(Candidate(finding, certainty_of_line(finding), place))
+    return found
 
 
 def findings(matches: Iterable[Match], name: str) -> list[Finding]:
@@ -162,8 +171,9 @@ def rank_of(name: str) -> int | None:
 
 
 def capitalised(text: str) -> str:
-    """Return a text as a sentence: with a capital letter and a full stop."""
-    return text[:1].upper() + text[1:].rstrip(".") + "."
+    """Return a text as a sentence: with a full stop, and a capital letter unless a host or path begins it."""
+    first = text[:1].upper() if re.match(r"[a-z]+[ ,:]", text) else text[:1]
+    return first + text[1:].rstrip(".") + "."
 
 
 def cause_lines(found: Sequence[Finding], *, places: bool = False) -> list[str]:

@@ -102,6 +102,8 @@ class Cause:
     """Whether it can end a process; else it fails single requests."""
     states: tuple[str, ...] = ()
     """Slurm's job states that mean the same."""
+    after: tuple[str, ...] = ()
+    """Ids of causes of which it is a consequence, where a log of the job shows one of them."""
 
     @property
     def degree(self) -> Degree:
@@ -246,7 +248,7 @@ def cause_of_state(state: str) -> Cause | None:
 
 def _cause(name: str, area: str, entry: dict[str, Any]) -> Cause:
     patterns = tuple(Pattern(text, required_texts(text)) for text in entry.get("patterns", ()))
-    lists = {key: tuple(entry.get(key, ())) for key in ("sources", "states")}
+    lists = {key: tuple(entry.get(key, ())) for key in ("sources", "states", "after")}
     return Cause(name, area, **{**entry, **lists, "kind": Kind(entry["kind"]), "patterns": patterns})
 
 

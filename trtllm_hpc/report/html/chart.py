@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -54,7 +55,7 @@ class Section:
 
 
 def altair() -> Any:
-    """Import and return Altair. Raises TrtllmHpcError if it is not installed."""
+    """Import and return Altair. Raises TrtllmHpcError if it is not installed, or cannot be imported."""
     try:
         import altair
         import vl_convert  # noqa: F401
@@ -63,6 +64,9 @@ def altair() -> Any:
             f"The report needs the Python package {error.name!r}, which is not installed.",
             hint="pip install 'trtllm-hpc[report]'",
         ) from error
+    except Exception as error:  # with PYTHONOPTIMIZE=2 it misses its own docstrings
+        hint = "unset PYTHONOPTIMIZE" if sys.flags.optimize else "pip install --upgrade 'trtllm-hpc[report]'"
+        raise TrtllmHpcError(f"Altair cannot be imported: {error}.", hint=hint) from error
     return altair
 
 

@@ -22,7 +22,7 @@ from trtllm_hpc.bench.results import Interval, LevelResult
 from trtllm_hpc.paths import RunPaths, kept_in_cache, write_aside, write_text
 from trtllm_hpc.render.environment import packaged_templates
 from trtllm_hpc.report.formatting import plus_minus, quantity, share
-from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up
+from trtllm_hpc.report.headline import finished_rate, is_valid, keeps_up, served
 from trtllm_hpc.report.html.chart import DARK, LIGHT, Chart, Section, altair, as_png, for_page
 from trtllm_hpc.report.html.curves import curve_section, distribution_section
 from trtllm_hpc.report.html.data import ReportData, read_report_data
@@ -106,7 +106,7 @@ def _facts(data: ReportData) -> list[str]:
     started = datetime.fromtimestamp(measurement.started_at, timezone.utc)
     kinds = {result.level.kind for result in measurement.levels}
     return [
-        f"model {measurement.model}",
+        *served(measurement),
         f"{measurement.protocol}, {'streaming' if measurement.streaming else 'not streaming'}",
         *sorted(kinds),
         f"workload {measurement.settings.get('workload', {}).get('kind', 'unknown')}",
@@ -158,8 +158,8 @@ def _environment() -> Environment:
 
 
 def _breakable(name: str) -> Markup:
-    """Allow line breaks after ``.`` and ``_`` of a name in a narrow column."""
-    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(name))))
+    """Allow line breaks after ``.`` and ``_`` and before ``/GPU`` of a name in a narrow column."""
+    return Markup(re.sub(r"([._])|(?=/\w\w)", r"\1<wbr>", str(escape(name))))
 
 
 def _source(name: str) -> str:

@@ -69,6 +69,8 @@ class Use:
     run: str
     """The run folder; it may be gone or unreadable."""
     file: Path
+    has_folder: bool
+    """Whether the run folder was there when the note was written: a run is registered before and after."""
 
     @property
     def age_s(self) -> float:
@@ -173,7 +175,8 @@ class Entry:
         name = hashlib.sha256(os.fsencode(run)).hexdigest()[:16]
         with suppress(OSError):  # a read-only cache can be used too
             make_shared(self.folder / "uses")
-            record = {"run": os.fsencode(run).decode(errors="surrogateescape")}
+            name_of_run = os.fsencode(run).decode(errors="surrogateescape")
+            record = {"run": name_of_run, "has_folder": run.is_dir()}
             write_shared(self.folder / "uses" / f"{name}.json", record)
         with suppress(OSError):
             self.used.touch()
@@ -186,7 +189,8 @@ class Entry:
         with suppress(OSError):  # none yet, or unreadable
             for file in sorted((self.folder / "uses").glob("*.json")):
                 with suppress(ValueError, TypeError, KeyError, OSError):
-                    found.append(Use(str((read_json(file) or {})["run"]), file))
+                    record = read_json(file) or {}
+                    found.append(Use(str(record["run"]), file, bool(record.get("has_folder"))))
         return found
 
     def clear(self) -> None:

@@ -120,10 +120,11 @@ class RunSupervisor:
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
                 start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
                 self._note()
-        if self._stopping_since is None:
+        if self._stopping_since is not None:
+            if self._is_overdue():
+                return False
+        elif self._draining_since is None:  # of a run that drains nothing is published again, nor expected
             self._publish_or_watch()
-        elif self._is_overdue():
-            return False
         return any(instance.child is not None or instance.lives for instance in self._instances)
 
     def _publish_or_watch(self) -> None:
@@ -135,7 +136,7 @@ class RunSupervisor:
             try_event(self._paths, "serve", "gateway_failed", why=why)
             following = f"read {self._paths.batch_log('gateway')}"
             print(f"error: {why}.\n  next: {following}", file=sys.stderr, flush=True)
-        if self._draining_since is None and self._troubles.is_due():
+        if self._troubles.is_due():
             self._give_up_what_stands_still()
         if (why := self._visitors.tick(serves=self._publisher.is_published)) is not None:
             request_stop(self._paths, by=IDLE, reason=why)
@@ -198,7 +199,7 @@ class RunSupervisor:
         if self._stopping_since is not None:
             instance.state = "ended"
             if self._signal is None:
-                self._code = self._code or returncode  # it had to be killed
+                self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
         end = after_end(instance, records, returncode, self._options, self._others(instance))

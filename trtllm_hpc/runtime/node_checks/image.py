@@ -18,7 +18,7 @@ from trtllm_hpc.errors import Diagnostic, fail, ok, unknown, warn
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.alone import alone
 from trtllm_hpc.runtime.caches import CACHES, OF_HOME, TOP
-from trtllm_hpc.runtime.checks import installed_versions, planned_version
+from trtllm_hpc.runtime.checks import installed_versions, planned_version, wheel_numpy
 from trtllm_hpc.runtime.node_checks.child import Outcome, attempt, error_of, record, run_child
 from trtllm_hpc.runtime.node_checks.records import Wanted
 from trtllm_hpc.runtime.process import captured, output_of
@@ -46,6 +46,7 @@ def look_at_image(paths: RunPaths, wanted: Wanted) -> tuple[list[Diagnostic], di
     found: dict[str, Diagnostic | None] = {
         "image-versions": ok(f"the image has {listed or 'no package and no library that is asked for'}"),
         "image-release": None if wanted.release is None else planned_version(wanted.release, release),
+        "image-numpy": None if wanted.has_tensorrt_llm else wheel_numpy(),
         "image-home": _home(),
         "image-caches": _caches(),
         "image-vocabulary": _vocabulary(wanted),

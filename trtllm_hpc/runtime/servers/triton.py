@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.checks import wheel_numpy
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.server_http import PROMPT, QUICK_S, Question, call, quickly
 from trtllm_hpc.runtime.server_spec import RankOptions, StartCommand, find_program
@@ -105,6 +106,8 @@ def _from_wheel(scratch: Path) -> StartCommand:
             f"{sys.executable} has no nvidia-pytriton, but triton.server in the profile is pytriton",
             hint="install this package's extra 'reference' there, or set triton.server in the profile",
         )
+    if (fault := wheel_numpy()) is not None:
+        raise StartFailed(f"{fault.message} ({sys.executable}).", hint=fault.hint)
     home = Path(spec.origin).parent / "tritonserver"
     backend = scratch / "backends" / "python"
     backend.mkdir(parents=True)

@@ -101,6 +101,10 @@ class UnknownModel(ValueError):
     """Why the planner cannot count this model's parameters, in one sentence."""
 
 
+class WrongSize(UnknownModel):
+    """A size in ``config.json`` is impossible."""
+
+
 def read_shape(config: Config, *, rough: bool = False) -> ModelShape:
     """The shape of the model that a ``config.json`` describes.
 
@@ -126,7 +130,7 @@ def _count(config: Config, *names: str, default: int | None = None) -> int:
         if config.get(name) is not None:
             value = config[name]
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise TypeError(name)
+                raise WrongSize(f"{name} in config.json is {value!r}, and must be a whole number above 0")
             return value
     if default is None:
         raise KeyError(names[0])
