@@ -12,9 +12,10 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.paths import STAGES, RunPaths
-from trtllm_hpc.runs.find import REMOVED
+from trtllm_hpc.runs.find import REMOVED, list_runs
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.engine_cache.cache import Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -57,6 +58,7 @@ def prune_runs(
     those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
     answer.
     """
+    tokens = {str(run.folder): _token(run.folder) for run in list_runs(runs_folder) if remove_them}
     runs = listed_runs(runs_folder, warn=warn)
     ended = [run for run in runs if run.settled]
     now = time.time()
@@ -73,7 +75,7 @@ def prune_runs(
     names = {run.folder for run in chosen if run.kept is None}
     needed = _needed(runs_folder, [run for run in runs if run.folder in names], runs)
     chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
-    return [_removed(run) if remove_them else run for run in chosen]
+    return [_removed(run, tokens.get(run.folder)) if remove_them else run for run in chosen]
 
 
 def _needed(runs_folder: Path, going: Sequence[ListedRun], runs: Sequence[ListedRun]) -> dict[str, str]:
@@ -143,28 +145,29 @@ def _foreign(folder: Path) -> str | None:
         return f"cannot be read: {error.strerror}"
 
 
-def _removed(run: PrunedRun) -> PrunedRun:
-    """Remove one run; returns it as it turned out.
+def _removed(run: PrunedRun, token: str | None) -> PrunedRun:
+    """Remove one run, unless its submission is no longer that of this token; returns it as it turned out.
 
     Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
-    nothing that looks whole. A run that was resumed in that moment gets its name back.
+    nothing that looks whole.
     """
     if run.kept is not None:
         return run
     folder = Path(run.folder)
     aside = folder
     if not folder.name.startswith(REMOVED):
-        before = _token(folder)
         aside = folder.with_name(f"{REMOVED}{folder.name}")
         try:
-            folder.rename(aside)
-        except FileNotFoundError:
-            return run  # somebody else has removed it
+            with sole_command(RunPaths(folder)):
+                if _token(folder) != token:
+                    return replace(run, kept="was submitted again just now")
+                folder.rename(aside)
+        except SubmissionError:
+            if not folder.exists():
+                return run  # somebody else has removed it
+            return replace(run, kept="is submitted, cancelled or removed by another command right now")
         except OSError as error:
             return replace(run, kept=f"cannot be removed: {error.strerror}")
-        if _token(aside) != before:
-            aside.rename(folder)
-            return replace(run, kept="was submitted again just now")
     return run if remove(aside) else replace(run, kept=f"could not be removed completely: {aside}")
 
 
