@@ -15,6 +15,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runs import cancel as module
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.records import StopRequest, add_event
 
 
@@ -85,6 +86,15 @@ def test_the_wait_for_a_slow_job_is_bounded(
     fake_slurm.set("102", "COMPLETING")
     assert not cancel_run(paths).settled
     assert clock.now - 1000 < 80
+
+
+def test_a_command_that_stands_still_does_not_save_the_jobs(
+    run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    monkeypatch.setattr(module, "_SUBMISSION_TIMEOUT_S", 0.1)
+    with sole_command(paths):
+        assert cancel_run(paths).state is RunState.CANCELLED
 
 
 def test_a_busy_controller_is_queried_again_after_the_cancellation(
