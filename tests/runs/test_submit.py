@@ -20,6 +20,8 @@ from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import require_scheduler, submit_stages
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
@@ -193,6 +195,36 @@ def test_an_interruption_cancels_the_submitted_jobs(
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
     [run] = (tmp_path / "runs").iterdir()
     assert run_status(RunPaths(run)).exit_code == ExitCode.CANCELLED
+
+
+def test_cancel_stops_a_submission_that_is_going_on(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Its second sbatch has been taken by Slurm, but has not answered yet."""
+    gate = hold_back_answers(fake_slurm, after=1)
+    process = start_submit(tmp_path)
+    assert eventually(lambda: len(fake_slurm.calls("sbatch")) == 2)
+    [run] = map(RunPaths, (tmp_path / "runs").iterdir())
+    words = [sys.executable, "-m", "trtllm_hpc", "cancel", str(run.folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as cancels:
+        assert eventually(run.stop_request.exists) and cancels.poll() is None
+        gate.touch()
+        _, errors = process.communicate(timeout=60)
+        output, _ = cancels.communicate(timeout=60)
+    assert process.returncode == ExitCode.SUBMISSION
+    assert f"Run {run.run_id} was cancelled while it was submitted" in errors
+    assert cancels.returncode == 0 and output.startswith(f"{run.run_id}: cancelled")
+    assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
+    assert [stage.state for stage in run_status(run).stages] == ["CANCELLED"] * 3
+
+
+def test_a_run_that_is_cancelled_before_its_first_job_is_not_submitted(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan, paths = written(tmp_path / "run")
+    cancel_run(paths)
+    with pytest.raises(SubmissionError, match="was cancelled while it was submitted"):
+        submit_stages(plan, paths)
+    assert fake_slurm.jobs == {} and cancel_run(paths).state is RunState.CANCELLED
+    assert resume_run(paths).complete
 
 
 def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import with_own_times
 from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
+from trtllm_hpc.runtime.stop import CANCEL
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
@@ -193,6 +194,24 @@ def _was_interrupted(run: RunSnapshot) -> bool:
     return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
 
 
+def _without_job(run: RunSnapshot, name: str, otherwise: JobState) -> StageStatus:
+    """Return the status of a stage that has no job: cancelled, if ``cancel`` has stopped its submission."""
+    request, record = run.stop_request, run.submission
+    stopped = record and not record.complete and request is not None and request.by == CANCEL
+    return _in_state(name, STATES["CANCELLED"] if stopped else otherwise)
+
+
+def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
+    """Return the jobs in Slurm's queue that run a script of this run, by stage, recorded or not.
+
+    A job is in no record if ``submit`` was killed, or the job before it (``serve.renew``) was cancelled, just
+    when Slurm took it. Raises SubmissionError if Slurm does not answer.
+    """
+    scripts = {run.paths.sbatch(stage): stage for stage in run.stages}
+    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(scripts)
+    return RunJob.of(run.paths, run.plan, {scripts[script]: job for script, job in found.items()})
+
+
 def _queued_by_hand(
     run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
@@ -226,7 +245,7 @@ def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
     if job is None:
-        return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
+        return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
     last = last_mark(run, name) or _NO_EVENT
     if run.submission is not None and run.submission.within is not None:
@@ -374,7 +393,7 @@ def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
     if record is None and last is _NO_EVENT:
         return _in_state(name, NOT_SUBMITTED)
     if record is not None and job is None:
-        return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
+        return _without_job(run, name, STATES["PENDING"] if record.complete else INTERRUPTED)
     job_id = str(last.data.get("job_id", "")) if job is None else job.job_id
     if job is not None and any(event.name == "stage_cancelled" for event in run.events(name)):
         return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that
