@@ -153,10 +153,13 @@ def _asked(
 
 
 def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[Path, str]]:
-    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted."""
+    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted whole."""
     watcher = JobWatcher(slurm)
-    by_hand = [run for run in runs if run.submission is None]
-    queued = slurm.find_scripts([run.paths.sbatch(stage) for run in by_hand for stage in run.stages])
+    partial = [run for run in runs if run.submission is None or not run.submission.complete]
+    tokens = {
+        run.paths.sbatch(it): run.submission and run.submission.token for run in partial for it in run.stages
+    }
+    queued = slurm.find_scripts(tokens)
     jobs = {job for run in runs for job in watched_jobs(run, queued).values()}
     watcher.job_infos(jobs, "force")
     return watcher, queued
@@ -190,7 +193,8 @@ def _row(
         settled,
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
-    if settled and run.submission is not None:
+    # Slurm may have a job yet of a submission that did not come to its end.
+    if settled and run.submission is not None and run.submission.complete:
         ended = _Ended(run.submission.token, _event_bytes(run.paths), asdict(row))
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
             ended.write(run.paths.ended)

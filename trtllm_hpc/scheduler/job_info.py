@@ -89,7 +89,8 @@ class RunJob:
 
     def has_name_of(self, origin: Origin) -> bool:
         """Return whether a job of this origin has this job's user and name."""
-        return origin.uid in self.uids and origin.name == self.name
+        # The name may carry the token of the submission (runtime.submission).
+        return origin.uid in self.uids and self.name in (origin.name, origin.name.partition(":")[0])
 
 
 def _names(origin: Origin, script: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -90,10 +91,16 @@ def read_record(paths: SweepPaths) -> SweepRecord:
         variants = [Variant(**known_fields(Variant, variant)) for variant in raw.pop("variants")]
         return SweepRecord(**known_fields(SweepRecord, raw), variants=variants)
     except (ValueError, OSError, AttributeError, TypeError, KeyError):
+        end_jobs = f"trtllm-hpc sweep cancel {shlex.quote(str(paths.folder))} ends its jobs"
         raise RunNotFound(
             f"{paths.folder} is not the folder of a sweep, or its sweep.json is damaged.",
-            hint="trtllm-hpc sweep list",
+            hint=end_jobs if run_folders(paths) else "trtllm-hpc sweep list",
         ) from None
+
+
+def run_folders(paths: SweepPaths) -> list[str]:
+    """Return the names of the variants that have a run folder."""
+    return sorted(file.parent.name for file in paths.folder.glob("*/plan.json"))
 
 
 def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
@@ -107,7 +114,7 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     if name != "latest" and SweepPaths(Path(name)).record.is_file():
         return SweepPaths(Path(name))
     for found in sweeps:
-        if name in (found.sweep_id, _job_of(found)):
+        if name in (found.sweep_id, _job_of(found)) or found.folder == Path(name).absolute():
             return found
     matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
     if len(matching) == 1:
@@ -134,5 +141,8 @@ def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
         found = [SweepPaths(folder) for folder in (runs_folder / SWEEPS).iterdir()]
     except OSError:
         return
-    times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}
+    times = {}
+    for it in found:
+        if it.record.is_file() or run_folders(it):
+            times[it] = (it.record if it.record.is_file() else it.folder).stat().st_mtime
     yield from sorted(times, key=lambda it: (times[it], it.sweep_id), reverse=True)
