@@ -13,10 +13,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
+from trtllm_hpc.runtime.submission import submit_script
 
 RENEWAL = "renewal"
 """Who requests the stop of a server whose time limit is near."""
@@ -25,6 +28,7 @@ _MOST_FAILURES = 3
 """Jobs in a row that fail soon; then the run ends."""
 _SOON_S = 600.0
 _FIRST_PAUSE_S = 10.0
+_SBATCH_TIMEOUT_S = 60.0
 _OF_RANK = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
 _JOB_ENDED = (130, 143)
 """Exit codes of a script that was told to end: by Slurm, for any of its reasons."""
@@ -43,16 +47,39 @@ class Renewal(JsonRecord):
     """How many of the last ones, one after the other, never were ready or failed soon."""
 
 
-def note_next(paths: RunPaths, next_job_id: str | None) -> None:
-    """Record the job that was submitted to follow this one; ``None`` if Slurm refused it."""
-    job_id = os.environ["TRTLLM_HPC_JOB_ID"]
-    last = Renewal.read(paths.renewal)
-    if last is None or last.job_id != job_id:
-        last = Renewal(job_id)
-    replace(last, next_job_id=next_job_id).write(paths.renewal)
-    if next_job_id is None:
-        add_event(paths, "serve", "not_renewed", why="Slurm refused the next job")
-        print("The next server could not be queued: this one ends with its time limit.", flush=True)
+def queue_next(paths: RunPaths, follows: str) -> bool:
+    """Submit the next server, which waits until this job has ended; record it, and return whether it waits.
+
+    ``follows`` is the job of the server before the next one: this job, or the job that this one was to follow
+    and may not, because of a node. Then the next job must not get that node either.
+    """
+    this, next_job_id, why = os.environ["SLURM_JOB_ID"], None, ""
+    named = [f"--job-name={os.environ['SLURM_JOB_NAME']}", f"--dependency=afterany:{this}"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
+    environment["TRTLLM_HPC_FOLLOWS"] = follows
+    excluded = exclude_option(paths)
+    for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
+        try:
+            next_job_id = submit_script(
+                lambda command, timeout_s: captured(command, timeout_s or _SBATCH_TIMEOUT_S, environment),
+                [*named, option] if option else named,
+                paths.sbatch("serve"),
+                os.urandom(8).hex(),
+                lambda answer, what: SubmissionError(f"{what}: {answer.stderr.strip()}"),
+            )
+            break
+        except (SubmissionError, OSError) as error:
+            why = str(error)
+            if isinstance(error, UnclearSubmission):
+                break  # another job could be a second one
+    if next_job_id is not None or follows == this:
+        last = Renewal.read(paths.renewal)
+        last = last if last is not None and last.job_id == follows else Renewal(follows)
+        replace(last, next_job_id=next_job_id).write(paths.renewal)
+    if next_job_id is None and follows == this:
+        add_event(paths, "serve", "not_renewed", why=why)
+        print(f"The next server could not be queued: this one ends with its time limit. {why}", flush=True)
+    return next_job_id is not None
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:
