@@ -213,7 +213,7 @@ def test_a_job_whose_submit_was_killed_before_the_record_is_seen_and_cancelled(
         (
             "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
             "accounting/QOS policy (job submit limit, user's size and/or time limits)",
-            "squeue --me (AssocMaxSubmitJobLimit: wait until some of these jobs have ended",
+            "squeue --me (AssocMaxSubmitJobLimit: wait until some of these jobs end",
         ),
         ("sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy", "GPUs"),
     ],

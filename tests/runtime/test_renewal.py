@@ -100,7 +100,12 @@ def job(runtime: Runtime, fake_slurm: FakeSlurm) -> dict[str, str]:
     runtime.paths.scripts.mkdir(exist_ok=True)
     runtime.paths.sbatch("serve").write_text("#!/bin/bash\n#SBATCH --job-name=demo-serve\n")
     number = fake_slurm.add("RUNNING", script=str(runtime.paths.sbatch("serve")), name="demo-serve")
-    return {"TRTLLM_HPC_JOB_ID": number, "SLURM_JOB_ID": number, "SLURM_JOB_NAME": "demo-serve"}
+    return {
+        "TRTLLM_HPC_JOB_ID": number,
+        "SLURM_JOB_ID": number,
+        "SLURM_JOB_NAME": "demo-serve",
+        "TRTLLM_HPC_FOLLOWS": number,
+    }
 
 
 def test_a_refused_next_job_is_told_and_the_server_goes_on(
@@ -108,7 +113,7 @@ def test_a_refused_next_job_is_told_and_the_server_goes_on(
 ) -> None:
     assert runtime("begin", "serve", **job).returncode == 0
     fake_slurm.trouble("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification")
-    answer = runtime("queue-next", f"--follows={job['SLURM_JOB_ID']}", **job)
+    answer = runtime("queue-next", **job)
     assert answer.returncode != 0 and "could not be queued" in answer.stdout, answer
     assert "Invalid qos" in answer.stdout
     assert [event.name for event in read_events(runtime.paths)] == ["stage_begin", "not_renewed"]
@@ -123,7 +128,7 @@ def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
 ) -> None:
     after_sbatch(fake_slurm, TIMED_OUT, without=words)
     (runtime.paths.folder / "bad_nodes.json").write_text('[{"host": "n9", "reason": "x", "job_id": "1"}]')
-    answer = runtime("queue-next", f"--follows={job['SLURM_JOB_ID']}", **job)
+    answer = runtime("queue-next", **job)
     assert answer.returncode == 0, answer
     [following] = [it for it in fake_slurm.jobs if it != job["SLURM_JOB_ID"]]
     renewal = Renewal.read(runtime.paths.renewal)

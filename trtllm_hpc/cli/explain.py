@@ -150,10 +150,12 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[str]]:
             except RunNotFound as error:
                 unread.append(f"There is no file or folder {name!r}. {error.message}")
                 continue
+        events = [*RunPaths(folder).events.glob("*.jsonl")] if is_run(folder) else []
         if is_run(folder):
             RunSnapshot(RunPaths(folder)).use_causes_of_site()
             folder = RunPaths(folder).logs
         found = sorted(str(it) for it in folder.rglob("*") if it.is_file()) if folder.is_dir() else [name]
+        found += [str(it) for it in events if b'"submission_interrupted"' in it.read_bytes()]
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
         unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]

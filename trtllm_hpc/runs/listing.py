@@ -156,10 +156,9 @@ def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[
     """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted whole."""
     watcher = JobWatcher(slurm)
     partial = [run for run in runs if run.submission is None or not run.submission.complete]
-    tokens = {
-        run.paths.sbatch(it): run.submission and run.submission.token for run in partial for it in run.stages
-    }
-    queued = slurm.find_scripts(tokens)
+    tokens = {run.paths: run.submission.token if run.submission else None for run in partial}
+    scripts = {run.paths.sbatch(stage): tokens[run.paths] for run in partial for stage in run.stages}
+    queued = slurm.find_scripts(scripts)
     jobs = {job for run in runs for job in watched_jobs(run, queued).values()}
     watcher.job_infos(jobs, "force")
     return watcher, queued

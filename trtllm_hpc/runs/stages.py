@@ -197,9 +197,8 @@ def _unrecorded(
     scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
         if queued is None:
-            queued = Slurm(run.slurm_conf).find_scripts(
-                dict.fromkeys(scripts, run.submission and run.submission.token)
-            )
+            token = run.submission.token if run.submission else None
+            queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
     except SubmissionError as error:
         if run.submission is None:
             error.message = (

@@ -92,7 +92,7 @@ def _add_stage_commands(commands: _Commands) -> None:
     # The job before this one, and its state in Slurm.
     purpose = "prepare to serve after another job; fails if it is not to"
     _add(commands, "follow", purpose, job=_WORD, state=_WORD)
-    _add(commands, "queue-next", "submit the job that is to serve after this one", follows=_WORD)
+    _add(commands, "queue-next", "submit the job that is to serve after this one")
     unwanted = _add(commands, "unwanted", "print the next job's id if it is not to serve any more")
     unwanted.add_argument("exit_code", type=int)
     # The job whose server has ended, and its state in Slurm.
@@ -284,7 +284,7 @@ def _renew(paths: RunPaths, options: argparse.Namespace) -> int:
         case "follow":
             return ExitCode.OK if may_follow(paths, options.job, options.state) else ExitCode.CANCELLED
         case "queue-next":
-            return ExitCode.OK if queue_next(paths, options.follows) else ExitCode.SUBMISSION
+            return ExitCode.OK if queue_next(paths) else ExitCode.SUBMISSION
         case "unwanted":
             print(unwanted_next(paths, options.exit_code) or "")
         case "exclude":

@@ -28,7 +28,6 @@ _MOST_FAILURES = 3
 """Jobs in a row that fail soon; then the run ends."""
 _SOON_S = 600.0
 _FIRST_PAUSE_S = 10.0
-_SBATCH_TIMEOUT_S = 60.0
 _OF_RANK = re.compile(r"(?:serve(?:\.\d+)?|preflight|repository)_\d+\.")
 _JOB_ENDED = (130, 143)
 """Exit codes of a script that was told to end: by Slurm, for any of its reasons."""
@@ -47,21 +46,19 @@ class Renewal(JsonRecord):
     """How many of the last ones, one after the other, never were ready or failed soon."""
 
 
-def queue_next(paths: RunPaths, follows: str) -> bool:
+def queue_next(paths: RunPaths) -> bool:
     """Submit the next server, which waits until this job has ended; record it, and return whether it waits.
 
-    ``follows`` is the job of the server before the next one: this job, or the job that this one was to follow
-    and may not, because of a node. Then the next job must not get that node either.
+    It follows the server of this job, or of the one that this job was to follow and may not, because of a
+    node. Then the next job must not get that node either.
     """
-    this, next_job_id, why = os.environ["SLURM_JOB_ID"], None, ""
+    this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
     named = [f"--job-name={os.environ['SLURM_JOB_NAME']}", f"--dependency=afterany:{this}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
-    environment["TRTLLM_HPC_FOLLOWS"] = follows
-    excluded = exclude_option(paths)
+    next_job_id, why, excluded = None, "", exclude_option(paths)
     for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
         try:
             next_job_id = submit_script(
-                lambda command, timeout_s: captured(command, timeout_s or _SBATCH_TIMEOUT_S, environment),
+                captured,
                 [*named, option] if option else named,
                 paths.sbatch("serve"),
                 os.urandom(8).hex(),

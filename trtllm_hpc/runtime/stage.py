@@ -18,8 +18,7 @@ SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
 SUBMISSION_TIMEOUT_S = 105.0
-"""Longer than ``submit`` waits for one sbatch (60 s) and then searches the queue for its job (40 s); counted
-from the last change of jobs.json."""
+"""Longer than one sbatch (60 s) and the search for its job (40 s); from the last change of jobs.json."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:

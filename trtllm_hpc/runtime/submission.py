@@ -18,28 +18,26 @@ from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 
 LOOKUP_S = 30.0
 """How long the queue is searched for a job after an unclear answer."""
-_LOOK_TIMEOUT_S, _PAUSE_S = 10.0, 2.0
+_SBATCH_TIMEOUT_S, _LOOK_TIMEOUT_S, _PAUSE_S = 60.0, 10.0, 2.0
 _JOB_ID = re.compile(r"^(\d+)(?:;\S+)?[ \t\r]*$", re.MULTILINE)
 """``JOBID`` or ``JOBID;CLUSTER`` (sbatch(1), --parsable)."""
 _UNCLEAR = re.compile(
     "timed out|Connection reset|Zero Bytes|Transport endpoint|(send|receive|shutdown) failure"
 )
 """Errors after which Slurm may have taken the job; before a ``connect failure`` nothing was sent."""
-_SEPARATOR = "\x1f"
-QUEUE = ("squeue", "--noheader", "--me", f"--format={_SEPARATOR.join(('%i', '%T', '%o', '%k %j'))}")
+QUEUE = ("squeue", "--noheader", "--me", "--format=%i\x1f%T\x1f%o\x1f%k %j")
 """Lists this user's jobs that have not ended, for :func:`queued`."""
+_QUEUED = re.compile("^(\\d+)[^\x1f]*\x1f([^\x1f]*)\x1f([^\x1f]*)\x1f(.*)", re.MULTILINE)
 
 
 def queued(text: str) -> list[tuple[str, str, str, list[str]]]:
-    """Return id, state, script and marks of each job that ``QUEUE`` has printed, the newest last."""
-    rows = [row for line in text.split("\n") if len(row := line.split(_SEPARATOR)) == 4]
-    rows.sort(key=lambda row: int(row[0].partition("+")[0]))
-    # A heterogeneous job has several rows: 123+0, 123+1.
-    return [(row[0].partition("+")[0], *row[1:3], re.findall(r"\w+:[0-9a-f]{16}\b", row[3])) for row in rows]
+    """Return id, state, script and marks of each job, with 123 of 123+1 and 123_[0-9]; the newest last."""
+    rows = sorted(_QUEUED.findall(text), key=lambda row: int(row[0]))
+    return [(job, state, path, re.findall(r"\w+:[0-9a-f]{16}\b", kept)) for job, state, path, kept in rows]
 
 
 def submit_script(
-    run: Callable[[Sequence[str], float | None], CompletedProcess[str]],
+    run: Callable[[Sequence[str], float], CompletedProcess[str]],
     options: Sequence[str],
     script: Path,
     token: str,
@@ -49,19 +47,19 @@ def submit_script(
 
     After an unclear answer the queue is searched for the job's mark or, where a site overwrites comments, for
     its script. A second job with the mark, which a wrapper that tries again can leave, is cancelled. ``run``
-    runs a command of Slurm's with a bound in seconds, or the usual one. Raises SubmissionError, as
-    ``refused`` words it if Slurm has refused the script, and UnclearSubmission if that is not known.
+    runs a command of Slurm's with a bound in seconds. Raises SubmissionError, as ``refused`` words it if
+    Slurm has refused the script, and UnclearSubmission if that is not known.
     """
     mark, text = f"{script.stem}:{token}", script.read_text("utf-8", "replace") if script.is_file() else ""
     name = re.search(r"^#SBATCH --job-name=(\S+)\n.*^#SBATCH --comment\b", text, re.MULTILINE | re.DOTALL)
     kept = f"--comment=trtllm-hpc:{mark}" if name is None else f"--job-name={name[1]}:{token}"
     try:
-        answer = run(["sbatch", "--parsable", kept, *options, str(script)], None)
+        answer = run(["sbatch", "--parsable", kept, *options, str(script)], _SBATCH_TIMEOUT_S)
     except (SubmissionError, TimeoutExpired) as error:
         if not getattr(error, "transient", True):
             raise
         answer = CompletedProcess((), -9, "", getattr(error, "message", str(error)))
-    ids = _JOB_ID.findall(answer.stdout)
+    ids: list[str] = _JOB_ID.findall(answer.stdout)
     job_id = ids[-1] if ids and answer.returncode == 0 else None
     if not _UNCLEAR.search(answer.stderr) and 0 <= answer.returncode < 128:
         if job_id is not None:
@@ -73,21 +71,17 @@ def submit_script(
         with suppress(SubmissionError, TimeoutExpired):
             this = os.environ.get("SLURM_JOB_ID")  # runs the same script if the server is renewed
             jobs = [job for job in queued(run(QUEUE, _LOOK_TIMEOUT_S).stdout) if job[0] != this]
-            found = list(dict.fromkeys(job[0] for job in jobs if mark in job[3]))
+            marked = list(dict.fromkeys(job[0] for job in jobs if mark in job[3]))
             ours = [job for job in jobs if job[2] == str(script) and not job[3] and job[1] != "COMPLETING"]
-            found = found or [job[0] for job in ours[-1:]]
-            job_id = job_id or next(reversed(found), None)
-            if others := [job for job in found if job != job_id]:
+            job_id = job_id or next(reversed(marked or [job[0] for job in ours]), None)
+            if others := [job for job in marked if job != job_id]:
                 run(["scancel", *others], _LOOK_TIMEOUT_S)
         if job_id is not None:
             return job_id
         if time.monotonic() > until:
-            break
+            said = (answer.stderr or answer.stdout).strip() or f"no word, exit code {answer.returncode}"
+            said = f"It is not clear whether Slurm has taken {script}: {said}"
+            said += f"\nFor {LOOKUP_S:.0f} s squeue has shown no job with {kept}."
+            hint = "squeue --me --format='%i %j %k' (has one it now? scancel it), then the same command again"
+            raise UnclearSubmission(said, hint=hint, transient=True)
         time.sleep(_PAUSE_S)
-    said = (answer.stderr or answer.stdout).strip() or f"no word, exit code {answer.returncode}"
-    raise UnclearSubmission(
-        f"It is not clear whether Slurm has taken {script}: {said}\n"
-        f"For {LOOKUP_S:.0f} s squeue has shown no job with {kept}.",
-        hint="squeue --me --format='%i %j %k' (is it there now? then scancel it), and the same command again",
-        transient=True,
-    )

@@ -88,8 +88,7 @@ class RunJob:
         return inside and self.has_name_of(origin)
 
     def has_name_of(self, origin: Origin) -> bool:
-        """Return whether a job of this origin has this job's user and name."""
-        # The name may carry the token of the submission (runtime.submission).
+        """Return whether a job of this origin has this job's user and name, with or without a token."""
         return origin.uid in self.uids and self.name in (origin.name, origin.name.partition(":")[0])
 
 

@@ -92,8 +92,7 @@ class Slurm:
             # A stage whose predecessor failed must leave the queue.
             options += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
 
-        def run(command: Sequence[str], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-            timeout_s = timeout_s or self.timeout_s
+        def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
             # A session of its own: Ctrl-C in the terminal must not cut a submission
             # in two, between Slurm taking the job and its id being written down.
             return run_command(command, self.conf, timeout_s=timeout_s, extra=environment, new_session=True)
@@ -399,12 +398,12 @@ def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionE
         return SubmissionError(f"Slurm cannot be reached from this machine: {last}.", hint=_LOGIN_NODE_HINT)
     transient = any(sign in message for sign in _TRANSIENT)
     hint = _CONTROLLER_HINT if transient else None
-    limit = next((word for word in re.findall(r"\w+", message) if limit_of(word)), None)
+    unnamed = "AccountingPolicy" if "accounting/QOS policy" in message else None
+    limit = next((word for word in re.findall(r"\w+", message) if limit_of(word)), unnamed)
     if limit is not None and "Submit" in limit:
-        hint = f"squeue --me ({limit}: wait until some of these jobs have ended, or cancel some), then again"
-    elif limit is not None or "accounting/QOS policy" in message:
-        why = "" if limit is None else f"{explain_reason(limit)}: "
-        hint = f"{why}sacctmgr show assoc user=$USER lists your limits, sacctmgr show qos those of a QOS"
+        hint = f"squeue --me ({limit}: wait until some of these jobs end, or cancel some), then submit again"
+    elif limit is not None:
+        hint = f"sacctmgr show assoc user=$USER, and sacctmgr show qos: {explain_reason(limit)}"
     # "Invalid account or account/partition combination specified" is about the account.
     elif re.search(r"\baccount\b", message, re.IGNORECASE):
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"
