@@ -175,13 +175,9 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         for job, info in cluster.jobs.items():
             state = info["state"].split(" ")[0]
             if cluster.visible(job) and state not in FINAL:
-                row = [
-                    job,
-                    state,
-                    info.get("script"),
-                    f"{info.get('comment') or '(null)'} {info.get('name')}",
-                ]
-                print(SEPARATOR.join(map(str, row)))
+                kept = f"{info.get('comment') or '(null)'} {info.get('name')}"
+                print(SEPARATOR.join([job, state, info.get("script") or "", kept]))
+        print(SEPARATOR.join(["7_[1-9]", "PENDING", "/home/ana/array.sh", "(null) of the user's own"]))
         return 0
     known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
     given = options(cluster, "squeue", arguments, known)

@@ -27,9 +27,7 @@ def cancel_sweep(paths: SweepPaths, *, only: Collection[str] = ()) -> SweepStatu
     try:
         record = read_record(paths)
     except RunNotFound:
-        if not (names := run_folders(paths)):
-            raise
-        record = SweepRecord(paths.sweep_id, "", (), [Variant(name, {}) for name in names])
+        record = SweepRecord(paths.sweep_id, "", (), [Variant(name, {}) for name in run_folders(paths)])
     require_variants(record, only)
     with alone(paths):
         for variant in reversed(sweep_status(paths, record).variants):
@@ -46,7 +44,7 @@ def _cancel_single_job(paths: SweepPaths) -> None:
     No variant has recorded it if the process that submitted it was killed.
     """
     runs, script = [paths.run(name) for name in run_folders(paths)], RunPaths(paths.folder).sbatch("sweep")
-    cluster = read_cluster(runs[0].cluster) if script.exists() else None
+    cluster = read_cluster(runs[0].cluster) if runs and script.exists() else None
     if cluster is not None and cluster.scheduler == "slurm":
         slurm = Slurm(cluster.slurm_conf)
         recorded = (job.job_id for run in runs if (it := read_submission(run)) for job in it.stages.values())

@@ -111,10 +111,12 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     sweeps = list(list_sweeps(runs_folder))
     if name == "latest" and sweeps:
         return sweeps[0]
-    if name != "latest" and SweepPaths(Path(name)).record.is_file():
-        return SweepPaths(Path(name))
+    named = SweepPaths(Path(name))
+    is_sweep = named.record.is_file() or (named.folder.parent.name == SWEEPS and run_folders(named))
+    if name != "latest" and is_sweep:
+        return named
     for found in sweeps:
-        if name in (found.sweep_id, _job_of(found)) or found.folder == Path(name).absolute():
+        if name in (found.sweep_id, _job_of(found)):
             return found
     matching = [it for it in sweeps if name and it.sweep_id.startswith(name)]
     if len(matching) == 1:
@@ -141,8 +143,5 @@ def list_sweeps(runs_folder: Path) -> Iterator[SweepPaths]:
         found = [SweepPaths(folder) for folder in (runs_folder / SWEEPS).iterdir()]
     except OSError:
         return
-    times = {}
-    for it in found:
-        if it.record.is_file() or run_folders(it):
-            times[it] = (it.record if it.record.is_file() else it.folder).stat().st_mtime
+    times = {it: it.record.stat().st_mtime for it in found if it.record.is_file()}
     yield from sorted(times, key=lambda it: (times[it], it.sweep_id), reverse=True)
