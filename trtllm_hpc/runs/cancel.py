@@ -66,6 +66,9 @@ def _cancel(paths: RunPaths) -> RunStatus:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
     else:
+        for job in left:  # of a submission that did not come to its end
+            if run.submission is not None and job.stage not in run.submission.stages:
+                run.submission.add(paths, job.stage, job.job_id)
         watcher.slurm.cancel(left)
     deadline, cancelled = time.monotonic() + _SETTLE_TIMEOUT_S, {job.job_id for job in left}
     while True:

@@ -125,7 +125,7 @@ def _queued_by_hand(runs: Sequence[ListedRun]) -> dict[str, str]:
     needed: dict[str, str] = {}
     for conf, scripts in clusters.items():
         try:
-            queued = Slurm(conf).find_scripts(scripts)
+            queued = Slurm(conf).find_scripts(dict.fromkeys(scripts))
         except SubmissionError:
             needed |= dict.fromkeys(scripts.values(), "may have a script in the queue: Slurm does not answer")
         else:

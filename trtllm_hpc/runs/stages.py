@@ -32,7 +32,6 @@ from trtllm_hpc.scheduler.states import (
     UNANSWERED,
     JobState,
 )
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -148,10 +147,10 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     """
     jobs = _job_ids(run)
     if run.submission is not None and run.submission.within is not None:
-        job = sweep_job(run.submission)
-        return {stage: job for stage in jobs if job is not None}
-    if run.submission is None:
-        jobs |= _queued_by_hand(run, jobs, queued)
+        job = next(iter(run.submission.stages.values()))
+        return dict.fromkeys(jobs, sweep_job(run.submission.within, job.job_id))
+    if run.submission is None or not run.submission.complete:
+        jobs |= _unrecorded(run, jobs, queued)
     following = run.renewal
     if following is None:
         return RunJob.of(run.paths, run.plan, jobs)
@@ -161,14 +160,11 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     return RunJob.of(run.paths, run.plan, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
 
 
-def sweep_job(record: SubmissionRecord) -> RunJob | None:
-    """Return the job that runs the stages of a sweep's variant; ``None`` for a run with jobs of its own."""
-    if record.within is None:
-        return None
-    paths = RunPaths(record.within)
+def sweep_job(folder: str, job_id: str) -> RunJob:
+    """Return the job that runs the variants of a sweep."""
     directive = {"option": "--job-name", "value": SWEEP_JOB_NAME}
     plan = {"stages": [{"name": "sweep", "directives": [directive]}]}
-    return RunJob.of(paths, plan, {"sweep": next(iter(record.stages.values())).job_id}).get("sweep")
+    return RunJob.of(RunPaths(folder), plan, {"sweep": job_id})["sweep"]
 
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
@@ -208,23 +204,26 @@ def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
     when Slurm took it. Raises SubmissionError if Slurm does not answer.
     """
     scripts = {run.paths.sbatch(stage): stage for stage in run.stages}
-    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(scripts)
+    tokens = dict.fromkeys(scripts, run.submission.token if run.submission else None)
+    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(tokens)
     return RunJob.of(run.paths, run.plan, {scripts[script]: job for script, job in found.items()})
 
 
-def _queued_by_hand(
+def _unrecorded(
     run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
-    """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs."""
+    """Return by stage jobs that have not begun: submitted by hand, or lost by ``submit``."""
     scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
         if queued is None:
-            queued = Slurm(run.slurm_conf).find_scripts(scripts)
+            token = run.submission.token if run.submission else None
+            queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
     except SubmissionError as error:
-        error.message = (
-            f"Run {run.paths.run_id} is rendered. "
-            f"Whether its scripts were then submitted by hand is unknown: {error.message}"
-        )
+        if run.submission is None:
+            error.message = (
+                f"Run {run.paths.run_id} is rendered. "
+                f"Whether its scripts were then submitted by hand is unknown: {error.message}"
+            )
         raise
     return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
@@ -284,6 +283,9 @@ def _slurm_stage(
         info = replace(info, state=STATES["FAILED"])
         note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
     begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
+    is_recorded = run.submission is None or name in run.submission.stages
+    if not info.state.final and not is_recorded and _was_interrupted(run):
+        note += "; its submission did not come to its end, so it does nothing once it starts"
     # It waits though its script has begun before, or that has begun twice.
     waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
     requeued = begins > 1 or (begins == 1 and waits)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.paths import RunPaths, call_name, locked, write_text
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
@@ -117,6 +117,9 @@ def submit_stages(
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
+        if isinstance(error, UnclearSubmission):
+            run = call_name(paths)
+            error.hint = f"trtllm-hpc cancel {run}, if Slurm has it now; then trtllm-hpc resume {run}"
         why = {}
         if isinstance(error, SubmissionError):
             why = {"reason": " ".join(error.message.split()), "next": error.hint}

@@ -108,7 +108,7 @@ class _Queue:
         self._builds: dict[str, str] = {}
         records = [(run, found) for run in live if (found := read_submission(run)) is not None]
         for run, found in sorted(
-            records, key=lambda it: max(job.submitted_at for job in it[1].stages.values())
+            records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
         ):
             self._remember(run, found)
 
