@@ -165,6 +165,10 @@ class SubmissionError(TrtllmHpcError, exit_code=ExitCode.SUBMISSION):
         self.transient = transient
 
 
+class UnclearSubmission(SubmissionError, exit_code=ExitCode.SUBMISSION):
+    """Slurm may have taken a script, or not."""
+
+
 class BuildFailed(TrtllmHpcError, exit_code=ExitCode.BUILD):
     """The build stage ended without an engine."""
 

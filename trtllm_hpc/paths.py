@@ -5,6 +5,7 @@ Standard library only: this module also travels into the job (``runtime``).
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -13,6 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -151,6 +153,8 @@ class RunPaths:
     """Touched every few seconds while the companion lives."""
     jobs = _Named("jobs.json")
     """The submission record: job ids by stage, and whether it is complete."""
+    commands_lock = _Named(".lock")
+    """Held by the command that submits, resumes, cancels or removes the run."""
     ended = _Named("ended.json")
     """How the run ended, for lists of runs: no need to ask Slurm again."""
     submitit = _Named("submitit")
@@ -321,6 +325,35 @@ class RunPaths:
         self.folder.mkdir(mode=0o700)
         for folder in (self.scripts, self.repository, self.logs, self.events, self.ranks, self.results):
             folder.mkdir()
+
+
+@contextmanager
+def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is missing, against the processes of all machines.
+
+    Raises ``refusal`` if another process holds the lock for longer than ``wait_s``, or has removed the file;
+    OSError if the file cannot be made. The kernel releases the lock when the process ends, however it ends. A
+    file system without locks (Lustre with ``noflock``) keeps nobody out.
+    """
+    deadline = time.monotonic() + wait_s
+    try:
+        file = lock.open("a")
+    except FileNotFoundError:
+        raise refusal from None
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise refusal from None
+                time.sleep(0.1)
+            except OSError:
+                break
+        if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(file.fileno()))):
+            raise refusal
+        yield
 
 
 @contextmanager

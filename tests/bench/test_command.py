@@ -541,6 +541,26 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_sent(tmp_path: Path,
     assert (paths.results / f"mine.{ending}").read_text() == "kept"
 
 
+@pytest.mark.parametrize("name", ["mine", "benchmark"])
+def test_a_name_is_taken_as_soon_as_the_measurement_begins(run: RunPaths, name: str) -> None:
+    words = ("--requests", "20", "--rate", "20", "--warmup", "0", *LENIENT, "--save-as", name)
+    both = [started(run, *words) for _ in range(2)]
+    errors = {process.communicate(timeout=60)[1]: process.returncode for process in both}
+    [refusal] = [words for words, code in errors.items() if code == ExitCode.USAGE]
+    assert sorted(errors.values()) == [0, ExitCode.USAGE]
+    assert f"another command measures {run.run_id} as {name!r} right now" in " ".join(refusal.split())
+    assert len(records(run, name)) == 20
+    assert list(run.results.glob(".*")) == []
+
+
+def test_measurements_without_a_name_never_share_one(run: RunPaths) -> None:
+    both = [started(run, "--requests", "20", "--rate", "20", *LENIENT) for _ in range(3)]
+    assert [process.wait(timeout=60) for process in both] == [0, 0, 0]
+    for process in both:
+        process.communicate()
+    assert len(run.measurements()) == 3
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "../x", "a/b", "a b", "-x", "é", "a" * 101, "progress", "request", "a.workload"]
 )

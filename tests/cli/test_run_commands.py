@@ -75,9 +75,9 @@ def test_cancel_shows_the_final_state(fake_slurm: FakeSlurm, home: Path, types: 
     assert cancelled.output.startswith("demo-1: cancelled, stage serve was cancelled")
     again = types("cancel", "latest")
     assert again.code == 0
-    assert again.output.startswith("demo-1 had already ended: cancelled, stage serve was cancelled")
+    assert again.output.startswith("demo-1: cancelled, stage serve was cancelled")
     run_with(fake_slurm, home / "runs" / "done-1", "COMPLETED", "COMPLETED", "COMPLETED")
-    assert types("cancel", "done-1").output.startswith("done-1 had already ended: completed")
+    assert types("cancel", "done-1").output.startswith("done-1: completed, every stage has completed")
     written(home / "runs" / "new-1")
     rendered = types("cancel", "new-1")
     assert (rendered.code, rendered.output) == (

@@ -19,6 +19,7 @@ from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import STAGES, RunPaths
+from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, write_record
@@ -251,6 +252,23 @@ def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
     again = pruned(types, "--older-than", "30d", "--yes")
     assert [run["why"] for run in again["runs"]] == ["was left by an interrupted removal"]
     assert left(home) == []
+
+
+def test_what_another_command_is_at_stays(
+    fake_slurm: FakeSlurm, made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    resumed, busy = made("resumed-1", "COMPLETED", days=9), made("busy-1", "COMPLETED", days=8)
+    # The run is resumed after it was found to have ended.
+    squeue, token = fake_slurm.bin / "squeue", '"token": "'
+    line = f"sed -i 's/{token}/{token}f/' '{resumed.jobs}'"
+    squeue.write_text(squeue.read_text().replace("exec ", f"{line}\nexec "))
+    with sole_command(busy):
+        done = pruned(types, "--keep", "0", "--yes")["runs"]
+    assert {run["run_id"]: run["kept"] for run in done} == {
+        "resumed-1": "was submitted again just now",
+        "busy-1": "is submitted, cancelled or removed by another command right now",
+    }
+    assert left(home) == ["busy-1", "resumed-1"]
 
 
 def test_what_others_need_stays(

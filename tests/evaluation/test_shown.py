@@ -14,7 +14,7 @@ from tests.sweeps.make import TP, grid, measured, write_sweep
 from trtllm_hpc.cli.evaluate import command
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.evaluation.scores import EvaluationSummary, TaskScore, against_threshold
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, locked
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.sweeps.page import write_report
 
@@ -82,6 +82,17 @@ def test_a_run_without_settings_needs_tasks(tmp_path: Path) -> None:
     (run / "spec.yaml").write_text("name: a\n")
     said = CliRunner().invoke(command, [str(run)])
     assert said.exit_code == 2 and "name the --tasks, e.g. facts" in said.output
+
+
+def test_two_commands_do_not_evaluate_under_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = grid(tmp_path / "s").paths.run("tp2-bs16")
+    run.spec.write_text("name: a\n")
+    run.evaluation("mine").parent.mkdir(parents=True)
+    for name in ("endpoint_of", "follower_of"):
+        monkeypatch.setattr(f"trtllm_hpc.runs.endpoint.{name}", lambda *_, **more: None)
+    with locked(run.evaluation("mine").with_name(".mine.lock"), BlockingIOError()):
+        said = CliRunner().invoke(command, [str(run.folder), "--tasks", "facts", "--save-as", "mine"])
+    assert said.exit_code == 2 and f"Another command evaluates {run.run_id} as 'mine'" in said.output
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runs import cancel as module
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState
+from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.records import StopRequest, add_event
 
 
@@ -48,11 +49,11 @@ def test_a_run_that_has_ended_is_left_as_it_is(run_of: RunOf, fake_slurm: FakeSl
     assert fake_slurm.calls("scancel") == [] and not paths.stop_request.exists()
 
 
-def test_a_rendered_run_is_left_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_rendered_run_has_nothing_to_cancel(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     assert cancel_run(paths).state is RunState.RENDERED
-    # The queue is looked at once: its scripts may have been submitted by hand.
-    assert [call[0] for call in fake_slurm.calls()] == ["squeue"] and not paths.stop_request.exists()
+    # The queue is looked at: its scripts may have been submitted by hand.
+    assert {call[0] for call in fake_slurm.calls()} == {"squeue"}
 
 
 def test_the_remaining_jobs_of_a_failed_run_are_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
@@ -87,13 +88,22 @@ def test_the_wait_for_a_slow_job_is_bounded(
     assert clock.now - 1000 < 80
 
 
+def test_a_command_that_stands_still_does_not_save_the_jobs(
+    run_of: RunOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    monkeypatch.setattr(module, "_SUBMISSION_TIMEOUT_S", 0.1)
+    with sole_command(paths):
+        assert cancel_run(paths).state is RunState.CANCELLED
+
+
 def test_a_busy_controller_is_queried_again_after_the_cancellation(
     run_of: RunOf, fake_slurm: FakeSlurm
 ) -> None:
     paths = run_of("COMPLETED", "RUNNING", "COMPLETED")
     fake_slurm.trouble("squeue", CONTROLLER_GONE, once="scancel")
     assert cancel_run(paths).state is RunState.CANCELLED
-    assert len(fake_slurm.calls("squeue")) == 4
+    assert len(fake_slurm.calls("squeue")) == 6
 
 
 def test_a_refusal_reaches_the_user(run_of: RunOf, fake_slurm: FakeSlurm) -> None:

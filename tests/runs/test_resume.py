@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import submit_stages
+from trtllm_hpc.runs.submit import sole_command, submit_stages
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, StopRequest, add_event, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
 
@@ -138,6 +141,36 @@ def test_what_slurm_refuses_can_be_resumed_once_more(run_of: RunOf, fake_slurm: 
     resume_run(paths)
     assert [stage.state for stage in run_status(paths).stages] == ["COMPLETED", "PENDING", "PENDING"]
     assert sorted(it.name for it in paths.attempts.iterdir()) == ["1", "2"]
+
+
+def test_a_job_that_no_record_names_is_found_in_the_queue(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    """Its submission was killed just when Slurm took it."""
+    paths = run_of(*FAILED)
+    job = fake_slurm.add("PENDING")
+    fake_slurm.assign(paths, {"serve": job})
+    with pytest.raises(SubmissionError, match=f"is not over: job {job} of stage serve is in the queue"):
+        resume_run(paths)
+    cancel_run(paths)
+    assert fake_slurm.state(job).startswith("CANCELLED")
+    assert resume_run(paths).complete
+
+
+def test_one_command_at_a_time(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
+    paths = run_of(*FAILED)
+    with sole_command(paths), pytest.raises(SubmissionError, match="removes run run right now"):
+        resume_run(paths)
+    assert not paths.attempts.exists()
+    resume_run(paths)
+
+
+def test_where_files_cannot_be_locked_commands_work(run_of: RunOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    paths = run_of(*FAILED)
+    assert resume_run(paths).complete
+    assert cancel_run(paths).settled
 
 
 def broken_gpu(paths: RunPaths) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 
 from tests.runs.made import written
-from tests.scheduler.fake_slurm import FakeSlurm
+from tests.scheduler.fake_slurm import TIMED_OUT, FakeSlurm, after_sbatch
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode, SubmissionError
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runs.cancel import cancel_run
+from trtllm_hpc.runs.listing import listed_runs
+from trtllm_hpc.runs.resume import resume_run
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import require_scheduler, submit_stages
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
@@ -120,11 +123,127 @@ def test_a_failing_scancel_hides_neither_the_cause_nor_the_other_jobs(
     assert fake_slurm.state("101") == "CANCELLED by 1000"
 
 
-def test_an_answer_that_is_no_job_id_is_refused(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("line", "without"),
+    [
+        (TIMED_OUT, "--none=*"),
+        ("kill -9 $$", "--none=*"),
+        ("echo '7 GPU hours are left'; exit 0", "--none=*"),
+        ("echo $said; echo the accounting of the site is away >&2; exit 1", "--none=*"),
+        ("echo $said; echo '7 GPU hours are left'; exit 0", "--none=*"),
+        (TIMED_OUT, "--comment=*"),  # as a site that overwrites comments
+    ],
+)
+def test_a_job_that_slurm_took_is_found_after_an_unclear_answer(
+    fake_slurm: FakeSlurm, tmp_path: Path, line: str, without: str
+) -> None:
     plan, paths = written(tmp_path / "run")
-    (fake_slurm.bin / "sbatch").write_text("#!/bin/sh\necho welcome to the cluster\n")
-    with pytest.raises(SubmissionError, match="which is no job id"):
+    after_sbatch(fake_slurm, line, without=without)
+    record = submit_stages(plan, paths)
+    assert [it.job_id for it in record.stages.values()] == ["101", "102", "103"] == [*fake_slurm.jobs]
+    assert record.complete and run_status(paths).state is RunState.PENDING
+
+
+def test_the_token_goes_into_the_name_of_a_job_with_a_comment(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run", sbatch_options=["--comment=project 7"])
+    after_sbatch(fake_slurm, TIMED_OUT)
+    token = submit_stages(plan, paths).token
+    jobs = list(fake_slurm.jobs.values())
+    assert [it["name"] for it in jobs] == [
+        f"demo-{stage}:{token}" for stage in ("build", "serve", "companion")
+    ]
+    assert {it["comment"] for it in jobs} == {"project 7"}
+    assert [stage.state for stage in cancel_run(paths).stages] == ["CANCELLED"] * 3
+
+
+def test_a_wrapper_that_tries_again_leaves_no_second_job(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}}, companion="overlap")
+    sbatch = fake_slurm.bin / "sbatch"
+    once = sbatch.read_text().splitlines()[1].removeprefix("exec ")
+    sbatch.write_text(f"#!/bin/bash\n{once} > /dev/null\necho 'Socket timed out' >&2\n{once}\n")
+    assert submit_stages(plan, paths).stages["serve"].job_id == "102"
+    assert fake_slurm.state("101").startswith("CANCELLED") and fake_slurm.state("102") == "PENDING"
+
+
+def test_a_job_that_appears_late_is_seen_and_cancelled(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtllm_hpc.runtime.submission.LOOKUP_S", 0.0)
+    plan, paths = written(tmp_path / "run")
+    after_sbatch(fake_slurm, TIMED_OUT)
+    squeue = (fake_slurm.bin / "squeue").read_text()
+    (fake_slurm.bin / "squeue").write_text("#!/bin/sh\n")
+    with pytest.raises(SubmissionError, match="It is not clear whether Slurm has taken") as caught:
         submit_stages(plan, paths)
+    assert "Socket timed out" in caught.value.message
+    assert f"trtllm-hpc cancel {paths.folder}" in (caught.value.hint or "")
+    assert "not clear" in run_status(paths).sentence
+    (fake_slurm.bin / "squeue").write_text(squeue)
+    build = run_status(paths).stages[0]
+    assert (build.job_id, build.state) == (
+        "101",
+        "PENDING",
+    ) and "does nothing once it starts" in build.sentence
+    with pytest.raises(SubmissionError, match="is not over"):
+        resume_run(paths)
+    assert cancel_run(paths).stages[0].state == "CANCELLED" == fake_slurm.state("101").split()[0]
+
+
+@pytest.mark.parametrize("known_by", ["script", "comment"])
+def test_a_job_whose_submit_was_killed_before_the_record_is_seen_and_cancelled(
+    fake_slurm: FakeSlurm, tmp_path: Path, known_by: str
+) -> None:
+    _, paths = written(tmp_path / "run")
+    record = SubmissionRecord(scheduler="slurm")
+    record.write(paths)
+    facts = {"script": str(paths.sbatch("build")), "comment": ""}
+    if known_by == "comment":  # the site's sbatch submits a copy of the script
+        facts = {"script": "/spool/7", "comment": f"site:x trtllm-hpc:build:{record.token}"}
+    job = fake_slurm.add("PENDING", name="demo-build", output=str(paths.batch_log("build")), **facts)
+    [row] = listed_runs(tmp_path, warn=pytest.fail)
+    assert row.live and run_status(paths).stages[0].job_id == job
+    cancel_run(paths)
+    assert fake_slurm.state(job).startswith("CANCELLED")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("slurm_load: Unable to contact slurm controller (connect failure)", "is the controller up"),
+        (
+            "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed: Job violates "
+            "accounting/QOS policy (job submit limit, user's size and/or time limits)",
+            "squeue --me (AssocMaxSubmitJobLimit: wait until some of these jobs end",
+        ),
+        ("sbatch: error: QOSMaxGRESPerUser\nsbatch: error: Job violates accounting/QOS policy", "GPUs"),
+    ],
+)
+def test_a_clear_refusal_searches_no_queue_and_has_its_own_hint(
+    fake_slurm: FakeSlurm, tmp_path: Path, words: str, hint: str
+) -> None:
+    plan, paths = written(tmp_path / "run")
+    fake_slurm.trouble("sbatch", words)
+    with pytest.raises(SubmissionError) as caught:
+        submit_stages(plan, paths)
+    assert hint in (caught.value.hint or "") and "account in the" not in (caught.value.hint or "")
+    assert not fake_slurm.calls("squeue")
+
+
+def test_a_refused_companion_is_named_with_the_limit_though_its_server_had_begun(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan, paths = written(tmp_path / "run", {"engine": {"directory": "/engines/a"}})
+    fake_slurm.trouble("sbatch", None)
+    fake_slurm.trouble(
+        "sbatch", "sbatch: error: AssocMaxSubmitJobLimit\nsbatch: error: Batch job submission failed"
+    )
+    with pytest.raises(SubmissionError):
+        submit_stages(plan, paths)
+    fake_slurm.set("101", "CANCELLED", started="1790000000", ends="1790000009")
+    status = run_status(paths)
+    assert status.exit_code == ExitCode.SUBMISSION and status.state is RunState.FAILED
+    assert "stage companion was not submitted" in status.sentence and "AssocMaxSubmitJob" in status.sentence
+    assert "squeue --me" in status.causes[0].next
 
 
 def test_a_federation_names_its_cluster_behind_the_id(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -193,6 +312,36 @@ def test_an_interruption_cancels_the_submitted_jobs(
     assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
     [run] = (tmp_path / "runs").iterdir()
     assert run_status(RunPaths(run)).exit_code == ExitCode.CANCELLED
+
+
+def test_cancel_stops_a_submission_that_is_going_on(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+    """Its second sbatch has been taken by Slurm, but has not answered yet."""
+    gate = hold_back_answers(fake_slurm, after=1)
+    process = start_submit(tmp_path)
+    assert eventually(lambda: len(fake_slurm.calls("sbatch")) == 2)
+    [run] = map(RunPaths, (tmp_path / "runs").iterdir())
+    words = [sys.executable, "-m", "trtllm_hpc", "cancel", str(run.folder)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as cancels:
+        assert eventually(run.stop_request.exists) and cancels.poll() is None
+        gate.touch()
+        _, errors = process.communicate(timeout=60)
+        output, _ = cancels.communicate(timeout=60)
+    assert process.returncode == ExitCode.SUBMISSION
+    assert f"Run {run.run_id} was cancelled while it was submitted" in errors
+    assert cancels.returncode == 0 and output.startswith(f"{run.run_id}: cancelled")
+    assert [job["state"] for job in fake_slurm.jobs.values()] == ["CANCELLED by 1000"] * 2
+    assert [stage.state for stage in run_status(run).stages] == ["CANCELLED"] * 3
+
+
+def test_a_run_that_is_cancelled_before_its_first_job_is_not_submitted(
+    fake_slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    plan, paths = written(tmp_path / "run")
+    cancel_run(paths)
+    with pytest.raises(SubmissionError, match="was cancelled while it was submitted"):
+        submit_stages(plan, paths)
+    assert fake_slurm.jobs == {} and cancel_run(paths).state is RunState.CANCELLED
+    assert resume_run(paths).complete
 
 
 def test_ctrl_c_while_watching_leaves_the_run_alone(fake_slurm: FakeSlurm, tmp_path: Path) -> None:

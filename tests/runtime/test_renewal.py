@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.conftest import Runtime
+from tests.scheduler.conftest import fake_slurm as fake_slurm
+from tests.scheduler.fake_slurm import TIMED_OUT, FakeSlurm, after_sbatch
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, add_event, read_events
@@ -22,7 +24,7 @@ def serve(runtime: Runtime, *, ready: bool = True, stopped_by: str | None = None
     """Let job 1 serve, with job 2 waiting for its end."""
     job = {"TRTLLM_HPC_JOB_ID": "1"}
     assert runtime("begin", "serve", **job).returncode == 0
-    assert runtime("next", "2", **job).returncode == 0
+    Renewal("1", "2").write(runtime.paths.renewal)
     if ready:
         add_event(runtime.paths, "serve", "ready")
     if stopped_by is not None:
@@ -143,12 +145,48 @@ def test_a_job_whose_end_was_planned_has_not_failed(
     ]
 
 
-def test_a_refused_next_job_is_told_and_the_server_goes_on(runtime: Runtime) -> None:
-    assert runtime("begin", "serve", TRTLLM_HPC_JOB_ID="1").returncode == 0
-    answer = runtime("next", "", TRTLLM_HPC_JOB_ID="1")
-    assert answer.returncode == 0 and "could not be queued" in answer.stdout
+@pytest.fixture
+def job(runtime: Runtime, fake_slurm: FakeSlurm) -> dict[str, str]:
+    """The variables of the job that serves."""
+    runtime.paths.scripts.mkdir(exist_ok=True)
+    runtime.paths.sbatch("serve").write_text("#!/bin/bash\n#SBATCH --job-name=demo-serve\n")
+    number = fake_slurm.add("RUNNING", script=str(runtime.paths.sbatch("serve")), name="demo-serve")
+    return {
+        "TRTLLM_HPC_JOB_ID": number,
+        "SLURM_JOB_ID": number,
+        "SLURM_JOB_NAME": "demo-serve",
+        "TRTLLM_HPC_FOLLOWS": number,
+    }
+
+
+def test_a_refused_next_job_is_told_and_the_server_goes_on(
+    runtime: Runtime, fake_slurm: FakeSlurm, job: dict[str, str]
+) -> None:
+    assert runtime("begin", "serve", **job).returncode == 0
+    fake_slurm.trouble("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification")
+    answer = runtime("queue-next", **job)
+    assert answer.returncode != 0 and "could not be queued" in answer.stdout, answer
+    assert "Invalid qos" in answer.stdout
     assert [event.name for event in read_events(runtime.paths)] == ["stage_begin", "not_renewed"]
     assert unwanted(runtime, 0) == ""
+
+
+@pytest.mark.parametrize(
+    "words", ["--comment=*", "--none=*"], ids=["comments are overwritten", "comments are kept"]
+)
+def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
+    runtime: Runtime, fake_slurm: FakeSlurm, job: dict[str, str], words: str
+) -> None:
+    after_sbatch(fake_slurm, TIMED_OUT, without=words)
+    (runtime.paths.folder / "bad_nodes.json").write_text('[{"host": "n9", "reason": "x", "job_id": "1"}]')
+    answer = runtime("queue-next", **job)
+    assert answer.returncode == 0, answer
+    [following] = [it for it in fake_slurm.jobs if it != job["SLURM_JOB_ID"]]
+    renewal = Renewal.read(runtime.paths.renewal)
+    assert renewal is not None and renewal.next_job_id == following
+    facts = fake_slurm.jobs[following]
+    assert facts["environment"]["TRTLLM_HPC_FOLLOWS"] == job["SLURM_JOB_ID"]
+    assert facts["dependency"] == f"afterany:{job['SLURM_JOB_ID']}" and facts["name"] == "demo-serve"
 
 
 def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtime) -> None:

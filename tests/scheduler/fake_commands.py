@@ -24,7 +24,7 @@ FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "CANCEL
 DIRECTIVES = (
     "job-name", "output", "open-mode", "no-requeue", "propagate", "partition", "account", "qos", "nodes",
     "ntasks", "ntasks-per-node", "cpus-per-task", "mem", "gres", "gpus-per-node", "exclusive", "time",
-    "mail-type",
+    "mail-type", "comment",
 )  # fmt: skip
 KNOWN_DEPENDENCIES = ("after", "afterok", "afterany")
 ACCOUNTED = (
@@ -100,6 +100,7 @@ def options(cluster: Cluster, command: str, arguments: list[str], known: dict[st
 
 def sbatch(cluster: Cluster, arguments: list[str]) -> int:
     known = {"--parsable": False, "--dependency": True, "--kill-on-invalid-dep": True, "--exclude": True}
+    known |= {"--comment": True, "--job-name": True}
     excluded = [word for word in arguments if word.startswith("--exclude=")]
     components = 1 + arguments.count(":")
     given = options(cluster, "sbatch", [word for word in arguments if word != ":"], known)
@@ -122,7 +123,8 @@ def sbatch(cluster: Cluster, arguments: list[str]) -> int:
         "state": "PENDING",
         "reason": "Dependency" if "--dependency" in given else "Priority",
         "script": given[""],
-        "name": _directive(text, "job-name"),
+        "name": given.get("--job-name") or _directive(text, "job-name"),
+        "comment": given.get("--comment") or _directive(text, "comment"),
         "folder": os.getcwd(),  # noqa: PTH109
         "output": _directive(text, "output"),
         "submit_line": "sbatch " + " ".join(arguments),
@@ -169,10 +171,13 @@ def _bad_dependency(cluster: Cluster, text: str | None) -> str | None:
 
 
 def squeue(cluster: Cluster, arguments: list[str]) -> int:
-    if arguments == ["--noheader", "--me", "--format=%i|%o"]:
+    if arguments == ["--noheader", "--me", f"--format={SEPARATOR.join(('%i', '%T', '%o', '%k %j'))}"]:
         for job, info in cluster.jobs.items():
-            if cluster.visible(job) and info["state"].split(" ")[0] not in FINAL:
-                print(f"{job}|{info.get('script', '')}")
+            state = info["state"].split(" ")[0]
+            if cluster.visible(job) and state not in FINAL:
+                kept = f"{info.get('comment') or '(null)'} {info.get('name')}"
+                print(SEPARATOR.join([job, state, info.get("script") or "", kept]))
+        print(SEPARATOR.join(["7_[1-9]", "PENDING", "/home/ana/array.sh", "(null) of the user's own"]))
         return 0
     known = {"--noheader": False, "--states": True, "--format": True, "--jobs": True}
     given = options(cluster, "squeue", arguments, known)
@@ -339,7 +344,8 @@ def scancel(cluster: Cluster, arguments: list[str]) -> int:
             code = 1
             continue
         who = described(cluster.jobs[job])
-        if (given.get("--user"), given.get("--name")) == (str(who["uid"]), who["name"]):
+        uid, name = str(who["uid"]), who["name"]
+        if (given.get("--user", uid), given.get("--name", name)) == (uid, name):
             cluster.jobs[job].update(state="CANCELLED by 1000", reason="None", exit="0:15")
     return code
 

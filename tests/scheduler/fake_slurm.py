@@ -20,6 +20,23 @@ from trtllm_hpc.paths import RunPaths
 CONTROLLER_GONE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
 
+TIMED_OUT = (
+    "echo sbatch: error: Batch job submission failed: Socket timed out on send/recv operation >&2; exit 1"
+)
+"""For :func:`after_sbatch`."""
+
+
+def after_sbatch(fake: FakeSlurm, line: str, *, without: str = "--none=*") -> None:
+    """Let a site's ``sbatch`` do something once the job is queued, with its answer in ``$said``.
+
+    ``without`` is a pattern of options that the site takes away.
+    """
+    sbatch = fake.bin / "sbatch"
+    real = sbatch.read_text().splitlines()[1].removeprefix("exec ").replace('"$@"', '"${words[@]}"')
+    takes = f'words=(); for word in "$@"; do case $word in {without}) ;; *) words+=("$word");; esac; done'
+    sbatch.write_text(f"#!/bin/bash\n{takes}\nsaid=$({real})\ncode=$?\n{line}\necho $said\nexit $code\n")
+
+
 @cache
 def _program() -> bytes:
     """The commands, compiled: Python keeps nothing of a script that it was started with."""

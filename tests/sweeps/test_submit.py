@@ -199,6 +199,34 @@ def test_a_single_job_is_cancelled_with_the_sweep(make: Make, fake_slurm: FakeSl
     assert fake_slurm.state(job).startswith("CANCELLED")
 
 
+def test_a_single_job_whose_submission_was_killed_is_cancelled_with_the_sweep(
+    make: Make, fake_slurm: FakeSlurm
+) -> None:
+    made = make(THREE, "sweep.allocation=one")
+    for run in made.runs.values():
+        run.paths.jobs.unlink()
+    made.cancel()
+    [job] = fake_slurm.jobs
+    assert fake_slurm.state(job).startswith("CANCELLED")
+
+
+@pytest.mark.parametrize("allocation", ["each", "one"])
+@pytest.mark.parametrize("content", ["{", "[]", None])
+def test_a_sweep_without_its_record_can_be_cancelled(
+    make: Make, fake_slurm: FakeSlurm, tmp_path: Path, content: str | None, allocation: str
+) -> None:
+    made = make(THREE, f"sweep.allocation={allocation}")
+    made.paths.record.unlink()
+    if content is not None:
+        made.paths.record.write_text(content)
+    found = Sweep.find(made.id if content else made.paths.folder, tmp_path / "runs")
+    with pytest.raises(RunNotFound, match=r"or its sweep\.json is damaged") as caught:
+        _ = found.status
+    assert f"trtllm-hpc sweep cancel {made.paths.folder} ends its jobs" in (caught.value.hint or "")
+    assert Sweep.find(made.paths.folder, tmp_path / "runs").cancel().settled
+    assert all(job["state"].startswith("CANCELLED") for job in fake_slurm.jobs.values())
+
+
 def test_sweeps_are_found_by_name(make: Make, tmp_path: Path) -> None:
     first, second = make(THREE), make(THREE)
     runs = tmp_path / "runs"

@@ -95,13 +95,14 @@ def submit(
 
     Raises:
         ConfigError, RenderError: see :func:`plan`; or a check fails.
-        SubmissionError: Slurm refused a script, or is not there.
+        SubmissionError: Slurm refused a script, or is not there, or the run was cancelled meanwhile.
     """
-    from trtllm_hpc.runs.submit import create_for_submission, submit_stages
+    from trtllm_hpc.runs.submit import create_for_submission, sole_command, submit_stages
 
     source = JobSource.of(job, cluster, settings, runs)
     created = create_for_submission(source, ignored_checks=ignored_checks, notify=notify, warn=on_warning)
-    submit_stages(created.plan, created.paths)
+    with sole_command(created.paths):
+        submit_stages(created.plan, created.paths)
     return Run(created.paths, created.engine)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +20,7 @@ from trtllm_hpc.paths import (
     MeasurementPaths,
     RunPaths,
     call_name,
+    locked,
     write_text,
 )
 from trtllm_hpc.runs.find import is_run
@@ -305,11 +308,10 @@ def bench(
     job = found.job
     chosen = settings_of(base or job.companion.benchmark or Benchmark(), _given(settings))
     refuse_over_limits(job, chosen)
-    measurement = Measurement(found.paths, _new_name(found.paths, name))
-    server = MeasuredServer(
-        found.paths, endpoint_of(found.paths, wait_s), job, follower_of(found.paths, restarts=True)
-    )
-    return _measure(server, chosen, measurement, on_progress)
+    with _reserved(found.paths, name) as measurement:
+        endpoint, follow = endpoint_of(found.paths, wait_s), follower_of(found.paths, restarts=True)
+        server = MeasuredServer(found.paths, endpoint, job, follow)
+        return _measure(server, chosen, measurement, on_progress)
 
 
 def bench_url(
@@ -345,11 +347,10 @@ def bench_url(
 
     chosen = settings_of(base or Benchmark(), _given(settings))
     paths = RunPaths(Path(output))
-    measurement = Measurement(paths, _new_name(paths, name))
     protocol, endpoint = look_at(Address(url, key_file, certificate), chosen.request_timeout_seconds)
     chosen = with_protocol(chosen, protocol, url)
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    return _measure(MeasuredServer(paths, endpoint, None), chosen, measurement, on_progress)
+    with _reserved(paths, name) as measurement:
+        return _measure(MeasuredServer(paths, endpoint, None), chosen, measurement, on_progress)
 
 
 def _measure(
@@ -404,9 +405,31 @@ def measured_folder(name: str, runs: Path | str | None = None) -> RunPaths:
     return Run.find(name, runs).paths
 
 
-def _new_name(paths: RunPaths, name: str | None) -> str:
-    """Return a name that overwrites nothing; only the companion's may be replaced."""
-    chosen = time.strftime("bench-%Y%m%d-%H%M%S") if name is None else name
+@contextmanager
+def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
+    """Yield a new measurement, whose name no other process can take meanwhile. Raises NameRefused."""
+    by_time = time.strftime("bench-%Y%m%d-%H%M%S")
+    names = [by_time, f"{by_time}-{os.getpid()}"] if name is None else [_checked(paths, name)]
+    paths.results.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        for chosen in names:
+            lock = paths.results / f".{chosen}.lock"
+            message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
+            try:
+                held.enter_context(locked(lock, NameRefused(message)))
+                held.callback(lock.unlink, missing_ok=True)
+                _checked(paths, chosen)  # the other command may just have ended
+                break
+            except NameRefused:
+                if chosen == names[-1]:
+                    raise
+            except OSError:  # the results will be kept elsewhere
+                break
+        yield Measurement(paths, chosen)
+
+
+def _checked(paths: RunPaths, chosen: str) -> str:
+    """Return a name that overwrites nothing; only the companion's may be replaced. Raises NameRefused."""
     if not NAME.fullmatch(chosen):
         raise NameRefused(
             f"{chosen!r} must be letters, digits, '.', '_' and '-', a letter or digit first, 100 at most."

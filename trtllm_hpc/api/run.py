@@ -276,6 +276,8 @@ class Run:
     def cancel(self) -> RunStatus:
         """Cancel all jobs, wait until they have ended, and return the status; idempotent.
 
+        A submission that is going on is stopped.
+
         Raises:
             SubmissionError: Slurm refused the cancellation, or does not answer.
         """
@@ -290,8 +292,8 @@ class Run:
         former attempt wrote is kept in ``attempts/``.
 
         Raises:
-            SubmissionError: jobs of the run are still in the queue or running, every stage has
-                completed, or Slurm refused a script.
+            SubmissionError: jobs of the run are still in the queue or running, another command submits,
+                cancels or removes it, every stage has completed, or Slurm refused a script.
         """
         from trtllm_hpc.runs.resume import resume_run
 

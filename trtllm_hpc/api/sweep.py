@@ -170,7 +170,7 @@ class Sweep:
         """
         from trtllm_hpc.sweeps.cancel import cancel_sweep
 
-        return cancel_sweep(self.paths, self.record, only=only)
+        return cancel_sweep(self.paths, only=only)
 
     def resume(
         self, only: Collection[str] = (), on_progress: OnProgress = lambda name, number, count: None

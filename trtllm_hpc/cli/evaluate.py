@@ -12,7 +12,7 @@ import click
 from trtllm_hpc.cli import options
 from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.evaluation.scores import read_evaluation
-from trtllm_hpc.paths import COMPANION_EVALUATION, SWEEPS, RunPaths, default_runs_folder
+from trtllm_hpc.paths import COMPANION_EVALUATION, SWEEPS, RunPaths, default_runs_folder, locked
 from trtllm_hpc.runs.find import find_run
 
 if TYPE_CHECKING:
@@ -75,7 +75,12 @@ def command(
         return AsyncClient(endpoint, protocol="openai", timeout_s=timeout_s, follow=follow)
 
     click.echo(f"answers are kept as they come; to go on after a break: --save-as {name}", err=True)
-    summary = evaluate(run, name, client, settings, _show)
+    file = run.evaluation(name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    message = f"Another command evaluates {run.run_id} as {name!r} right now; choose another name."
+    busy = click.BadParameter(message, param_hint="'--save-as'")
+    with locked(file.with_name(f".{name}.lock"), busy):
+        summary = evaluate(run, name, client, settings, _show)
     options.print_json(summary) if as_json else click.echo("\n".join(summary.lines()))
     summary.check(f"read questions, targets and answers: less {run.evaluation(name, 'samples.jsonl')}")
 

@@ -8,6 +8,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -187,7 +188,7 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             except RunNotFound as error:
                 unread.append(f"There is no file or folder {name!r}. {error.message}")
                 continue
-        folders = [folder]
+        folders, refusals = [folder], list[str]()
         if is_run(folder):
             run = RunSnapshot(RunPaths(folder))
             run.use_causes_of_site()
@@ -199,8 +200,10 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             before = [] if run.renewal is None else run.renewal.failed
             attempts = [RunPaths(run.paths.attempts / str(job["attempt"])) for job in reversed(before)]
             folders = [paths.logs for paths in (run.paths, *attempts)]
+            refusals = [it for it in _files_below(run.paths.events) if _tells_of_a_refusal(it)]
         is_folder = os.path.isdir(folder)  # noqa: PTH112 - never raises
         found = [file for each in folders for file in _files_below(each)] if is_folder else [str(folder)]
+        found += refusals
         if not found:
             unread.append(f"{folder} has no file in it: name a log, or a run.")
         unread += [f"{it} cannot be read: {why}" for it in found if (why := _why_unreadable(it)) is not None]
@@ -215,6 +218,13 @@ def _status(run: RunSnapshot) -> RunStatus:
     except SubmissionError:
         status = unanswered_status(run)
     return replace(status, causes=tuple(it for it in status.causes if it.id != UNKNOWN))
+
+
+def _tells_of_a_refusal(events: str) -> bool:
+    """Return whether a file of events has what Slurm said to a submission."""
+    with suppress(OSError):
+        return b'"submission_interrupted"' in Path(events).read_bytes()
+    return False
 
 
 def _files_below(folder: Path) -> list[str]:

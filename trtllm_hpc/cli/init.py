@@ -271,18 +271,17 @@ def list_(as_json: bool) -> None:
     on_terminal = terminal_width() is not None  # into a pipe each job is one line
     first = ("name\n  model",) if on_terminal else ("name", "model")
     table = Table(
-        *("name", "model", "backend", "release", "ranks", "nodes", "GPUs", "what it shows"),
+        *(*first, "backend", "nodes", "GPUs", "release", "ranks", "what it shows"),
         right=("ranks", "nodes"),
-        one_line=("name",),
-        least={"what it shows": 22},
-        optional=("GPUs", "release", "nodes", "ranks", "model", "backend"),
+        one_line=first,
+        least={"GPUs": 14, "what it shows": 22},
+        optional=("backend", "nodes", "GPUs", "what it shows", "release", "ranks"),
     )
     for job in jobs:
         names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
         gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
         table.add_row(
-            *(job.name, job.model, job.backend, job.release or "-", str(job.ranks), str(job.nodes), gpus),
-            job.summary,
+            *(*names, job.backend, str(job.nodes), gpus, job.release or "-", str(job.ranks), job.summary)
         )
     print_table(table)
 

@@ -20,7 +20,7 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
 from trtllm_hpc.logs.reading import escaped
 from trtllm_hpc.paths import RunPaths, call_name
@@ -121,7 +121,8 @@ def cancel_command(
 
     Without RUN the only run that lives is cancelled: a run with a job that is in the
     queue or runs. If several live, the command asks whether you mean the latest. A run
-    that has already ended is left unchanged.
+    that has already ended is left unchanged; a submission that is going on is stopped.
+    The exit code is 5 if a job has not ended within a minute.
 
     \b
     Examples:
@@ -129,16 +130,16 @@ def cancel_command(
       trtllm-hpc cancel latest
     """
     found = Run(run if run is not None else _living(runs_folder(context), yes=yes))
-    before = found.status
-    status = before if before.settled else found.cancel()
+    status = found.cancel()
     if as_json:
         print_json(status)
-    elif before.state is RunState.RENDERED:
+    elif status.state is RunState.RENDERED:
         click.echo(f"{found.id} was never submitted: there is nothing to cancel")
-    elif before.settled:
-        click.echo(f"{found.id} had already ended: {status.state.value}, {status.sentence}")
     else:
         click.echo(f"{found.id}: {status.state.value}, {status.sentence}")
+    if any(stage.job_id and not stage.final for stage in status.stages):
+        message = f"A job of {found.id} has not ended yet."
+        raise SubmissionError(message, hint=f"trtllm-hpc status {call_name(found.paths)}")
 
 
 def _living(runs: Path, *, yes: bool) -> RunPaths:

@@ -229,7 +229,9 @@ def _print_status(status: SweepStatus, as_json: bool) -> None:
     print_table(table)
     click.echo(", ".join(f"{count} {state}" for state, count in status.counts.items()))
     click.echo(f"folder {status.folder}")
-    if status.settled and not status.completed:
+    if not status.keys:
+        click.echo(f"next: trtllm-hpc resume {status.folder}/VARIANT, for one variant: sweep.json is damaged")
+    elif status.settled and not status.completed:
         click.echo(
             f"next: trtllm-hpc sweep resume {status.sweep_id}, or trtllm-hpc sweep report {status.sweep_id}"
         )

@@ -186,7 +186,8 @@ class ClusterProfile(Section):
     setup: list[OneLine] = Field(default=[])
     """Lines of bash at the start of every script, e.g. ``module load ...``."""
     sbatch_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
-    """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``."""
+    """Further ``#SBATCH`` options for every job, e.g. ``--mail-type=FAIL``. With a ``--comment`` the token by
+    which a lost job is found is in the job's name: ``chat-serve:TOKEN``."""
     srun_options: list[Annotated[OneLine, Field(pattern=r"^-")]] = Field(default=[])
     """Further options for the preflight's and the server's ``srun``."""
     companion: Literal["job", "overlap"] = "job"

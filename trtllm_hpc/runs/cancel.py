@@ -3,39 +3,58 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runs.stages import watcher_of
+from trtllm_hpc.paths import RunPaths, locked
+from trtllm_hpc.runs.stages import queued_jobs, watcher_of
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runtime.records import add_event
-from trtllm_hpc.runtime.stop import request_stop
+from trtllm_hpc.runtime.stop import CANCEL, request_stop
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import cancel_local
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 _SETTLE_TIMEOUT_S = 60.0
+_SUBMISSION_TIMEOUT_S = 150.0
+"""A submission sees the request to stop after the sbatch that it waits for, and then cancels its jobs."""
 _POLL_S = 0.5
+_REASON = "the run was cancelled"
 
 
 def cancel_run(paths: RunPaths) -> RunStatus:
     """Cancel every job of a run, wait (bounded) until they have ended, and return the status; idempotent.
 
-    Raises SubmissionError if Slurm refuses the cancellation, or does not answer.
+    A submission that is going on is stopped, and cancels its own jobs. Raises SubmissionError if Slurm
+    refuses the cancellation, or does not answer.
     """
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(paths.commands_lock, BlockingIOError()))
+        except OSError:  # another command has it, or the folder cannot be written
+            with suppress(OSError):
+                request_stop(paths, by=CANCEL, reason=_REASON)
+                lock = locked(paths.commands_lock, BlockingIOError(), wait_s=_SUBMISSION_TIMEOUT_S)
+                held.enter_context(lock)
+        return _cancel(paths)
+
+
+def _cancel(paths: RunPaths) -> RunStatus:
     run = RunSnapshot(paths)
     status = run_status(run)
     # The run's own state does not matter: a failed run may still have a stage in the queue.
     busy = [stage for stage in status.stages if not stage.final]
     left = list(RunJob.of(paths, run.plan, {stage.stage: stage.job_id for stage in busy}).values())
     left += RunJob.of(paths, run.plan, {stage.stage: stage.next_job_id for stage in busy}).values()
-    if not left:
+    queued = queued_jobs(run)
+    if status.settled and not queued:
         return status
     with suppress(OSError):  # even on a full disk the jobs must be cancelled
-        request_stop(paths, by="cancel", reason="the run was cancelled")
+        request_stop(paths, by=CANCEL, reason=_REASON)  # which also stops a submission that begins now
+    if not left and not queued:
+        return run_status(paths)
     if run.is_local:
         # Of a run that the user started with bash the process group is not ours to signal:
         # the server obeys the request, and the companion ends with it.
@@ -47,17 +66,22 @@ def cancel_run(paths: RunPaths) -> RunStatus:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
     else:
+        for job in left:  # of a submission that did not come to its end
+            if run.submission is not None and job.stage not in run.submission.stages:
+                run.submission.add(paths, job.stage, job.job_id)
         watcher.slurm.cancel(left)
-    deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+    deadline, cancelled = time.monotonic() + _SETTLE_TIMEOUT_S, {job.job_id for job in left}
     while True:
         late = time.monotonic() > deadline
         try:
-            status = run_status(paths, watcher)
+            status, queued = run_status(paths, watcher), queued_jobs(run)
+            watcher.slurm.cancel(job for job in queued.values() if job.job_id not in cancelled)
+            cancelled |= {job.job_id for job in queued.values()}
         except SubmissionError as error:
             if late or not error.transient:
                 raise
         else:
-            if late or not any(stage.job_id and not stage.final for stage in status.stages):
+            if late or not (queued or any(stage.job_id and not stage.final for stage in status.stages)):
                 return status
         time.sleep(_POLL_S)
 

@@ -156,10 +156,12 @@ def _asked(
 
 
 def _query(slurm: Slurm, runs: Sequence[RunSnapshot]) -> tuple[JobWatcher, dict[Path, str]]:
-    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted."""
+    """Query the jobs of all runs at once, and the scripts of runs that ``submit`` has not submitted whole."""
     watcher = JobWatcher(slurm)
-    by_hand = [run for run in runs if run.submission is None]
-    queued = slurm.find_scripts([run.paths.sbatch(stage) for run in by_hand for stage in run.stages])
+    partial = [run for run in runs if run.submission is None or not run.submission.complete]
+    tokens = {run.paths: run.submission.token if run.submission else None for run in partial}
+    scripts = {run.paths.sbatch(stage): tokens[run.paths] for run in partial for stage in run.stages}
+    queued = slurm.find_scripts(scripts)
     jobs = {job for run in runs for job in watched_jobs(run, queued).values()}
     watcher.job_infos(jobs, "force")
     return watcher, queued
@@ -194,7 +196,8 @@ def _row(
         any(stage.job_id is not None and not stage.final for stage in stages),
     )
     size = _event_bytes(run.paths)
-    if settled and run.submission is not None and size is not None:
+    # Slurm may have a job yet of a submission that did not come to its end.
+    if settled and run.submission is not None and run.submission.complete and size is not None:
         ended = _Ended(run.submission.token, size, asdict(row))
         with suppress(OSError):  # a run whose folder cannot be written is looked up again the next time
             ended.write(run.paths.ended)

@@ -31,7 +31,7 @@ from trtllm_hpc.render.scripts import render_configurations, render_node_checks
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.create import JobSource, plan_run
 from trtllm_hpc.runs.status import RunState, run_status
-from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import create_for_submission, require_scheduler, sole_command, submit_stages
 from trtllm_hpc.runs.watch import follow
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.front import with_addresses
@@ -299,7 +299,8 @@ def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diag
         if created.plan.stage("build") is not None:
             message = "the engine is not in the cache, and building it takes longer than these checks"
             return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
-        submit_stages(created.plan, paths)
+        with sole_command(paths):
+            submit_stages(created.plan, paths)
         for progress in follow(paths):
             if str(progress) != said:
                 said = str(progress)

@@ -15,6 +15,7 @@ from trtllm_hpc.paths import STAGES, SWEEPS, RunPaths
 from trtllm_hpc.runs.find import REMOVED, list_runs
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
+from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.engine_cache.cache import Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -59,10 +60,12 @@ def prune_runs(
     those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
     answer.
     """
+    sweeps = [it for it in (runs_folder.absolute() / SWEEPS).glob("*") if not it.name.startswith(REMOVED)]
+    # Before the runs are looked at: one that is resumed meanwhile has another token when it would be removed.
+    folders = [*(paths.folder for paths in list_runs(runs_folder)), *sweeps]
+    tokens = {str(folder): _tokens(folder) for folder in folders if remove_them}
     runs = {run.folder: [run] for run in listed_runs(runs_folder, warn=warn)}
-    for sweep in (runs_folder.absolute() / SWEEPS).glob("*"):
-        if not sweep.name.startswith(REMOVED):
-            runs[str(sweep)] = listed_runs(sweep, warn=warn)
+    runs |= {str(sweep): listed_runs(sweep, warn=warn) for sweep in sweeps}
     newest = sorted(runs, key=lambda it: max((run.created_at for run in runs[it]), default=0.0), reverse=True)
     ended = [it for it in newest if runs[it] and all(run.settled for run in runs[it])]
     now = time.time()
@@ -80,7 +83,7 @@ def prune_runs(
             chosen.append(PrunedRun(name, folder, f"ended {ago} ago", _foreign(Path(folder))))
     needed = _needed(runs_folder, {it.folder for it in chosen if it.kept is None} & runs.keys(), runs)
     chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
-    return [_removed(run) if remove_them else run for run in chosen]
+    return [_removed(run, tokens.get(run.folder)) if remove_them else run for run in chosen]
 
 
 def _needed(
@@ -122,7 +125,7 @@ def _queued_by_hand(runs: Sequence[ListedRun]) -> dict[str, str]:
     needed: dict[str, str] = {}
     for conf, scripts in clusters.items():
         try:
-            queued = Slurm(conf).find_scripts(scripts)
+            queued = Slurm(conf).find_scripts(dict.fromkeys(scripts))
         except SubmissionError:
             needed |= dict.fromkeys(scripts.values(), "may have a script in the queue: Slurm does not answer")
         else:
@@ -156,32 +159,33 @@ def _foreign(folder: Path) -> str | None:
         return f"cannot be read: {error.strerror}"
 
 
-def _removed(run: PrunedRun) -> PrunedRun:
-    """Remove one run; returns it as it turned out.
+def _removed(run: PrunedRun, tokens: list[str] | None) -> PrunedRun:
+    """Remove one run or sweep, unless its submissions have other tokens now; returns it as it turned out.
 
     Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
-    nothing that looks whole. A run that was resumed in that moment gets its name back.
+    nothing that looks whole.
     """
     if run.kept is not None:
         return run
     folder = Path(run.folder)
     aside = folder
     if not folder.name.startswith(REMOVED):
-        before = _token(folder)
         aside = folder.with_name(f"{REMOVED}{folder.name}")
         try:
-            folder.rename(aside)
-        except FileNotFoundError:
-            return run  # somebody else has removed it
+            with sole_command(RunPaths(folder)):
+                if _tokens(folder) != tokens:
+                    return replace(run, kept="was submitted again just now")
+                folder.rename(aside)
+        except SubmissionError:
+            if not folder.exists():
+                return run  # somebody else has removed it
+            return replace(run, kept="is submitted, cancelled or removed by another command right now")
         except OSError as error:
             return replace(run, kept=f"cannot be removed: {error.strerror}")
-        if _token(aside) != before:
-            aside.rename(folder)
-            return replace(run, kept="was submitted again just now")
     return run if remove(aside) else replace(run, kept=f"could not be removed completely: {aside}")
 
 
-def _token(folder: Path) -> list[str]:
+def _tokens(folder: Path) -> list[str]:
     """Return the submissions of a run, or of the variants of a sweep."""
     records = map(read_submission, (RunPaths(folder), *list_runs(folder)))
     return [record.token for record in records if record is not None]

@@ -15,9 +15,9 @@ from trtllm_hpc.logs.files import stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.plan.model import read_stages
-from trtllm_hpc.runs.stages import StageStatus
+from trtllm_hpc.runs.stages import StageStatus, queued_jobs
 from trtllm_hpc.runs.status import RunStatus, run_status
-from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, sole_command, submit_stages
 from trtllm_hpc.runtime.bad_nodes import Pool, bad_hosts, exclude
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
@@ -29,18 +29,19 @@ def resume_run(paths: RunPaths, turn: Turn | None = None) -> SubmissionRecord:
     A stage that has completed is not repeated. Only a companion needs its server again, and a server that its
     companion stops needs that. A node because of which the server has ended is left out. What the earlier
     attempt wrote about the repeated stages is moved to ``attempts/``, so that nobody takes it for news.
-    Raises SubmissionError if a job of the run has not ended, nothing is left to do, or Slurm refused a
-    script; ConfigError if another version of this package wrote the run.
+    Raises SubmissionError if a job of the run has not ended, another command is at the run, nothing is left
+    to do, or Slurm refused a script; ConfigError if another version of this package wrote the run.
     """
-    rest, completed = prepare_rest(paths)
-    require_scheduler(rest)
-    return submit_stages(rest, paths, completed=completed, turn=turn)
+    with sole_command(paths):
+        rest, completed = prepare_rest(paths)
+        require_scheduler(rest)
+        return submit_stages(rest, paths, completed=completed, turn=turn)
 
 
 def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
     """Prepare the folder for the stages that have not ended well; return them, and the jobs of the others.
 
-    Raises as :func:`resume_run`.
+    The caller is the run's sole command. Raises as :func:`resume_run`.
     """
     run = RunSnapshot(paths)
     status = run_status(run)
@@ -48,7 +49,7 @@ def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
         if name.startswith((paths.jobs.name, paths.events.name)):
             message = f"{name} of run {paths.run_id} cannot be read, so its jobs may live: {why}."
             raise SubmissionError(message, hint=f"mend that, then trtllm-hpc resume {call_name(paths)}")
-    _refuse_live(paths, status)
+    _refuse_live(run, status)
     job = read_spec(paths.spec)
     planned = read_stages(run.plan)
     names = _stages_again(status, job)
@@ -86,13 +87,14 @@ def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, res
     exclude(paths, hosts, job_id=server.job_id or "", pools=pools)
 
 
-def _refuse_live(paths: RunPaths, status: RunStatus) -> None:
-    live = [stage for stage in status.stages if stage.job_id and not stage.final]
+def _refuse_live(run: RunSnapshot, status: RunStatus) -> None:
+    live = [f"stage {it.stage} {it.sentence}" for it in status.stages if it.job_id and not it.final]
+    live += [f"job {job.job_id} of stage {stage} is in the queue" for stage, job in queued_jobs(run).items()]
     if live:
-        run = call_name(paths)
+        name = call_name(run.paths)
         raise SubmissionError(
-            f"Run {paths.run_id} is not over: stage {live[0].stage} {live[0].sentence}.",
-            hint=f"trtllm-hpc cancel {run}, then trtllm-hpc resume {run}",
+            f"Run {run.paths.run_id} is not over: {live[0]}.",
+            hint=f"trtllm-hpc cancel {name}, then trtllm-hpc resume {name}",
         )
 
 
@@ -105,17 +107,10 @@ def _stages_again(status: RunStatus, job: JobFile) -> set[str]:
 
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
-    """Move what an earlier attempt wrote about these stages to a folder of its own.
-
-    Raises SubmissionError if another process is doing the same.
-    """
+    """Move what an earlier attempt wrote about these stages to a folder of its own."""
     paths.attempts.mkdir(exist_ok=True)
     aside = paths.attempts / str(1 + len(list(paths.attempts.iterdir())))
-    try:
-        aside.mkdir()
-    except FileExistsError:
-        message = f"Run {paths.run_id} is being resumed by another process."
-        raise SubmissionError(message, hint=f"trtllm-hpc status {call_name(paths)}") from None
+    aside.mkdir()
     files = [file for folder in (paths.events, paths.logs, paths.ranks) for file in folder.iterdir()]
     # The stage that wrote a file begins its name, e.g. serve.1_0.out.
     files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]

@@ -18,6 +18,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.accounting import with_own_times
 from trtllm_hpc.runtime.records import Event, of_last_job
 from trtllm_hpc.runtime.stage import SUBMISSION_TIMEOUT_S
+from trtllm_hpc.runtime.stop import CANCEL
 from trtllm_hpc.scheduler.job_info import JobInfo, JobTimes, RunJob
 from trtllm_hpc.scheduler.local import is_same_process
 from trtllm_hpc.scheduler.reasons import explain_reason
@@ -31,7 +32,6 @@ from trtllm_hpc.scheduler.states import (
     UNANSWERED,
     JobState,
 )
-from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 from trtllm_hpc.scheduler.waiting import Waiting
 from trtllm_hpc.scheduler.watcher import JobWatcher
 
@@ -147,10 +147,10 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     """
     jobs = _job_ids(run)
     if run.submission is not None and run.submission.within is not None:
-        job = sweep_job(run.submission)
-        return {stage: job for stage in jobs if job is not None}
-    if run.submission is None:
-        jobs |= _queued_by_hand(run, jobs, queued)
+        job = next(iter(run.submission.stages.values()))
+        return dict.fromkeys(jobs, sweep_job(run.submission.within, job.job_id))
+    if run.submission is None or not run.submission.complete:
+        jobs |= _unrecorded(run, jobs, queued)
     following = run.renewal
     if following is None:
         return RunJob.of(run.paths, run.plan, jobs)
@@ -160,14 +160,11 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
     return RunJob.of(run.paths, run.plan, jobs) | ({_NEXT: waiting["serve"]} if waiting else {})
 
 
-def sweep_job(record: SubmissionRecord) -> RunJob | None:
-    """Return the job that runs the stages of a sweep's variant; ``None`` for a run with jobs of its own."""
-    if record.within is None:
-        return None
-    paths = RunPaths(record.within)
+def sweep_job(folder: str, job_id: str) -> RunJob:
+    """Return the job that runs the variants of a sweep."""
     directive = {"option": "--job-name", "value": SWEEP_JOB_NAME}
     plan = {"stages": [{"name": "sweep", "directives": [directive]}]}
-    return RunJob.of(paths, plan, {"sweep": next(iter(record.stages.values())).job_id}).get("sweep")
+    return RunJob.of(RunPaths(folder), plan, {"sweep": job_id})["sweep"]
 
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
@@ -193,19 +190,40 @@ def _was_interrupted(run: RunSnapshot) -> bool:
     return recorded or (changed is not None and time.time() - changed.st_mtime > SUBMISSION_TIMEOUT_S)
 
 
-def _queued_by_hand(
+def _without_job(run: RunSnapshot, name: str, otherwise: JobState) -> StageStatus:
+    """Return the status of a stage that has no job: cancelled, if ``cancel`` has stopped its submission."""
+    request, record = run.stop_request, run.submission
+    stopped = record and not record.complete and request is not None and request.by == CANCEL
+    return _in_state(name, STATES["CANCELLED"] if stopped else otherwise)
+
+
+def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
+    """Return the jobs in Slurm's queue that run a script of this run, by stage, recorded or not.
+
+    A job is in no record if ``submit`` was killed, or the job before it (``serve.renew``) was cancelled, just
+    when Slurm took it. Raises SubmissionError if Slurm does not answer.
+    """
+    scripts = {run.paths.sbatch(stage): stage for stage in run.stages}
+    tokens = dict.fromkeys(scripts, run.submission.token if run.submission else None)
+    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(tokens)
+    return RunJob.of(run.paths, run.plan, {scripts[script]: job for script, job in found.items()})
+
+
+def _unrecorded(
     run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
-    """Return jobs submitted by hand that have not begun, by stage: Slurm knows which script a job runs."""
+    """Return by stage jobs that have not begun: submitted by hand, or lost by ``submit``."""
     scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
         if queued is None:
-            queued = Slurm(run.slurm_conf).find_scripts(scripts)
+            token = run.submission.token if run.submission else None
+            queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
     except SubmissionError as error:
-        error.message = (
-            f"Run {run.paths.run_id} is rendered. "
-            f"Whether its scripts were then submitted by hand is unknown: {error.message}"
-        )
+        if run.submission is None:
+            error.message = (
+                f"Run {run.paths.run_id} is rendered. "
+                f"Whether its scripts were then submitted by hand is unknown: {error.message}"
+            )
         raise
     return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
@@ -226,7 +244,7 @@ def _slurm_stage(
     run: RunSnapshot, name: str, job: RunJob | None, info: JobInfo | None, *, answered: bool = True
 ) -> StageStatus:
     if job is None:
-        return _in_state(name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
+        return _without_job(run, name, INTERRUPTED if _was_interrupted(run) else NOT_SUBMITTED)
     job_id = job.job_id
     last = last_mark(run, name) or _NO_EVENT
     if run.submission is not None and run.submission.within is not None:
@@ -265,6 +283,9 @@ def _slurm_stage(
         info = replace(info, state=STATES["FAILED"])
         note += ": its script never began, as if a file that bash reads first (BASH_ENV) had ended it"
     begins = sum(it.name == "stage_begin" and it.data.get("job_id") == job_id for it in run.events(name))
+    is_recorded = run.submission is None or name in run.submission.stages
+    if not info.state.final and not is_recorded and _was_interrupted(run):
+        note += "; its submission did not come to its end, so it does nothing once it starts"
     # It waits though its script has begun before, or that has begun twice.
     waits = info.state.name in ("PENDING", "REQUEUED", "REQUEUE_HOLD")
     requeued = begins > 1 or (begins == 1 and waits)
@@ -374,7 +395,7 @@ def _local_stage(run: RunSnapshot, name: str) -> StageStatus:
     if record is None and last is _NO_EVENT:
         return _in_state(name, NOT_SUBMITTED)
     if record is not None and job is None:
-        return _in_state(name, STATES["PENDING"] if record.complete else INTERRUPTED)
+        return _without_job(run, name, STATES["PENDING"] if record.complete else INTERRUPTED)
     job_id = str(last.data.get("job_id", "")) if job is None else job.job_id
     if job is not None and any(event.name == "stage_cancelled" for event in run.events(name)):
         return _in_state(name, STATES["CANCELLED"], job_id)  # its script may have recorded its end after that

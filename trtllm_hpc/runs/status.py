@@ -370,6 +370,7 @@ def _failures(stages: Iterable[StageStatus]) -> list[StageStatus]:
         cancelled_at = serve.times.ended_at
         if serve.stage == "serve" and serve.state == "CANCELLED" and serve.times.started_at and cancelled_at:
             ended = {it.stage: it.times.ended_at or cancelled_at for it in failed}
+            ended |= {it.stage: 0.0 for it in failed if it.state == INTERRUPTED.name}
             return [it for it in failed if it.stage != "companion" or ended[it.stage] < cancelled_at]
     return failed
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, write_text
+from trtllm_hpc.errors import SubmissionError, UnclearSubmission
+from trtllm_hpc.paths import RunPaths, call_name, locked, write_text
 from trtllm_hpc.plan.model import Plan, Stage
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runtime.bad_nodes import exclude_option
 from trtllm_hpc.runtime.process import start_ticks
-from trtllm_hpc.runtime.records import TOKEN_VARIABLE, try_event
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, try_event
+from trtllm_hpc.runtime.stop import CANCEL
 from trtllm_hpc.scheduler.local import StageScript, cancel_local, detached, local_executor
 from trtllm_hpc.scheduler.slurm import is_installed
 from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
@@ -58,6 +59,14 @@ def create_for_submission(
     return created
 
 
+@contextmanager
+def sole_command(paths: RunPaths) -> Iterator[None]:
+    """Keep other commands from changing a run meanwhile; raises SubmissionError if another one is at it."""
+    message = f"Another command submits, cancels or removes run {paths.run_id} right now."
+    with locked(paths.commands_lock, SubmissionError(message, hint=f"trtllm-hpc status {call_name(paths)}")):
+        yield
+
+
 class Turn(NamedTuple):
     """When a variant of a sweep may run."""
 
@@ -73,12 +82,12 @@ def submit_stages(
     completed: Mapping[str, StageJob] | None = None,
     turn: Turn | None = None,
 ) -> SubmissionRecord:
-    """Submit the scripts of a written run, in order; all of them or none.
+    """Submit the scripts of a written run, in order; all of them or none. The caller is its sole command.
 
-    On any failure or interruption the jobs submitted so far are cancelled. If this process is killed, they
-    end by themselves: each waits for the record to be complete before it does anything (``runtime.stage``).
+    On any failure, interruption or ``cancel`` the jobs submitted so far are cancelled. If this process is
+    killed, they end by themselves: each first waits for the record to be complete (``runtime.stage``).
     ``completed`` are jobs of an earlier submission that have done their stages; ``turn`` is that of a variant
-    of a sweep. Raises SubmissionError if Slurm refused a script.
+    of a sweep. Raises SubmissionError if Slurm refused a script, or the run was cancelled.
     """
     cluster = plan.cluster
     is_slurm = cluster.scheduler == "slurm"
@@ -96,6 +105,7 @@ def submit_stages(
             else:
                 executor = local_executor(plan.job, cluster, paths)
             for stage in plan.stages:
+                refuse_cancelled(paths)
                 with interruptions.hold():
                     with nullcontext() if is_slurm else detached(paths):
                         first = conditions if stage is plan.stages[0] else ()
@@ -103,9 +113,13 @@ def submit_stages(
                     jobs.append(job)
                     started = start_ticks(int(job.job_id)) if record.scheduler == "local" else None
                     record.add(paths, stage.name, job.job_id, started)
+            refuse_cancelled(paths)
             record.complete = True
             record.write(paths)
     except BaseException as error:  # above all KeyboardInterrupt: no job may be left behind
+        if isinstance(error, UnclearSubmission):
+            run = call_name(paths)
+            error.hint = f"trtllm-hpc cancel {run}, if Slurm has it now; then trtllm-hpc resume {run}"
         why = {}
         if isinstance(error, SubmissionError):
             why = {"reason": " ".join(error.message.split()), "next": error.hint}
@@ -118,6 +132,16 @@ def submit_stages(
             error.message += f"\nThe rendered scripts are in {paths.scripts}."
         raise
     return record
+
+
+def refuse_cancelled(paths: RunPaths) -> None:
+    """Raise SubmissionError if a user cancels the run that is being submitted."""
+    request = StopRequest.read(paths.stop_request)
+    if request is not None and request.by == CANCEL:
+        raise SubmissionError(
+            f"Run {paths.run_id} was cancelled while it was submitted: its jobs are cancelled.",
+            hint=f"trtllm-hpc resume {call_name(paths)} submits it again",
+        )
 
 
 def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ...]) -> StageScript:

@@ -92,14 +92,12 @@ def _add_stage_commands(commands: _Commands) -> None:
     # The job before this one, and its state in Slurm.
     purpose = "prepare to serve after another job; fails if it is not to"
     _add(commands, "follow", purpose, job=_WORD, state=_WORD)
-    following = _add(commands, "next", "record the job that is to serve after this one")
-    following.add_argument("job", help="empty if Slurm refused it")
+    _add(commands, "queue-next", "submit the job that is to serve after this one")
     unwanted = _add(commands, "unwanted", "print the next job's id if it is not to serve any more")
     unwanted.add_argument("exit_code", type=int)
     # The job whose server has ended, and its state in Slurm.
     purpose = "keep the next job from nodes at fault; prints what scontrol is to change"
     _add(commands, "exclude", purpose, job=_WORD, state={"default": ""})
-    _add(commands, "excluded", "print sbatch's option that keeps the next job from such nodes")
     _add(commands, "placed", "fail if this job has a node that it should not have")
     _add(commands, "engine", "build the engine, or find it in the cache")
     checkpoint = _add(commands, "gpus-per-node", "write the GPUs of a node into a checkpoint")
@@ -220,7 +218,7 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.stage import end
 
             end(paths, options.stage, options.exit_code)
-        case "follow" | "next" | "unwanted" | "exclude" | "excluded" | "placed":
+        case "follow" | "queue-next" | "unwanted" | "exclude" | "placed":
             return _renew(paths, options)
         case "engine":
             from trtllm_hpc.runtime.engine_cache.build import build_engine
@@ -279,21 +277,19 @@ def _run(paths: RunPaths, options: argparse.Namespace) -> int:
 
 
 def _renew(paths: RunPaths, options: argparse.Namespace) -> int:
-    from trtllm_hpc.runtime.bad_nodes import exclude_option, has_excluded_node
-    from trtllm_hpc.runtime.renewal import change_of_next, may_follow, note_next, unwanted_next
+    from trtllm_hpc.runtime.bad_nodes import has_excluded_node
+    from trtllm_hpc.runtime.renewal import change_of_next, may_follow, queue_next, unwanted_next
 
     match options.command:
         case "follow":
             return ExitCode.OK if may_follow(paths, options.job, options.state) else ExitCode.CANCELLED
-        case "next":
-            note_next(paths, options.job or None)
+        case "queue-next":
+            return ExitCode.OK if queue_next(paths) else ExitCode.SUBMISSION
         case "unwanted":
             print(unwanted_next(paths, options.exit_code) or "")
         case "exclude":
             if change := change_of_next(paths, options.job, options.state, sys.stdin):
                 print(change)
-        case "excluded":
-            print(exclude_option(paths))
         case "placed":
             return ExitCode.CANCELLED if has_excluded_node(paths) else ExitCode.OK
     return ExitCode.OK

@@ -14,10 +14,13 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.bad_nodes import EVENT, Pool, bad_hosts, exclude, exclude_option
+from trtllm_hpc.runtime.process import captured
 from trtllm_hpc.runtime.records import Event, JsonRecord, StopRequest, add_event, of_last_job, read_events
 from trtllm_hpc.runtime.stop import SUPERVISOR
+from trtllm_hpc.runtime.submission import submit_script
 
 RENEWAL = "renewal"
 """Who requests the stop of a server whose time limit is near."""
@@ -58,16 +61,37 @@ class FailedJob:
     """Its logs and records are in ``attempts/N`` with this number."""
 
 
-def note_next(paths: RunPaths, next_job_id: str | None) -> None:
-    """Record the job that was submitted to follow this one; ``None`` if Slurm refused it."""
-    job_id = os.environ["TRTLLM_HPC_JOB_ID"]
-    last = Renewal.read(paths.renewal)
-    if last is None or last.job_id != job_id:
-        last = Renewal(job_id)
-    replace(last, next_job_id=next_job_id).write(paths.renewal)
-    if next_job_id is None:
-        add_event(paths, "serve", "not_renewed", why="Slurm refused the next job")
-        print("The next server could not be queued: this one ends with its time limit.", flush=True)
+def queue_next(paths: RunPaths) -> bool:
+    """Submit the next server, which waits until this job has ended; record it, and return whether it waits.
+
+    It follows the server of this job, or of the one that this job was to follow and may not, because of a
+    node. Then the next job must not get that node either.
+    """
+    this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
+    named = [f"--job-name={os.environ['SLURM_JOB_NAME']}", f"--dependency=afterany:{this}"]
+    next_job_id, why, excluded = None, "", exclude_option(paths)
+    for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
+        try:
+            next_job_id = submit_script(
+                captured,
+                [*named, option] if option else named,
+                paths.sbatch("serve"),
+                os.urandom(8).hex(),
+                lambda answer, what: SubmissionError(f"{what}: {answer.stderr.strip()}"),
+            )
+            break
+        except (SubmissionError, OSError) as error:
+            why = str(error)
+            if isinstance(error, UnclearSubmission):
+                break  # another job could be a second one
+    if next_job_id is not None or follows == this:
+        last = Renewal.read(paths.renewal)
+        last = last if last is not None and last.job_id == follows else Renewal(follows)
+        replace(last, next_job_id=next_job_id).write(paths.renewal)
+    if next_job_id is None and follows == this:
+        add_event(paths, "serve", "not_renewed", why=why)
+        print(f"The next server could not be queued: this one ends with its time limit. {why}", flush=True)
+    return next_job_id is not None
 
 
 def may_follow(paths: RunPaths, job_id: str, state: str) -> bool:

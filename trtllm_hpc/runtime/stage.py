@@ -18,8 +18,8 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, r
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
-SUBMISSION_TIMEOUT_S = 75.0
-"""Longer than ``submit`` waits for one sbatch (60 s); counted from the last change of jobs.json."""
+SUBMISSION_TIMEOUT_S = 105.0
+"""Longer than one sbatch (60 s) and the search for its job (40 s); from the last change of jobs.json."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:

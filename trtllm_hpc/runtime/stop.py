@@ -18,6 +18,8 @@ from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 HEARTBEAT_INTERVAL_S = 5.0
 
+CANCEL = "cancel"
+"""Who requests the stop of a run that the user cancels; a submission stops, too."""
 SUPERVISOR = "supervisor"
 """Who requests the stop of all instances after a failure."""
 SUPERVISOR_VARIABLE = "TRTLLM_HPC_SUPERVISOR"

@@ -88,8 +88,8 @@ class RunJob:
         return inside and self.has_name_of(origin)
 
     def has_name_of(self, origin: Origin) -> bool:
-        """Return whether a job of this origin has this job's user and name."""
-        return origin.uid in self.uids and origin.name == self.name
+        """Return whether a job of this origin has this job's user and name, with or without a token."""
+        return origin.uid in self.uids and self.name in (origin.name, origin.name.partition(":")[0])
 
 
 def _names(origin: Origin, script: str) -> bool:

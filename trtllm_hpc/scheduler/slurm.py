@@ -15,6 +15,8 @@ from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.runtime.process import captured
+from trtllm_hpc.runtime.records import TOKEN_VARIABLE
+from trtllm_hpc.runtime.submission import QUEUE, queued, submit_script
 from trtllm_hpc.scheduler.job_info import (
     JobInfo,
     JobTimes,
@@ -23,9 +25,8 @@ from trtllm_hpc.scheduler.job_info import (
     accounted,
     by_id,
     together,
-    whole_job,
 )
-from trtllm_hpc.scheduler.reasons import names_no_nodes
+from trtllm_hpc.scheduler.reasons import explain_reason, limit_of, names_no_nodes
 from trtllm_hpc.scheduler.states import LAUNCH_FAILED, LOST, JobState, parse_state
 
 TIMEOUT_S = 60.0
@@ -86,23 +87,21 @@ class Slurm:
     ) -> str:
         """Submit a script unchanged; return the job id, or raise SubmissionError with sbatch's message.
 
-        ``further`` options go before those in the script; after a ``:`` they are of the next component of a
-        heterogeneous job.
+        Slurm keeps the token in ``environment``, or another one. ``further`` options go before those in the
+        script; after a ``:`` they are of the next component of a heterogeneous job.
         """
-        options = ["--parsable"]
+        options: list[str] = []
         if dependency is not None:
             # A stage whose predecessor failed must leave the queue.
             options += [f"--dependency={dependency}", "--kill-on-invalid-dep=yes"]
-        # A session of its own: Ctrl-C in the terminal must not cut a submission
-        # in two, between Slurm taking the job and its id being written down.
-        answer = self._run(["sbatch", *options, *further, str(script)], environment, new_session=True)
-        if answer.returncode:
-            raise _refused(answer, f"sbatch refused {script}")
-        # "JOBID" or "JOBID;CLUSTER" (sbatch(1), --parsable).
-        match = re.search(r"^(\d+)(;\S+)?\s*$", answer.stdout.strip().rpartition("\n")[2])
-        if match is None:
-            raise SubmissionError(f"sbatch answered {answer.stdout!r}, which is no job id.")
-        return match[1]
+
+        def run(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+            # A session of its own: Ctrl-C in the terminal must not cut a submission
+            # in two, between Slurm taking the job and its id being written down.
+            return run_command(command, self.conf, timeout_s=timeout_s, extra=environment, new_session=True)
+
+        token = (environment or {}).get(TOKEN_VARIABLE) or os.urandom(8).hex()
+        return submit_script(run, [*options, *further], script, token, _refused)
 
     def query(self, jobs: Iterable[RunJob]) -> dict[RunJob, JobInfo]:
         """Return what Slurm knows of these jobs; jobs unknown to it are left out.
@@ -133,16 +132,17 @@ class Slurm:
                 known[job] = JobInfo(job.job_id, replace(LOST, sentence=sentence))
         return known
 
-    def find_scripts(self, scripts: Iterable[Path]) -> dict[Path, str]:
-        """Return the ids of this user's queued jobs that run one of these scripts; the newest of each."""
-        wanted = {str(script): script for script in scripts}
-        if not wanted or not is_installed():
+    def find_scripts(self, scripts: Mapping[Path, str | None]) -> dict[Path, str]:
+        """Return the newest queued job of this user that runs a script, or carries its token; by script."""
+        if not scripts or not is_installed():
             return {}
-        answer = self._run(["squeue", "--noheader", "--me", "--format=%i|%o"])
+        answer = self._run(list(QUEUE))
         if answer.returncode:
             raise _refused(answer, "squeue failed")
-        lines = (line.split("|", 1) for line in answer.stdout.splitlines() if "|" in line)
-        return {wanted[script]: whole_job(job_id) for job_id, script in lines if script in wanted}
+        wanted = {str(script): script for script in scripts}
+        wanted |= {f"{script.stem}:{token}": script for script, token in scripts.items() if token}
+        jobs = queued(answer.stdout)
+        return {wanted[word]: job for job, _, run, marks in jobs for word in (run, *marks) if word in wanted}
 
     def nodes(self, partition: str | None) -> list[str]:
         """Return a line ``NODE|HOST NAME|STATE`` for each node; none if Slurm does not tell."""
@@ -293,9 +293,9 @@ class Slurm:
         return found
 
     def _run(
-        self, command: list[str], extra: dict[str, str] | None = None, *, new_session: bool = False
+        self, command: list[str], extra: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        return run_command(command, self.conf, timeout_s=self.timeout_s, extra=extra, new_session=new_session)
+        return run_command(command, self.conf, timeout_s=self.timeout_s, extra=extra)
 
 
 def run_command(
@@ -417,9 +417,15 @@ def _refused(answer: subprocess.CompletedProcess[str], what: str) -> SubmissionE
         return SubmissionError(f"Slurm cannot be reached from this machine: {last}.", hint=_LOGIN_NODE_HINT)
     transient = any(sign in message for sign in _TRANSIENT)
     hint = _CONTROLLER_HINT if transient else None
+    unnamed = "AccountingPolicy" if "accounting/QOS policy" in message else None
+    limit = next((word for word in re.findall(r"\w+", message) if limit_of(word)), unnamed)
+    if limit is not None and "Submit" in limit:
+        hint = f"squeue --me ({limit}: wait until some of these jobs end, or cancel some), then submit again"
+    elif limit is not None:
+        hint = f"sacctmgr show assoc user=$USER, and sacctmgr show qos: {explain_reason(limit)}"
     # "Invalid account or account/partition combination specified" is about the account.
-    if "account" in message.lower():
+    elif re.search(r"\baccount\b", message, re.IGNORECASE):
         hint = "sacctmgr show assoc user=$USER, then set account in the cluster profile"
-    elif "partition" in message.lower():
+    elif re.search(r"\bpartition\b", message, re.IGNORECASE):
         hint = "sinfo, then set partition in the cluster profile"
     return SubmissionError(f"{what}: {message}", hint=hint, transient=transient)

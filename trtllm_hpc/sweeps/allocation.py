@@ -89,13 +89,10 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         for it in runs:
             _record(it, cluster, token, StageJob(job_id, time.time(), started), paths)
     except BaseException:  # Ctrl-C above all: a job that nobody knows must not hold nodes
-        mine = SubmissionRecord(
-            cluster.scheduler, stages={_STAGE: StageJob(job_id, 0.0)}, within=str(paths.folder)
-        )
         if cluster.scheduler == "local":
             signal_group(int(job_id), signal.SIGTERM)
-        elif (job := sweep_job(mine)) is not None:
-            Slurm(cluster.slurm_conf).cancel([job])
+        else:
+            Slurm(cluster.slurm_conf).cancel([sweep_job(str(paths.folder), job_id)])
         raise
 
 

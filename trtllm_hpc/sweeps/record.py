@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -91,10 +92,16 @@ def read_record(paths: SweepPaths) -> SweepRecord:
         variants = [Variant(**known_fields(Variant, variant)) for variant in raw.pop("variants")]
         return SweepRecord(**known_fields(SweepRecord, raw), variants=variants)
     except (ValueError, OSError, AttributeError, TypeError, KeyError):
+        end_jobs = f"trtllm-hpc sweep cancel {shlex.quote(str(paths.folder))} ends its jobs"
         raise RunNotFound(
             f"{paths.folder} is not the folder of a sweep, or its sweep.json is damaged.",
-            hint="trtllm-hpc sweep list",
+            hint=end_jobs if run_folders(paths) else "trtllm-hpc sweep list",
         ) from None
+
+
+def run_folders(paths: SweepPaths) -> list[str]:
+    """Return the names of the variants that have a run folder."""
+    return sorted(file.parent.name for file in paths.folder.glob("*/plan.json"))
 
 
 def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
@@ -106,8 +113,10 @@ def find_sweep(name: str, runs_folder: Path) -> SweepPaths:
     sweeps = list(list_sweeps(runs_folder))
     if name == "latest" and sweeps:
         return sweeps[0]
-    if name != "latest" and SweepPaths(Path(name)).record.is_file():
-        return SweepPaths(Path(name))
+    named = SweepPaths(Path(name))
+    is_sweep = named.record.is_file() or (named.folder.parent.name == SWEEPS and run_folders(named))
+    if name != "latest" and is_sweep:
+        return named
     for found in sweeps:
         if name in (found.sweep_id, _job_of(found)):
             return found

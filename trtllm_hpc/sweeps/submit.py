@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, locked, read_json
 from trtllm_hpc.plan.model import read_stages
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.resume import prepare_rest, resume_run
 from trtllm_hpc.runs.status import RunState
-from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, submit_stages
+from trtllm_hpc.runs.submit import (
+    Rest,
+    Turn,
+    refuse_cancelled,
+    require_scheduler,
+    sole_command,
+    submit_stages,
+)
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 from trtllm_hpc.sweeps.allocation import submit_in_one
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
@@ -28,12 +34,8 @@ OnProgress = Callable[[str, int, int], object]
 @contextmanager
 def alone(paths: SweepPaths) -> Iterator[None]:
     """Keep other processes from submitting or cancelling variants. Raises SubmissionError if one is at it."""
-    with paths.lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            message = f"Another process submits or cancels variants of {paths.sweep_id} right now."
-            raise SubmissionError(message, hint=f"trtllm-hpc sweep status {paths.sweep_id}") from None
+    message = f"Another process submits or cancels variants of {paths.sweep_id} right now."
+    with locked(paths.lock, SubmissionError(message, hint=f"trtllm-hpc sweep status {paths.sweep_id}")):
         yield
 
 
@@ -59,6 +61,9 @@ def submit_variants(
         live = [paths.run(it.name) for it in record.variants if it.name in rows and rows[it.name].live]
         left = [name for name in names if name in rows and not rows[name].live]
         left = [name for name in left if rows[name].state is not RunState.COMPLETED]
+        for run in map(paths.run, left):
+            if read_submission(run) is None:
+                run.stop_request.unlink(missing_ok=True)  # of a cancel before this command
         if record.allocation == "one":
             _submit_in_one(paths, record, left)
             return len(left)
@@ -76,11 +81,12 @@ def submit_variants(
 
 
 def _submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
-    for name in names:
-        if read_submission(paths.run(name)) is not None:
-            prepare_rest(paths.run(name))  # moves what the earlier attempt wrote out of the way
-    if names:
-        submit_in_one(paths, record, names)
+    with ExitStack() as held:
+        for run in map(paths.run, names):
+            held.enter_context(sole_command(run))
+            refuse_cancelled(run) if read_submission(run) is None else prepare_rest(run)
+        if names:
+            submit_in_one(paths, record, names)
 
 
 def _refuse_silence(sentence: str) -> None:
@@ -102,7 +108,7 @@ class _Queue:
         self._builds: dict[str, str] = {}
         records = [(run, found) for run in live if (found := read_submission(run)) is not None]
         for run, found in sorted(
-            records, key=lambda it: max(job.submitted_at for job in it[1].stages.values())
+            records, key=lambda it: max((job.submitted_at for job in it[1].stages.values()), default=0.0)
         ):
             self._remember(run, found)
 
@@ -113,7 +119,8 @@ class _Queue:
             job, cluster = read_spec(run.spec), read_cluster(run.cluster)
             rest = Rest(job, cluster, read_stages(RunSnapshot(run).plan))
             require_scheduler(rest)
-            self._remember(run, submit_stages(rest, run, turn=turn))
+            with sole_command(run):
+                self._remember(run, submit_stages(rest, run, turn=turn))
         else:
             self._remember(run, resume_run(run, turn))
 
