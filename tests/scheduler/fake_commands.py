@@ -183,7 +183,7 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
     given = options(cluster, "squeue", arguments, known)
     fields = {"%i": "id", "%T": "state", "%r": "reason", "%N": "nodes", "%P": "partition"}
     fields |= {"%V": "submitted", "%S": "started", "%e": "ends"}
-    fields |= {"%a": "account", "%q": "qos", "%Q": "priority"}
+    fields |= {"%a": "account", "%q": "qos"}
     fields |= {"%U": "uid", "%u": "user", "%j": "name", "%Z": "folder", "%o": "script"}
     columns = given["--format"].split(SEPARATOR)
     if given["--states"] != "all" or given[""] or any(column not in fields for column in columns):
@@ -199,18 +199,13 @@ def squeue(cluster: Cluster, arguments: list[str]) -> int:
         for name, info in cluster.components(job) if cluster.visible(job) else ():
             row = {"reason": "None", "nodes": "", "partition": "batch", **described(info), "id": name}
             row = {**dict.fromkeys(("submitted", "started", "ends"), "N/A"), **row}
-            row = {"account": "mine", "qos": "normal", "priority": 1, **row}
+            row = {"account": "mine", "qos": "normal", **row}
             row["state"] = row["state"].split(" ")[0]
             print(SEPARATOR.join(str(row[fields[column]]) for column in columns))
     return 0
 
 
 def sacctmgr(cluster: Cluster, arguments: list[str]) -> int:
-    if arguments == ["--noheader", "--parsable2", "show", "configuration"]:
-        # Part of what Slurm 22.05 prints: slurm.conf's key of this name does not decide.
-        print("Configuration data as of 2026-11-26T08:11:49\nPrivateData            = jobs\n")
-        print(f"SlurmDBD configuration:\nPrivateData            = {cluster.record['private']}")
-        return 0
     if arguments[:3] != ["--noheader", "--parsable2", "show"] or not arguments[-1].startswith("format="):
         cluster.violation("sacctmgr", " ".join(arguments))
     if cluster.record["limits"] is None:

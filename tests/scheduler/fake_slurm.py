@@ -70,7 +70,6 @@ class FakeSlurm:
                 "nodes": ["n1", "n2", "n3"],
                 "unavailable": {},
                 "limits": {},
-                "private": "none",
             }
         )
         program = folder / "fake_commands.pyc"
@@ -121,8 +120,7 @@ class FakeSlurm:
         """Change the cluster.
 
         ``accounting``: whether sacct answers; ``limits``: what sacctmgr shows by the words of the question,
-        or ``None``: it refuses to answer;
-        ``private``: what accounting hides from users of others (slurmdbd's ``PrivateData``).
+        or ``None``: it refuses to answer.
         """
         with self._changed() as record:
             record.update(settings)

@@ -11,7 +11,6 @@ from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli.completion import complete_with
 from trtllm_hpc.cli.options import (
     Time,
-    cluster_option,
     complete_run,
     found_run,
     json_option,
@@ -28,7 +27,6 @@ from trtllm_hpc.runs.find import list_runs
 from trtllm_hpc.runs.prune import PrunedRuns
 from trtllm_hpc.runs.status import RunState
 
-_DAY_S = 86_400.0
 _STATES = click.Choice([it.value for it in RunState])
 
 
@@ -41,8 +39,6 @@ def _job_names(ctx: click.Context) -> list[str]:
 @click.option("--state", "states", type=_STATES, multiple=True, help="Only runs in it.  [repeatable]")
 @click.option("--name", metavar="JOB", shell_complete=complete_with(_job_names), help="Only this job's runs.")
 @click.option("--since", type=Time(), metavar="SPAN", help="Only runs made in the last 90m, 12h, 7d, 2w.")
-@click.option("--all-users", is_flag=True, help="Everybody's runs on --cluster, by Slurm's accounting.")
-@cluster_option
 @runs_option
 @json_option
 @click.pass_context
@@ -51,8 +47,6 @@ def command(
     states: tuple[str, ...],
     name: str | None,
     since: float | None,
-    all_users: bool,
-    cluster: str,
     runs: Path | None,
     as_json: bool,
 ) -> None:
@@ -60,38 +54,25 @@ def command(
 
     Slurm is asked once, for all runs that have not ended.
 
-    With --all-users: the runs of everybody in the last day, or since --since, with
-    user, GPUs and GPU-hours, if Slurm shows you other users' jobs.
-
     \b
     Examples:
       trtllm-hpc runs
-      trtllm-hpc runs --all-users --state running --since 7d
       trtllm-hpc runs --state serving --state pending
       trtllm-hpc runs --name tiny-llama --since 7d --json
       trtllm-hpc runs prune --older-than 30d
       trtllm-hpc runs diff yesterday latest
     """
     if context.invoked_subcommand is not None:
-        if as_json or states or all_users or name is not None or since is not None or runs is not None:
+        if as_json or states or name is not None or since is not None or runs is not None:
             raise click.UsageError(f"Write options after {context.invoked_subcommand!r}.")
         return
 
-    if not all_users:
-        rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
-    else:
-        from trtllm_hpc.runs.all_users import runs_of_all_users
-        from trtllm_hpc.scheduler.slurm import Slurm
-        from trtllm_hpc.validation.load import load_cluster
-
-        slurm = Slurm(load_cluster(cluster).slurm_conf)
-        found = runs_of_all_users(slurm, since or _DAY_S, time.time())
-        rows = [it for it in found if name in (None, it.name) and (not states or it.state in states)]
+    rows = Run.overview(runs, states=states, name=name, since_s=since, on_warning=print_warning)
     if as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo(f"no such runs {'on this cluster' if all_users else f'in {runs_folder(context)}'}")
+        click.echo(f"no such runs in {runs_folder(context)}")
         return
 
     print_table(runs_table(rows, time.time()))

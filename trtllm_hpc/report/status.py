@@ -88,11 +88,9 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
     """Return a table with one row for each run; ``now`` in seconds since the epoch."""
     saved = ("saved",) if any(run.saved_gpu_hours for run in runs) else ()
     headers: tuple[str, ...] = ("run", "state", "model", "endpoint", "age", "waited", "GPU-h", *saved)
-    if any(run.user is not None for run in runs):
-        headers = ("user", "run", "state", "GPUs", "age", "GPU-h")
     table = Table(
         *headers,
-        right=("age", "waited", "GPUs", "GPU-h", "saved"),
+        right=("age", "waited", "GPU-h", "saved"),
         one_line=headers,
         optional=("endpoint", "model", "saved", "GPU-h", "waited"),
         gap=2,
@@ -104,8 +102,6 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
             "model": PurePath(run.model).name if run.model else NONE,
             "endpoint": run.endpoint or NONE,
             "waited": NONE if run.waited_s is None else format_duration(run.waited_s),
-            "user": run.user or NONE,
-            "GPUs": str(run.gpus),
             "age": format_duration(max(0.0, now - run.created_at)),
             "GPU-h": quantity(run.gpu_hours, 2),
             "saved": quantity(run.saved_gpu_hours, 2),

@@ -63,10 +63,6 @@ class ListedRun:
     """Whether every job has ended, and the run stays as it is."""
     live: bool = False
     """Whether a job of the run is in the queue or runs."""
-    user: str | None = None
-    """Whose run it is, as the next field only with ``--all-users``."""
-    gpus: int | None = None
-    """That its largest job has asked for."""
 
 
 @dataclass(frozen=True)

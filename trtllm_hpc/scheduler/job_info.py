@@ -139,9 +139,8 @@ class JobInfo:
     """GPUs that it was given; ``None`` if accounting does not say."""
     energy_j: float | None = None
     """``None`` where Slurm does not measure it."""
-    priority: int | None = None
-    """Of a pending job, as are the next two."""
     account: str = ""
+    """Of a pending job, as is the next."""
     qos: str = ""
     origin: Origin = field(default_factory=Origin)
 

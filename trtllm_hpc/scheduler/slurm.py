@@ -38,7 +38,7 @@ a script, and SQUEUE_USERS would make a running job look lost."""
 
 _SEPARATOR = "\x1f"
 """Between columns: names of jobs and paths may contain every character that can be typed."""
-_COLUMNS = ("%i", "%T", "%r", "%N", "%P", "%V", "%S", "%e", "%a", "%q", "%Q", "%U", "%u", "%j", "%Z", "%o")
+_COLUMNS = ("%i", "%T", "%r", "%N", "%P", "%V", "%S", "%e", "%a", "%q", "%U", "%u", "%j", "%Z", "%o")
 _ACCOUNTED = (
     "JobID,State,ExitCode,NodeList,Submit,Start,End,AllocTRES,ConsumedEnergyRaw,"
     "UID,User,JobName,WorkDir,SubmitLine"
@@ -194,12 +194,11 @@ class Slurm:
             pending = reason if parsed.name == "PENDING" else ""
             unavailable = self._unavailable_nodes(partition) if names_no_nodes(pending) else ""
             times = _times(parsed, *map(_moment, row[5:8]))
-            account, qos, priority, uid, *origin = row[8:]
+            account, qos, uid, *origin = row[8:]
             info = JobInfo(job_id, parsed, pending, unavailable, nodes, times=times)
             info = replace(info, origin=Origin(_uid(uid), *origin))
-            number = int(priority) if priority.isdecimal() else None
             waits = parsed.name == "PENDING"
-            found.append(replace(info, account=account, qos=qos, priority=number) if waits else info)
+            found.append(replace(info, account=account, qos=qos) if waits else info)
         return by_id(found)
 
     def _unavailable_nodes(self, partition: str) -> str:
@@ -237,30 +236,6 @@ class Slurm:
             self._no_accounting = True
             return {}
         return by_id(_accounted(answer.stdout))
-
-    def jobs_of_all_users(self, since_s: float) -> list[JobInfo]:
-        """Return everybody's jobs that were in the queue or ran in the last so many seconds.
-
-        Raises SubmissionError if accounting does not answer, or shows a user nobody else's jobs.
-        """
-        shown = self._run([*_SACCTMGR, "show", "configuration"]).stdout.partition("SlurmDBD configuration")[2]
-        user = getpass.getuser()
-        # sacct answers without an error then, and leaves out the jobs of others.
-        if re.search(r"^PrivateData\s*=.*\b(jobs|all)\b", shown, re.MULTILINE) and os.getuid():
-            level = self._run([*_SACCTMGR, "show", "user", user, "format=AdminLevel"]).stdout.strip()
-            if level not in ("Operator", "Administrator"):
-                raise SubmissionError(
-                    f"Slurm's accounting shows {user} nobody else's jobs (PrivateData in slurmdbd.conf).",
-                    hint="trtllm-hpc runs shows your own; an operator of Slurm (sacctmgr) sees everybody's",
-                )
-        command = ["sacct", "--noheader", "--parsable2", f"--delimiter={_SEPARATOR}", "--allocations"]
-        # What a job that waits has asked for, it will be given.
-        columns = f"--format={_ACCOUNTED.replace('AllocTRES', 'ReqTRES')}"
-        times = ["--allusers", f"--starttime=now-{round(since_s)}seconds"]
-        answer = self._run([*command, *times, columns], _SECONDS)
-        if answer.returncode:
-            raise _refused(answer, "Slurm's accounting does not list the jobs of all users")
-        return _accounted(answer.stdout)
 
     def most_jobs(self, qos: str | None = None) -> int | None:
         """Return how many jobs this user may have in the queue at once; ``None``: no limit is known.
