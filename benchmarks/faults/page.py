@@ -23,7 +23,7 @@ recovers are injected into one run one after the other, and undone once they are
   command has to read long logs, they are those that its answer takes: at most 3, for `explain` 10.
 - **exit** is the exit code of `submit --wait`.
 - **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`,
-  `/tmp/python_env_*`, temporary files in the run folder.
+  temporary files in the run folder.
 """
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.fault import Fault, Moment
@@ -18,7 +17,7 @@ from benchmarks.faults.results import Result
 from benchmarks.faults.scene import Scene
 from benchmarks.faults.site import Site
 from tests.local.test_local_profile import leftovers as local_leftovers
-from tests.slurm.conftest import USER, Person
+from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import SMALL, one_rank, two_ranks
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths, read_json
@@ -57,7 +56,6 @@ def measure(site: Site, fault: Fault) -> Result:
     """
     person = site.person(fault.name)
     scene = Scene(site, person, _sections(site, fault), runs=person.folder / "runs")
-    environments = _python_environments()
     with ExitStack() as prepared, ExitStack() as injected:
         prepared.enter_context(fault.prepare(scene))
         if fault.moment is Moment.BEFORE:
@@ -77,7 +75,7 @@ def measure(site: Site, fault: Fault) -> Result:
                 seen = Seen(errors, seconds=round(time.time() - begun_at, 1))
             injected.close()
             explained = _explained(scene) if exit_code and not fault.survives else ""
-            left = leftovers(scene.person, scene.run, environments)
+            left = leftovers(scene.person, scene.run)
         finally:
             submitting.kill()
             submitting.communicate()
@@ -101,7 +99,7 @@ def measure_living(site: Site, faults: Sequence[Fault], tell: Callable[[str], No
     sections = _sections(site, replace(first, requests=900))
     sections["serve"]["tls"] = True
     scene = Scene(site, person, sections, runs=person.folder / "runs")
-    environments, submitting = _python_environments(), _submit(scene, first)
+    submitting = _submit(scene, first)
     measured: list[tuple[Fault, Seen, list[str]]] = []
     try:
         _await(scene, Moment.MEASURES, submitting)
@@ -118,7 +116,7 @@ def measure_living(site: Site, faults: Sequence[Fault], tell: Callable[[str], No
                 break
         person.types("cancel", scene.paths.folder)
         exit_code, _ = _end(submitting, scene)
-        left = leftovers(person, scene.run, environments)
+        left = leftovers(person, scene.run)
     finally:
         submitting.kill()
         submitting.communicate()
@@ -255,29 +253,26 @@ def _end(submitting: subprocess.Popen[str], scene: Scene) -> tuple[int | None, s
     return submitting.returncode, " ".join(map(str.strip, found)) if words else errors.strip()[-300:]
 
 
-def leftovers(person: Person, run: RunPaths | None, environments: set[str]) -> list[str]:
+def leftovers(person: Person, run: RunPaths | None) -> list[str]:
     """What is left after the end of a run: jobs, processes, memory, files.
 
-    Args:
-        environments: folders of Triton's Python backend that were there before.
+    The empty folder that Triton's Python backend makes in /tmp shows no job, so it does not count.
     """
     eventually(lambda: not person.jobs_in_queue(), 30)
     left = [f"job {job}" for job in person.jobs_in_queue()]
     if not left:
         eventually(lambda: not person.leftovers(), LEFT_S)
     left += [one[:100] for one in person.leftovers()]
-    left += sorted(_python_environments() - environments)
     if run is not None and run.folder.exists():
         left += (
             [f"this machine: {it}" for it in local_leftovers(run)] if person.profile.stem == "local" else []
         )
-        left += [f"run folder: {file.relative_to(run.folder)}" for file in run.folder.rglob(".*")]
+        left += [
+            f"run folder: {file.relative_to(run.folder)}"
+            for file in run.folder.rglob(".*")
+            if file.name != run.commands_lock.name
+        ]
     return left
-
-
-def _python_environments() -> set[str]:
-    """The folders of Triton's Python backend of the user who submits."""
-    return {str(it) for it in Path("/tmp").glob("python_env_*") if it.stat().st_uid == USER.pw_uid}
 
 
 def _without(text: str, scene: Scene) -> str:
@@ -293,7 +288,6 @@ def kill_submits(
     runs_with_leftovers = 0
     for number in range(moments):
         person = site.person(f"{name}-{number}")
-        environments = _python_environments()
         person.environment = {"TRTLLM_HPC_GATE_SECONDS": "3"}
         scene = Scene(site, person, one_rank(site.engines[1]), runs=person.folder / "runs")
         job = person.job(name, **scene.sections)
@@ -309,7 +303,7 @@ def kill_submits(
         told[state] += 1
         if run is not None and state == "complete":
             person.types("cancel", run.folder)
-        found = leftovers(person, run, environments)
+        found = leftovers(person, run)
         tell(f"  {number + 1}: killed after {moment:.2f} s, submitted: {state}, left: {found}")
         runs_with_leftovers += bool(found)
         left += [f"after {moment:.2f} s: {one}" for one in found]

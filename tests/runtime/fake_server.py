@@ -13,7 +13,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
@@ -107,10 +106,7 @@ def main() -> None:
     prefix = os.environ.get("FAKE_PREFIX")
     if prefix:
         Path(f"/dev/shm/{prefix}region").write_text("x")
-    # As Triton's Python backend does, and keeps the path in its memory.
-    made = tempfile.mkdtemp(prefix="python_env_", dir="/tmp") if "environment" in BEHAVIOUR else None
     facts = {
-        "python_environment": made,
         "pid": os.getpid(),
         "children": children,
         "argv": sys.argv[1:],

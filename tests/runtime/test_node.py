@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,19 +90,6 @@ def test_a_planted_link_is_removed_and_not_followed(tmp_path: Path) -> None:
     link.symlink_to(tmp_path)
     assert remove_leftovers(prefix) == [str(link)]
     assert not link.is_symlink() and (tmp_path / "precious").exists()
-
-
-def test_only_a_folder_of_the_python_backend_goes_with_a_rank(tmp_path: Path) -> None:
-    prefix = f"trt{os.getpid()}_"
-    own = Path(tempfile.mkdtemp(prefix="python_env_", dir="/tmp"))
-    elsewhere = tmp_path / "python_env_x"
-    elsewhere.mkdir()
-    for rank, target in enumerate((own, elsewhere)):
-        scratch = SCRATCH / f"{prefix}{rank}_x"
-        scratch.mkdir()
-        (scratch / "python_environment").symlink_to(target)
-    assert remove_leftovers(prefix) == [str(own), *(f"/tmp/{prefix}{rank}_x" for rank in (0, 1))]
-    assert not own.exists() and elsewhere.exists()
 
 
 def test_the_next_job_removes_what_ended_jobs_left_and_nothing_else(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from trtllm_hpc.logs.diagnose import first_failure
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
-from trtllm_hpc.runtime.node import SCRATCH
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.runtime.stop import request_stop
 
@@ -56,25 +54,6 @@ def test_a_killed_server_is_recorded_and_leaves_nothing(ranks: Ranks) -> None:
     assert not any(is_alive(pid) for pid in facts["children"])
     assert ranks.left() == []
     assert not ranks.runtime.paths.ready_record("serve").exists(), "nobody is ready there"
-
-
-def test_a_killed_server_leaves_no_folder_of_the_python_backend(ranks: Ranks, tmp_path: Path) -> None:
-    """Two ranks of a node start at once, and one of them lives on."""
-    server = tmp_path / "tritonserver"
-    script = Path(__file__).with_name("fake_server.py").read_text()
-    server.write_text(f"#!{sys.executable} -IS\n{script}")  # so the kernel keeps the name of the real one
-    server.chmod(0o755)
-    processes = [ranks.start(rank, world=2, behaviour="environment", server=str(server)) for rank in (0, 1)]
-    folders = [Path(ranks.facts(rank)["python_environment"]) for rank in (0, 1)]
-    links = [next(SCRATCH.glob(f"{ranks.prefix}{rank}_*")) / "python_environment" for rank in (0, 1)]
-    assert eventually(lambda: all(link.is_symlink() for link in links))
-    assert [link.readlink() for link in links] == folders
-    os.kill(ranks.facts(1)["pid"], signal.SIGKILL)
-    end(processes[1])
-    assert [folder.exists() for folder in folders] == [True, False]
-    os.kill(ranks.facts(0)["pid"], signal.SIGKILL)
-    end(processes[0])
-    assert not folders[0].exists()
 
 
 def test_the_servers_own_reason_is_recorded(ranks: Ranks) -> None:

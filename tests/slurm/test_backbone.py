@@ -390,14 +390,9 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     _, run = person.submit(person.job("again", **two_ranks(engine, companion=companion)), wait=False)
     assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
     record = person.rank(run, 0)
-    # The nodes share /tmp, and both servers started in the same second.
-    links = list(Path("/tmp").glob(f"trt{record.job_id}_*/python_environment"))
-    environments = {link.readlink() for link in links}
-    assert len(environments) == 2 and all(folder.is_dir() for folder in environments)
     os.kill(server_process(person.node(record.host)), signal.SIGKILL)
     person.failed(run)
     assert person.has_no_jobs()
-    assert eventually(lambda: not any(folder.exists() for folder in environments), 10), environments
     person.run("sed", "-i", "s/requests: 600/requests: 6/", run.spec)  # the folder is theirs to edit
     resumed = person.types("resume", run.folder, "--wait")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr

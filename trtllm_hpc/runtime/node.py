@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from trtllm_hpc.runtime.process import all_processes, output_of
-from trtllm_hpc.runtime.python_backend import environment_of
 
 _SIOCGIFADDR = 0x8915
 """ioctl that returns an interface's IPv4 address (netdevice(7))."""
@@ -168,13 +167,11 @@ def make_private(prefix: str) -> None:
 def remove_leftovers(prefix: str) -> list[str]:
     """Remove this node's shared memory and scratch folders that begin with ``prefix``; returns them.
 
-    With a scratch folder goes what Triton's Python backend has made elsewhere. The caller's prefix carries a
-    job id, so nothing of another job can match.
+    The caller's prefix carries a job id, so nothing of another job can match.
     """
     if not prefix:
         raise ValueError("an empty prefix would remove everybody's shared memory")
     found = [file for folder in (SHM, SCRATCH) for file in folder.iterdir() if file.name.startswith(prefix)]
-    found += [environment for file in found if (environment := environment_of(file))]
     return [str(file) for file in sorted(found) if _remove(file)]
 
 

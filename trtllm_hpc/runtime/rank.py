@@ -37,7 +37,7 @@ from trtllm_hpc.runtime.process import (
     start_bound,
     step_daemon,
 )
-from trtllm_hpc.runtime.python_backend import ModelProcesses, PythonEnvironment
+from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions, expand, find_program
 from trtllm_hpc.runtime.servers import driver_of
@@ -90,7 +90,6 @@ class RankSupervisor:
         try:
             # Not in rank.sh: from now on no signal leaves this rank's own folder behind.
             scratch, _ = make_owned(self._options.prefix)
-            environment = PythonEnvironment(scratch)
             child = self._start(scratch)
         except StartFailed as error:
             return self._not_started(error.message, error.hint)
@@ -99,11 +98,9 @@ class RankSupervisor:
             return self._not_started(sentence, "look at triton.server in the cluster profile")
         try:
             self._gpus.begin()
-            environment.begin()
             self._watch(child)
             end = self._conclude(child.returncode)
         finally:
-            environment.end()
             self._gpus.end()
             if self._leader is not None:
                 self._leader.withdraw()
