@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,21 +203,26 @@ def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
     A job is in no record if ``submit`` was killed, or the job before it (``serve.renew``) was cancelled, just
     when Slurm took it. Raises SubmissionError if Slurm does not answer.
     """
-    scripts = {run.paths.sbatch(stage): stage for stage in run.stages}
-    tokens = dict.fromkeys(scripts, run.submission.token if run.submission else None)
-    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(tokens)
-    return RunJob.of(run.paths, run.plan, {scripts[script]: job for script, job in found.items()})
+    return RunJob.of(run.paths, run.plan, {} if run.is_local else _queued(run, run.stages))
+
+
+def _queued(
+    run: RunSnapshot, stages: Iterable[str], queued: Mapping[Path, str] | None = None
+) -> dict[str, str]:
+    """Return the newest queued job of each of these stages; ``queued`` as for :func:`stages_of`."""
+    scripts = {run.paths.sbatch(stage): stage for stage in stages}
+    if queued is None:
+        token = run.submission.token if run.submission else None
+        queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
+    return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
 def _unrecorded(
     run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
     """Return by stage jobs that have not begun: submitted by hand, or lost by ``submit``."""
-    scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
-        if queued is None:
-            token = run.submission.token if run.submission else None
-            queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
+        return _queued(run, [stage for stage, job in jobs.items() if job is None], queued)
     except SubmissionError as error:
         if run.submission is None:
             error.message = (
@@ -225,7 +230,6 @@ def _unrecorded(
                 f"Whether its scripts were then submitted by hand is unknown: {error.message}"
             )
         raise
-    return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
 def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
