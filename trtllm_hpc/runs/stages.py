@@ -124,7 +124,7 @@ def stages_of(
     ``places`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
     already asked for them. Raises SubmissionError if Slurm does not answer.
     """
-    jobs = _job_ids(run)
+    jobs = job_ids(run)
     waiting: dict[str, Waiting] = {}
     if run.is_local:
         stages = [_local_stage(run, name) for name in jobs]
@@ -145,7 +145,7 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
 
     ``queued`` as for :func:`stages_of`.
     """
-    jobs = _job_ids(run)
+    jobs = job_ids(run)
     if run.submission is not None and run.submission.within is not None:
         job = next(iter(run.submission.stages.values()))
         return dict.fromkeys(jobs, sweep_job(run.submission.within, job.job_id))
@@ -170,7 +170,7 @@ def sweep_job(folder: str, job_id: str) -> RunJob:
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     """Return what is known of the stages of a submitted run before Slurm has answered for the first time."""
     jobs = watched_jobs(run, {})
-    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
+    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in job_ids(run)]
 
 
 def silent_for_s(run: RunSnapshot, stage: str) -> float:
@@ -232,8 +232,8 @@ def _unrecorded(
         raise
 
 
-def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
-    """Return the job id of each stage, from the record or, for scripts run by hand, from their events."""
+def job_ids(run: RunSnapshot) -> dict[str, str | None]:
+    """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
     for event in run.all_events:
         if event.name == "stage_begin" and event.stage in jobs:
