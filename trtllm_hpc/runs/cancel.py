@@ -66,10 +66,11 @@ def _cancel(paths: RunPaths) -> RunStatus:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
     else:
+        watcher.slurm.cancel(left)
         for job in left:  # of a submission that did not come to its end
             if run.submission is not None and job.stage not in run.submission.stages:
-                run.submission.add(paths, job.stage, job.job_id)
-        watcher.slurm.cancel(left)
+                with suppress(OSError):
+                    run.submission.add(paths, job.stage, job.job_id)
     deadline, cancelled = time.monotonic() + _SETTLE_TIMEOUT_S, {job.job_id for job in left}
     while True:
         late = time.monotonic() > deadline
