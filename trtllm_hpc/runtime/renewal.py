@@ -68,7 +68,9 @@ def queue_next(paths: RunPaths) -> bool:
     node. Then the next job must not get that node either.
     """
     this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
-    named = [f"--job-name={os.environ['SLURM_JOB_NAME']}", f"--dependency=afterany:{this}"]
+    name = os.environ["SLURM_JOB_NAME"]
+    named = [f"--job-name={name}", f"--dependency=afterany:{this}"]
+    token = name.partition(":")[2] or os.urandom(8).hex()  # in the name, if the profile sets a comment
     next_job_id, why, excluded = None, "", exclude_option(paths)
     for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
         try:
@@ -76,7 +78,7 @@ def queue_next(paths: RunPaths) -> bool:
                 captured,
                 [*named, option] if option else named,
                 paths.sbatch("serve"),
-                os.urandom(8).hex(),
+                token,
                 lambda answer, what: SubmissionError(f"{what}: {answer.stderr.strip()}"),
             )
             break
