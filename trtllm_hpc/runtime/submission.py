@@ -68,7 +68,7 @@ def submit_script(
             raise refused(answer, f"sbatch refused {script}")
     until = time.monotonic() + LOOKUP_S
     while True:
-        with suppress(SubmissionError, TimeoutExpired):
+        with suppress(SubmissionError, OSError, TimeoutExpired):  # OSError: no squeue here, in a job
             this = os.environ.get("SLURM_JOB_ID")  # runs the same script if the server is renewed
             jobs = [job for job in queued(run(QUEUE, _LOOK_TIMEOUT_S).stdout) if job[0] != this]
             marked = list(dict.fromkeys(job[0] for job in jobs if mark in job[3]))
