@@ -83,7 +83,7 @@ def queue_next(paths: RunPaths) -> bool:
             )
             break
         except (SubmissionError, OSError) as error:
-            why = str(error)
+            why = getattr(error, "message", str(error))
             if isinstance(error, UnclearSubmission):
                 break  # another job could be a second one
     if next_job_id is not None or follows == this:

@@ -82,6 +82,6 @@ def submit_script(
             said = (answer.stderr or answer.stdout).strip() or f"no word, exit code {answer.returncode}"
             said = f"It is not clear whether Slurm has taken {script}: {said}"
             said += f"\nFor {LOOKUP_S:.0f} s squeue has shown no job with {kept}."
-            hint = "squeue --me --format='%i %j %k' (has one it now? scancel it), then the same command again"
+            hint = "squeue --me -o '%i %j %k' (scancel that job if it is there), then this command again"
             raise UnclearSubmission(said, hint=hint, transient=True)
         time.sleep(_PAUSE_S)
