@@ -84,7 +84,7 @@ class StageStatus:
     waited_s: float | None = None
     """From its submission to its start; ``None`` before that."""
     waiting: Waiting | None = None
-    """Where it stands in the queue; ``None`` unless it is pending in Slurm."""
+    """Why it waits in the queue; ``None`` unless it is pending in Slurm."""
     gpu_hours: float | None = None
     """Its GPUs times the hours from its start to its end, or until now."""
     energy_j: float | None = None
