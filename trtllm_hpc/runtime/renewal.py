@@ -208,15 +208,13 @@ def _set_aside(paths: RunPaths) -> int:
     """
     for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
         file.unlink()
-    paths.attempts.mkdir(exist_ok=True)
-    number = 1 + len(list(paths.attempts.iterdir()))
-    aside = RunPaths(paths.attempts / str(number))
+    aside = paths.new_attempt()
     for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
-        target.mkdir(parents=True)
+        target.mkdir()
         for file in folder.iterdir():
             if _OF_RANK.match(file.name):
                 file.rename(target / file.name)
-    return number
+    return int(aside.run_id)
 
 
 def _refused(why: str) -> bool:
