@@ -60,7 +60,10 @@ def _cancel(paths: RunPaths) -> RunStatus:
         # the server obeys the request, and the companion ends with it.
         if run.submission is not None:
             cancel_local(paths, run.submission)
-        return run_status(paths)
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while not (status := run_status(paths)).settled and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return status
     watcher = watcher_of(run)
     if run.submission is not None and run.submission.within is not None:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
