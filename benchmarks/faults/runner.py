@@ -270,7 +270,7 @@ def leftovers(person: Person, run: RunPaths | None) -> list[str]:
         left += [
             f"run folder: {file.relative_to(run.folder)}"
             for file in run.folder.rglob(".*")
-            if file.name != run.commands_lock.name
+            if not file.name.endswith(".lock")  # whose holder is gone: the lock is free
         ]
     return left
 

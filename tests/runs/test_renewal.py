@@ -121,6 +121,6 @@ def test_what_to_do_about_an_earlier_job_names_the_run_and_that_job(run: RunPath
         SubmissionRecord("slurm", stages={"serve": StageJob("98", 1.0)}).write(aside)
     run.jobs.unlink()
     run.jobs.mkdir()
-    said = CliRunner().invoke(main, ["explain", str(aside.rank_log("serve", 0))]).output
+    said = CliRunner().invoke(main, ["explain", "--json", str(aside.rank_log("serve", 0))]).output
     assert "sacct -j 98 --format=JobID,MaxRSS" in said
     assert f"trtllm-hpc resume {call_name(run)}." in said

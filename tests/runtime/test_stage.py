@@ -121,7 +121,7 @@ def test_a_half_submitted_run_starts_nothing(runtime: Runtime, record: str) -> N
         runtime.paths.jobs.write_text('{"token": ')
     answer = runtime("begin", "build", **{TOKEN_VARIABLE: mine.token, SUBMISSION_VARIABLE: "0.2"})
     assert answer.returncode == ExitCode.SUBMISSION
-    assert "half submitted" in answer.stderr and "submit the job file again" in answer.stderr
+    assert "half submitted" in answer.stderr and "next: trtllm-hpc resume " in answer.stderr
     assert events(runtime.paths) == ["submission_interrupted"]
 
 

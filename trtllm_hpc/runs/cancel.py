@@ -85,7 +85,13 @@ def _cancel(paths: RunPaths) -> RunStatus:
             if late or not error.transient:
                 raise
         else:
-            if late or not (queued or any(stage.job_id and not stage.final for stage in status.stages)):
+            is_over = not any(stage.job_id and not stage.final for stage in status.stages)
+            if late and queued and is_over:  # jobs that no stage knows
+                left_over = ", ".join(sorted(job.job_id for job in queued.values()))
+                raise SubmissionError(
+                    f"Jobs of the run are still in the queue: {left_over}.", hint="squeue --me"
+                )
+            if late or (is_over and not queued):
                 return status
         time.sleep(_POLL_S)
 

@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, call_name, read_json
 from trtllm_hpc.runtime.node import remove_of_ended_jobs
 from trtllm_hpc.runtime.notice import notify_end
 from trtllm_hpc.runtime.process import output_of, start_ticks
@@ -18,8 +18,9 @@ from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, add_event, r
 SUBMISSION_VARIABLE = "TRTLLM_HPC_GATE_SECONDS"
 """Overrides how long a job waits for the rest of its chain to be submitted."""
 
-SUBMISSION_TIMEOUT_S = 105.0
-"""Longer than one sbatch (60 s) and the search for its job (40 s); from the last change of jobs.json."""
+SUBMISSION_TIMEOUT_S = 120.0
+"""Longer than one sbatch (60 s), the search for its job (40 s) and the end of a doubled one (10 s), together;
+from the last change of jobs.json."""
 
 
 def begin(paths: RunPaths, stage: str) -> int:
@@ -32,7 +33,7 @@ def begin(paths: RunPaths, stage: str) -> int:
         add_event(paths, stage, "submission_interrupted")
         print(
             "error: this run was only half submitted (its submit command was killed): nothing is started.\n"
-            "  next: trtllm-hpc submit the job file again",
+            f"  next: trtllm-hpc resume {call_name(paths)}",
             file=sys.stderr,
         )
         return ExitCode.SUBMISSION
@@ -83,7 +84,7 @@ def chain_is_complete(paths: RunPaths, token: str | None) -> bool:
     while True:
         try:
             record = read_json(paths.jobs)
-        except ValueError:
+        except (ValueError, OSError):
             record = None
         if isinstance(record, dict) and record.get("token") == token and record.get("complete"):
             return True

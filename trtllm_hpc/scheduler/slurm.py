@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -204,8 +205,7 @@ class Slurm:
     def _unavailable_nodes(self, partition: str) -> str:
         """Return which nodes of a partition are down or drained, and why, in the administrator's words."""
         command = ["sinfo", "--noheader", "--list-reasons", f"--partition={partition}", "--format=%N|%T|%E"]
-        answer = self._run(command)
-        rows = [line.split("|", 2) for line in answer.stdout.splitlines() if line.count("|") >= 2]
+        rows = [line.split("|", 2) for line in self._informed(command).splitlines() if line.count("|") >= 2]
         return ", ".join(f"{nodes} is {state.rstrip('*')} ({why.strip()})" for nodes, state, why in rows)
 
     def _state_after_prolog(self, info: JobInfo, times: JobTimes) -> JobState:
@@ -217,7 +217,7 @@ class Slurm:
             return info.state
         command = ["sinfo", "--noheader", "--list-reasons", f"--nodes={info.nodes}", "--format=%N|%H|%E"]
         begin_s, end_s = (times.started_at or 0.0) - _DRAINED_S, (times.ended_at or math.inf) + _DRAINED_S
-        for line in self._run(command, _SECONDS).stdout.splitlines():
+        for line in self._informed(command, _SECONDS).splitlines():
             node, at, why = [*line.split("|", 2), "", ""][:3]
             if why.startswith("Prolog error") and begin_s <= (_moment(at) or 0.0) <= end_s:
                 return replace(LAUNCH_FAILED, sentence=LAUNCH_FAILED.sentence.format(node=node))
@@ -266,6 +266,12 @@ class Slurm:
                 info = JobInfo(job_id, state, "", "", nodes, *_exit(code[1] if code else ""))
                 found.append(replace(info, origin=origin))
         return found
+
+    def _informed(self, command: list[str], extra: dict[str, str] | None = None) -> str:
+        """Return what a command prints that only informs; empty if it does not answer."""
+        with suppress(SubmissionError):
+            return self._run(command, extra).stdout
+        return ""
 
     def _run(
         self, command: list[str], extra: dict[str, str] | None = None
