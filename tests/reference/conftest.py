@@ -24,14 +24,6 @@ AskRun = Callable[..., Result]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "512")
 
-FEATURES = (
-    *("--max-beam-width", "4"),
-    *("--max-lora-rank", "8"),
-    "--gather-context-logits",
-    "--gather-generation-logits",
-)
-
-
 def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
     arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *options]
     assert build.main(arguments) == 0
@@ -40,7 +32,7 @@ def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
 
 def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
     model = ("--synthetic", "tiny-llama", "--seed", str(seed))
-    return build_engine(output, *LIMITS, *FEATURES, *model, tensor_parallel=tensor_parallel)
+    return build_engine(output, *LIMITS, *model, tensor_parallel=tensor_parallel)
 
 
 def save_model(model: Any, folder: Path) -> Path:
@@ -64,7 +56,7 @@ def served(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
     if not oracle.ON_GPU and oracle.DTYPE == "float32":
         return engines
     source = save_model(oracle.make_model(), folder / "source")
-    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN), *FEATURES)
+    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN))
     options = (*limits, "--model", str(source), "--dtype", oracle.DTYPE)
     return {size: build_engine(folder / f"tp{size}", *options, tensor_parallel=size) for size in engines}
 

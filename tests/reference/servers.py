@@ -57,7 +57,6 @@ def config(
         "accumulate_tokens": "false",
         "max_queue_size": "0",
         "max_tokens_in_paged_kv_cache": "",
-        "kv_cache_free_gpu_mem_fraction": "0.9",
         **parameters,
     }
     return render_template(

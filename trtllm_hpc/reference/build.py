@@ -66,8 +66,6 @@ def _write_model(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    from trtllm_hpc.reference import servable, weights  # they import torch, too
-
     transformers_logging.disable_progress_bar()
     if settings.model is None:
         progress(2, "initialising weights")
@@ -77,30 +75,49 @@ def _write_model(
     else:
         progress(2, "loading weights")
         model = _readable(AutoModelForCausalLM, settings.model, dtype=settings.dtype)
-    servable.check(model, settings.tensor_parallel, settings.max_seq_len)
-    progress(3, "writing weights")
-    weights.write(model, engine, settings.tensor_parallel)
     config = model.config.get_text_config()
+    _check(model, config, settings)
+    progress(3, "writing weights")
+    # One file, of which each rank reads its part.
+    model.save_pretrained(engine.model, max_shard_size="1000TB")
     return type(model).__name__, {name: getattr(config, name) for name in _SHAPE if hasattr(config, name)}
+
+
+def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
+    """Refuse a model that cannot be split over the ranks, or that continuous batching would change."""
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        value = getattr(config, name, None)
+        if value is not None and value % settings.tensor_parallel:
+            raise BuildFailed(
+                f"The model's {name} is {value}, which cannot be split over "
+                f"--tensor-parallel {settings.tensor_parallel} ranks."
+            )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_seq_len > longest:
+        raise BuildFailed(
+            f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}."
+        )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    reasons = {
+        "it has an encoder": model.config.is_encoder_decoder,
+        "transformers does not let its attention be replaced": not model._supports_attention_backend,
+        "not all of its layers are attention over tokens": kinds or model._is_stateful,
+        "it limits the scores of its attention (softcapping)": getattr(config, "attn_logit_softcapping", None),
+        "its attention has sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
+        "transformers has no plan to split it over ranks": settings.tensor_parallel > 1 and not model.tp_plan,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise BuildFailed(
+                f"The reference backend cannot serve models of type {config.model_type}: {reason}."
+            )
 
 
 def _write_stand_in(
     settings: argparse.Namespace, engine: EngineFolder, _progress: Progress
 ) -> tuple[str, dict[str, Any]]:
-    asked = {
-        "gather_context_logits": settings.gather_context_logits,
-        "gather_generation_logits": settings.gather_generation_logits,
-        "max_lora_rank": settings.max_lora_rank,
-        "max_beam_width": settings.max_beam_width > 1,
-    }
-    if any(asked.values()):
-        names = ", ".join(name for name, is_asked in asked.items() if is_asked)
-        raise BuildFailed(
-            f"The model {STAND_IN} computes nothing, and so has no {names}.",
-            hint="leave them out, or set model.synthetic to tiny-llama",
-        )
-    for rank in range(settings.tensor_parallel):
-        engine.weights(rank).write_bytes(_NO_TENSORS)
+    engine.model.mkdir()
+    engine.weights.write_bytes(_NO_TENSORS)
     return STAND_IN, {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
 
 
@@ -144,12 +161,8 @@ def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> di
         },
         "build_config": {
             **{name: getattr(settings, name) for name in BUILD_LIMITS},
-            "lora_config": {"max_lora_rank": settings.max_lora_rank},
-            "plugin_config": {
-                "tokens_per_block": settings.tokens_per_block,
-                # Set for engines that take adapters.
-                "lora_plugin": settings.dtype if settings.max_lora_rank else None,
-            },
+            "max_beam_width": 1,
+            "plugin_config": {"tokens_per_block": settings.tokens_per_block, "lora_plugin": None},
         },
         "trtllm_hpc": {"backend": "reference", "seed": settings.seed},
     }
@@ -166,9 +179,7 @@ _NUMBERS = (
     ("--max-input-len", 1, None, "prompt, in tokens"),
     ("--max-seq-len", 1, None, "prompt and new tokens together"),
     ("--max-num-tokens", 1, 0, "tokens of a step (default: 8192, or those of a full batch)"),
-    ("--max-beam-width", 1, 1, "beams of a request (default 1)"),
     ("--tokens-per-block", 1, 64, "size of a block of the KV cache (default 64)"),
-    ("--max-lora-rank", 0, 0, "highest rank of an adapter; 0 (the default): no LoRA"),
     ("--gpus-per-node", 1, 0, "written into config.json (default: all ranks)"),
 )
 """Options that take a number: the least, the default (``None``: it must be given), and the help."""
@@ -189,10 +200,6 @@ def _parser() -> argparse.ArgumentParser:
         required = default is None
         parser.add_argument(
             option, type=_at_least(least), default=default, required=required, metavar="N", help=text
-        )
-    for kind, what in (("context", "prompt"), ("generation", "answer")):
-        parser.add_argument(
-            f"--gather-{kind}-logits", action="store_true", help=f"allow requests for the logits of a {what}"
         )
     parser.add_argument("--run", type=Path, metavar="DIR", help="write the progress into this run's events")
     return parser

@@ -104,23 +104,36 @@ def rows(inputs: Inputs) -> list[Row]:
 _ENCODER = "models with an encoder"
 _DRAFT = "speculative decoding"
 _IMAGES = "images and videos"
-_PROMPT_TUNING = "prompt tuning"
+_LORA = "LoRA adapters"
+_BIAS = "a bias of tokens"
+_BEAMS = "beam search"
 
-_TOKEN_INPUTS = {
+_TENSORS = {
     "encoder_input_features": _ENCODER,
-    "encoder_output_lengths": _ENCODER,
-    "cross_attention_mask": _ENCODER,
-    "skip_cross_attn_blocks": _ENCODER,
     "draft_input_ids": _DRAFT,
     "draft_logits": _DRAFT,
-    "prompt_embedding_table": _PROMPT_TUNING,
-    "context_phase_params": "disaggregated serving",
-    "return_kv_cache_reuse_stats": "statistics of a reused KV cache",
+    "prompt_embedding_table": "prompt tuning",
+    "lora_weights": _LORA,
+    "lora_config": _LORA,
+    "lora_task_id": _LORA,
 }
-"""Inputs of ``tensorrt_llm``. Those that only qualify one of them ask for nothing by themselves."""
+"""Inputs of ``tensorrt_llm`` in which zero is a value."""
 
-_TENSORS = frozenset({"encoder_input_features", "draft_input_ids", "draft_logits", "prompt_embedding_table"})
-"""In these tensors zero is a value. In all others zero means "off"."""
+_TOKEN_INPUTS = {
+    "encoder_output_lengths": (0, _ENCODER),
+    "cross_attention_mask": (0, _ENCODER),
+    "skip_cross_attn_blocks": (0, _ENCODER),
+    "context_phase_params": (0, "disaggregated serving"),
+    "return_kv_cache_reuse_stats": (0, "statistics of a reused KV cache"),
+    "return_context_logits": (0, "logits"),
+    "return_generation_logits": (0, "logits"),
+    "embedding_bias": (0, _BIAS),
+    "presence_penalty": (0, "a penalty for presence"),
+    "frequency_penalty": (0, "a penalty for frequency"),
+    "runtime_top_p_decay": (1, "a top p that changes during a request"),
+    "beam_width": (1, _BEAMS),
+}
+"""Inputs with the value that asks for nothing. Those that only qualify one of them ask for nothing either."""
 
 _TEXT_INPUTS = {
     "decoder_text_input": ("DECODER_QUERY", _ENCODER),
@@ -129,44 +142,43 @@ _TEXT_INPUTS = {
     "image_url_input": ("IMAGE_URL", _IMAGES),
     "video_bytes_input": ("VIDEO_BYTES", _IMAGES),
     "num_draft_tokens": ("", _DRAFT),
+    "bad_words": ("BAD_WORDS_DICT", "bad words"),
+    "embedding_bias_words": ("EMBEDDING_BIAS_WORDS", _BIAS),
 }
 """Inputs of the models that take text: the name in ``preprocessing``, if any, and what they ask for."""
 
 KNOWN_INPUTS = frozenset(
     {
-        *(*_TOKEN_INPUTS, *_TEXT_INPUTS, *TEXT_NAMES, *_OTHER_NAMES),
-        *("input_ids", "input_lengths", "text_input", "num_return_sequences", "beam_width", "stop"),
+        *(*_TENSORS, *_TOKEN_INPUTS, *_TEXT_INPUTS, *TEXT_NAMES, *_OTHER_NAMES),
+        *("input_ids", "input_lengths", "text_input", "num_return_sequences", "stop"),
         *("prompt_table_extra_id", "prompt_table_extra_ids", "prompt_vocab_size"),
         *("decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "use_draft_logits"),
-        *("bad_words", "bad_words_list", "stop_words", "stop_words_list"),
-        *("embedding_bias", "embedding_bias_weights", "embedding_bias_words"),
-        *("lora_config", "lora_task_id", "lora_weights"),
-        *("return_context_logits", "return_generation_logits", "return_log_probs", "exclude_input_in_output"),
+        *("bad_words_list", "stop_words", "stop_words_list", "embedding_bias_weights"),
+        *("return_log_probs", "exclude_input_in_output", "repetition_penalty", "temperature"),
         *("beam_search_diversity_rate", "early_stopping", "end_id", "pad_id", "min_length", "random_seed"),
-        *("temperature", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-        *("runtime_top_p_decay", "runtime_top_p_min", "runtime_top_p_reset_ids"),
+        *("runtime_top_p_min", "runtime_top_p_reset_ids"),
     }
 )
 """Names of all inputs of ``tensorrt_llm`` and of the models that take text."""
 
 
-def refuse_unsupported(row: Row, *, beam_width: int) -> None:
+def refuse_unsupported(row: Row) -> None:
     """Raise RequestFailed with the name of an input of ``tensorrt_llm`` that asks for something in vain."""
-    for name, what in _TOKEN_INPUTS.items():
-        array = row.array(name)
-        if array is not None and (name in _TENSORS or array.any()):
+    for name, what in _TENSORS.items():
+        if row.array(name) is not None:
             raise _refusal(name, what)
+    for name, (nothing, what) in _TOKEN_INPUTS.items():
+        array = row.array(name)
+        if array is not None and (array != nothing).any():
+            raise _refusal(f"{name}={shown(array.item())}" if array.size == 1 else name, what)
     # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
     decoder = row.array("decoder_input_ids")
     if decoder is not None and decoder.size > 1:
         raise _refusal("decoder_input_ids", _ENCODER)
-    decay = row.number("runtime_top_p_decay", 1.0)
-    if decay != 1:
-        raise _refusal("runtime_top_p_decay", "a top p that changes during a request")
-    if beam_width > 1 and row.number("beam_search_diversity_rate", 0.0) != 0:
-        raise _refusal("beam_search_diversity_rate", "a beam search with a diversity rate")
-    if beam_width > 1 and "early_stopping" in row and not row.flag("early_stopping"):
-        raise _refusal("early_stopping=false", "a beam search that goes on after enough beams have ended")
+    bad_words = row.array("bad_words_list")
+    # The second row holds the ends of the words, and then -1.
+    if bad_words is not None and (bad_words[1] > 0).any():
+        raise _refusal("bad_words_list", "bad words")
 
 
 def refuse_unsupported_text(arrays: Mapping[str, Array | None]) -> None:

@@ -14,12 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trtllm_hpc.reference.generation import Load
-
-if TYPE_CHECKING:
-    from trtllm_hpc.reference.engine_process import EngineProcess
+from trtllm_hpc.reference.generation import Engine, Load
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Upper bounds of the histograms' buckets, in tokens."""
@@ -96,7 +93,7 @@ class Metrics:
     """
 
     def __init__(
-        self, engine: EngineProcess, triton: Any, *, model: str, version: str, period_s: float
+        self, engine: Engine, triton: Any, *, model: str, version: str, period_s: float
     ) -> None:
         self._engine = engine
         self._triton = triton
@@ -150,10 +147,7 @@ class Metrics:
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        engine = self._engine.memory
-        # Of the model's process and the engine's together.
-        memory = {kind: size + engine[kind] for kind, size in memory_used().items()}
-        for family, values in gauges(self._engine.load(), memory, time.time()).items():
+        for family, values in gauges(self._engine.load(), memory_used(), time.time()).items():
             for label, value in values.items():
                 key = family, label
                 if self._sent.get(key) == value:

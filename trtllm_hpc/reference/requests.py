@@ -15,21 +15,10 @@ from difflib import get_close_matches
 from itertools import chain, pairwise
 from typing import Any
 
-import numpy as np
-
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import (
-    KNOWN_INPUTS,
-    Array,
-    Inputs,
-    Row,
-    named,
-    refuse_unsupported,
-    rows,
-    shown,
-)
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling, Words
+from trtllm_hpc.reference.inputs import KNOWN_INPUTS, Inputs, Row, named, refuse_unsupported, rows, shown
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
@@ -44,10 +33,7 @@ MOST_SEQUENCES = 1024
 
 MOST_WORDS = 2048
 LONGEST_WORD = 64
-"""Limits of a request's bad and stop words: every slot reserves room for the most and longest."""
-
-MOST_LENGTH_PENALTY = 32.0
-"""Any length to this power is finite; above it, transformers' beam search fails."""
+"""Limits of a request's stop words, which are compared at every step."""
 
 _SEEDS = 1 << 64
 
@@ -61,8 +47,6 @@ class Part:
     """Index of its prompt in the request; ``None`` for the only one, since upstream does not send it then."""
     sequence_index: int | None = None
     """Its index among the sequences of its prompt; ``None`` for the only one."""
-    beams: int = 1
-    """Number of beams to return; it may be lower than the beam width."""
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
@@ -123,27 +107,12 @@ def refuse_parameters(parameters: Mapping[str, object]) -> None:
         )
 
 
-def queue_is_full(waiting: int, max_queue_size: int) -> str:
-    """Why a request is refused now, with the words by which upstream's clients know it.
-
-    They look for "Maximum queue size of" (TensorRT-LLM's executor) and for "Exceeds maximum queue size"
-    (Triton), see ``test_max_queue_size.py`` of NVIDIA's tensorrtllm_backend v0.16.0.
-    """
-    return (
-        f"Exceeds maximum queue size: {waiting} requests wait. "
-        f"Maximum queue size of {max_queue_size} has been reached; try again later."
-    )
-
-
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
     """The parts of the answer to one prompt.
 
-    Sampled sequences differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in
-    TensorRT-LLM's llmRequest.cpp). A beam search returns its best beams in one part.
+    They differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in TensorRT-LLM's
+    llmRequest.cpp).
     """
-    width = request.beam_width
-    if width > 1:
-        return [Part(request, index, beams=row.integer("num_return_sequences", width, least=1, most=width))]
     count = row.integer("num_return_sequences", 1, least=1, most=MOST_SEQUENCES)
     seed = request.sampling.seed
     return [
@@ -157,33 +126,22 @@ def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[
 
 
 def _request(row: Row, info: EngineInfo) -> GenerationRequest:
-    refuse_unsupported(row, beam_width=row.integer("beam_width", 1))
+    refuse_unsupported(row)
     if "request_output_len" not in row:
         # Triton only compares the number of inputs with that of the required ones.
         raise RequestFailed(f"{named('request_output_len')} is missing: the most tokens to generate.")
-    last = info.vocab_size - 1
     request = GenerationRequest(
         prompt=_prompt(row),
         max_new_tokens=row.integer("request_output_len", least=1),
-        end_id=row.integer("end_id", NO_END, least=NO_END, most=last),
-        pad_id=max(row.integer("pad_id", NO_END, least=NO_END, most=last), 0),
+        end_id=row.integer("end_id", NO_END, least=NO_END, most=info.vocab_size - 1),
         sampling=_sampling(row),
-        stop_words=_words(row, "stop_words_list", info),
-        bad_words=_words(row, "bad_words_list", info),
-        embedding_bias=_embedding_bias(row, info),
-        beam_width=row.integer("beam_width", 1),
-        length_penalty=row.number("len_penalty", 0.0, least=0, most=MOST_LENGTH_PENALTY),
+        stop_words=_stop_words(row, info),
         return_log_probs=row.flag("return_log_probs"),
-        return_context_logits=row.flag("return_context_logits"),
-        return_generation_logits=row.flag("return_generation_logits"),
         exclude_input=row.flag("exclude_input_in_output"),
         streaming=row.flag("streaming"),
-        lora=_lora(row, info),
     )
     _check_lengths(request, info)
     _check_vocabulary("input_ids", request.prompt, info)
-    _check_beams(request, info)
-    _check_logits(request, info)
     return request
 
 
@@ -216,15 +174,14 @@ def _sampling(row: Row) -> Sampling:
         top_k=top_k,
         top_p=top_p or 1.0,
         repetition_penalty=repetition,
-        presence_penalty=row.number("presence_penalty", 0.0),
-        frequency_penalty=row.number("frequency_penalty", 0.0),
         min_new_tokens=row.integer("min_length", least=0),
         seed=row.integer("random_seed") % _SEEDS,
     )
 
 
-def _words(row: Row, name: str, info: EngineInfo) -> Words:
+def _stop_words(row: Row, info: EngineInfo) -> Words:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
+    name = "stop_words_list"
     array = row.array(name)
     if array is None:
         return ()
@@ -246,60 +203,18 @@ def _words(row: Row, name: str, info: EngineInfo) -> Words:
     return words
 
 
-def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
-    """The bias of each token; a tokenizer may have fewer tokens than the model."""
-    bias = row.array("embedding_bias")
-    if bias is None:
-        return None
-    if len(bias) > info.vocab_size:
-        raise RequestFailed(
-            f"embedding_bias holds {len(bias)} values; this engine's vocabulary has {info.vocab_size} tokens."
-        )
-    # Minus infinity forbids a token; the other two would make every probability NaN.
-    if np.isnan(bias).any() or np.isposinf(bias).any():
-        raise RequestFailed("embedding_bias holds a NaN or an infinite value.")
-    whole = np.zeros(info.vocab_size, dtype=np.float32)
-    whole[: len(bias)] = bias
-    return whole
-
-
-def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
-    weights, config = row.array("lora_weights"), row.array("lora_config")
-    if row.array("lora_task_id") is None:
-        if weights is None and config is None:
-            return None
-        raise RequestFailed("lora_weights and lora_config need a lora_task_id, the adapter's number.")
-    if info.max_lora_rank == 0:
-        raise RequestFailed(
-            "This engine was built without LoRA: leave lora_task_id out, or build it with "
-            "engine.max_lora_rank."
-        )
-    if (weights is None) != (config is None):
-        raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
-    if weights is not None and config is not None:
-        if len(weights) != len(config):
-            raise RequestFailed(
-                f"lora_weights holds {len(weights)} modules and lora_config {len(config)}; they must agree."
-            )
-        wrong = [rank for rank in config[:, 2].tolist() if not 1 <= rank <= info.max_lora_rank]
-        if wrong:
-            raise RequestFailed(
-                f"lora_config names rank {wrong[0]}; this engine was built for 1 to {info.max_lora_rank}."
-            )
-    return LoraRequest(row.integer("lora_task_id"), weights, config)
-
-
 def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
     prompt, new = len(request.prompt), request.max_new_tokens
+    total = prompt + new
     if prompt == 0:
         raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
     if prompt > info.max_input_len:
         raise RequestFailed(
             f"The prompt has {prompt} tokens; this engine was built for max_input_len {info.max_input_len}."
         )
-    if request.total_tokens > info.max_seq_len:
+    if total > info.max_seq_len:
         raise RequestFailed(
-            f"The prompt's {prompt} tokens and the {new} asked for make {request.total_tokens}; "
+            f"The prompt's {prompt} tokens and the {new} asked for make {total}; "
             f"this engine was built for max_seq_len {info.max_seq_len}."
         )
 
@@ -311,33 +226,3 @@ def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> Non
             f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
 
-
-def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
-    """Refuse what a beam search cannot do. It draws nothing: TensorRT-LLM ignores top k and top p there."""
-    width, sampling = request.beam_width, request.sampling
-    if not 1 <= width <= info.max_beam_width:
-        raise RequestFailed(
-            f"beam_width is {width}; this engine was built for 1 to max_beam_width {info.max_beam_width}."
-        )
-    for what, is_asked in (
-        ("streaming=true", request.streaming),
-        (f"{named('runtime_top_k')} and {named('runtime_top_p')}", not sampling.is_greedy),
-        (f"temperature={shown(sampling.temperature)}", sampling.temperature != 1),
-    ):
-        if width > 1 and is_asked:
-            raise RequestFailed(
-                f"{what} cannot be had with beam_width={width}: a beam search draws nothing, "
-                "and knows its beams at the end. Leave one of them out."
-            )
-
-
-def _check_logits(request: GenerationRequest, info: EngineInfo) -> None:
-    for kind, wanted, built in (
-        ("context", request.return_context_logits, info.gather_context_logits),
-        ("generation", request.return_generation_logits, info.gather_generation_logits),
-    ):
-        if wanted and not built:
-            raise RequestFailed(
-                f"return_{kind}_logits needs an engine that was built with gather_{kind}_logits. "
-                "Leave it out, or build the engine anew."
-            )

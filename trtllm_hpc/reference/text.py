@@ -110,24 +110,6 @@ def word_lists(tokenizer: TextTokenizer, name: str, rows: Array | None, count: i
     return lists
 
 
-def embedding_bias(tokenizer: TextTokenizer, words: Array | None, weights: Array | None, count: int) -> Array:
-    """The bias of each token as [prompts, vocabulary]: each token of a word gets the word's weight.
-
-    Raises RequestFailed if there are not as many weights as words, or too many, or a word is too long.
-    """
-    if words is None and weights is None:
-        return np.zeros((count, 0), dtype=np.float32)
-    name = "embedding_bias_words"
-    if words is None or weights is None or words.shape != weights.shape:
-        raise RequestFailed(f"{name} and embedding_bias_weights must have one weight for each word.")
-    _check_words(name, words, tokenizer.vocab_size)
-    bias = np.zeros((len(words), tokenizer.vocab_size), dtype=np.float32)
-    for row, row_words, row_weights in zip(bias, words, weights, strict=True):
-        for word, weight in zip(row_words, row_weights, strict=True):
-            np.add.at(row, np.array(_word(tokenizer, name, word), dtype=np.intp), weight)
-    return bias
-
-
 def _check_words(name: str, rows: Array, most: int) -> None:
     if rows.shape[1] > most:
         raise RequestFailed(f"{name} holds {rows.shape[1]} words; it may hold {most} at most.")
@@ -159,7 +141,7 @@ class Preprocessor:
         """The outputs of ``preprocessing`` for its inputs, both by name.
 
         Raises:
-            RequestFailed: an input is missing, a text is not UTF-8 or too long, or weights do not fit words.
+            RequestFailed: an input is missing, or a text is not UTF-8 or too long.
         """
         for name, inner in (("text_input", "QUERY"), ("max_tokens", "REQUEST_OUTPUT_LEN")):
             if inner not in inputs:
@@ -178,11 +160,9 @@ class Preprocessor:
             # As upstream: without a text for the decoder it starts from the pad token.
             "DECODER_INPUT_ID": pad_ids,
             "REQUEST_DECODER_INPUT_LEN": _column(1, count),
-            "BAD_WORDS_IDS": word_lists(tokenizer, "bad_words", inputs.get("BAD_WORDS_DICT"), count),
+            "BAD_WORDS_IDS": np.zeros((count, 2, 0), dtype=np.int32),
             "STOP_WORDS_IDS": word_lists(tokenizer, "stop_words", inputs.get("STOP_WORDS_DICT"), count),
-            "EMBEDDING_BIAS": embedding_bias(
-                tokenizer, inputs.get("EMBEDDING_BIAS_WORDS"), inputs.get("EMBEDDING_BIAS_WEIGHTS"), count
-            ),
+            "EMBEDDING_BIAS": np.zeros((count, 0), dtype=np.float32),
             "OUT_END_ID": inputs.get("END_ID", _column(end_id, count)),
             "OUT_PAD_ID": pad_ids,
         }

@@ -6,9 +6,8 @@ connections need no PyTorch, so that an engine without a model is ready at once.
 
 from __future__ import annotations
 
-import hmac
 import os
-import pickle
+import queue
 import select
 import socket
 import struct
@@ -18,9 +17,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trtllm_hpc.errors import StartFailed
 
@@ -82,10 +82,10 @@ class World:
         """Host and port at which rank 0 waits for the others."""
         return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
 
-    def proof(self, by: bytes, rank: int, nonces: bytes) -> bytes:
-        """Prove to another rank that this process knows the ranks' secret."""
-        key = (Path(os.environ[RENDEZVOUS]) / "key").read_bytes()
-        return hmac.digest(key, by + struct.pack("!I", rank) + nonces, "sha256")
+    @property
+    def key(self) -> bytes:
+        """The ranks' secret."""
+        return (Path(os.environ[RENDEZVOUS]) / "key").read_bytes()
 
     def join(self) -> None:
         """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
@@ -127,15 +127,8 @@ def rank_device() -> torch.device:
     return torch.device("cpu")
 
 
-GREETING_TIMEOUT_S = 10.0
-"""Time limit for rank 0 to greet a rank that has connected, and to prove itself."""
-
-_NONCE_BYTES = 32
-_GREETING = struct.Struct("!4xI32s32s")
-"""A rank's greeting on the wire: length of the rest (4 bytes), rank, nonce, proof."""
-
-_MOST_STRANGERS = 64
-"""Connections without a greeting that rank 0 keeps beyond the number of ranks; then it closes the oldest."""
+GREETING_TIMEOUT_S = 10
+"""Time limit for rank 0 to greet a rank that has connected."""
 
 _KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
 """Options (tcp(7)): no step waits for another, and a host that vanished is noticed after 30 s."""
@@ -163,20 +156,18 @@ class Channel:
         if self._others:
             threading.Thread(target=self._look, args=(on_lost,), name="ranks", daemon=True).start()
 
-    def send(self, message: Any) -> None:
-        """Leader: send a message to all other ranks; ``None`` stops them."""
-        if message is None:
+    def send(self, message: bytes) -> None:
+        """Leader: send a message to all other ranks; an empty one stops them."""
+        if not message:
             # Now, and not when this rank closes: another may have left before that.
             self._is_leaving.set()
-        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         for connection in self._others.values():
-            connection.send_bytes(content)
+            connection.send_bytes(message)
 
-    def receive(self) -> Any:
+    def receive(self) -> bytes:
         """Other ranks: wait for the leader's next message."""
-        # pickle is safe here: the sender is rank 0 of the same job.
-        message = pickle.loads(self._hear(0))
-        if message is None:
+        message = self._hear(0)
+        if not message:
             self._is_leaving.set()
         return message
 
@@ -215,56 +206,37 @@ class Channel:
 
 
 def _accept(world: World) -> dict[int, Connection]:
-    """Rank 0: wait for all others; each proves first that it knows the ranks' secret, and so does rank 0."""
+    """Rank 0: wait for all others. Who does not know the secret is let go, and waits in a thread until then."""
     others: dict[int, Connection] = {}
-    waiting: dict[int, tuple[socket.socket, bytes]] = {}
-    deadline, poller = time.monotonic() + RENDEZVOUS_TIMEOUT_S, select.poll()
+    greeted: queue.SimpleQueue[tuple[int, Connection]] = queue.SimpleQueue()
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+
+    def greet(connection: Connection) -> None:
+        with suppress(EOFError, OSError, AuthenticationError, struct.error):
+            deliver_challenge(connection, world.key)
+            answer_challenge(connection, world.key)
+            greeted.put((struct.unpack("!I", connection.recv_bytes(4))[0], connection))
+            return
+        connection.close()
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=greet, args=(_connection(listener.accept()[0]),), daemon=True).start()
+
     try:
-        with socket.create_server(world.address, backlog=world.size + _MOST_STRANGERS) as listener:
-            poller.register(listener, select.POLLIN)
+        with socket.create_server(world.address, backlog=world.size + 64) as listener:
+            threading.Thread(target=listen, daemon=True).start()
             while len(others) < world.size - 1:
-                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-                if not ready:
-                    raise TimeoutError(f"{world.size - 1 - len(others)} ranks are missing")
-                for handle, _ in ready:
-                    if handle in waiting:
-                        poller.unregister(handle)
-                        rank, connection = _greeted(world, *waiting.pop(handle))
-                        if rank is not None and rank not in others:
-                            others[rank] = connection
-                    elif handle == listener.fileno():
-                        opened, nonce = listener.accept()[0], os.urandom(_NONCE_BYTES)
-                        # Readable means: a whole greeting, or the end.
-                        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GREETING.size)
-                        poller.register(opened, select.POLLIN)
-                        waiting[opened.fileno()] = opened, nonce
-                        with suppress(OSError):
-                            opened.sendall(struct.pack("!i", len(nonce)) + nonce)
-                    if len(waiting) > world.size + _MOST_STRANGERS:
-                        poller.unregister(oldest := next(iter(waiting)))
-                        waiting.pop(oldest)[0].close()
+                rank, connection = greeted.get(timeout=max(0.0, deadline - time.monotonic()))
+                others[rank] = connection
+            # Wakes the thread that accepts.
+            listener.shutdown(socket.SHUT_RDWR)
+    except queue.Empty:
+        raise _not_connected(world, f"{world.size - 1 - len(others)} ranks are missing") from None
     except OSError as error:
         raise _not_connected(world, error) from error
-    finally:
-        for opened, _ in waiting.values():
-            opened.close()
     return others
-
-
-def _greeted(world: World, opened: socket.socket, nonce: bytes) -> tuple[int | None, Connection]:
-    """Rank 0: answer a greeting; the rank is ``None`` if the other end does not know the secret."""
-    greeting = b""
-    with suppress(OSError):
-        greeting = opened.recv(_GREETING.size, socket.MSG_DONTWAIT)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-    connection = _connection(opened)
-    with suppress(struct.error, OSError):
-        rank, theirs, proof = _GREETING.unpack(greeting)
-        if hmac.compare_digest(proof, world.proof(b"rank", rank, nonce + theirs)) and 0 < rank < world.size:
-            connection.send_bytes(world.proof(b"leader", rank, nonce + theirs))
-            return rank, connection
-    connection.close()
-    return None, connection
 
 
 def _connect(world: World) -> Connection:
@@ -272,24 +244,17 @@ def _connect(world: World) -> Connection:
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
-            connection = _connection(socket.create_connection(world.address, timeout=10))
-            nonces = _heard(connection) + (own := os.urandom(_NONCE_BYTES))
-            proof = world.proof(b"rank", world.rank, nonces)
-            connection.send_bytes(struct.pack("!I", world.rank) + own + proof)
-            if hmac.compare_digest(_heard(connection), world.proof(b"leader", world.rank, nonces)):
-                return connection
-            connection.close()
-            raise ConnectionError("what listens there does not know the secret of the ranks")
-        except (EOFError, OSError) as error:
+            connection = _connection(socket.create_connection(world.address, timeout=GREETING_TIMEOUT_S))
+            if not connection.poll(GREETING_TIMEOUT_S):
+                raise TimeoutError("rank 0 did not greet this rank")
+            answer_challenge(connection, world.key)
+            deliver_challenge(connection, world.key)
+            connection.send_bytes(struct.pack("!I", world.rank))
+            return connection
+        except (EOFError, OSError, AuthenticationError) as error:
             if time.monotonic() > deadline:
                 raise _not_connected(world, error) from error
             time.sleep(0.1)
-
-
-def _heard(connection: Connection) -> bytes:
-    if not connection.poll(GREETING_TIMEOUT_S):
-        raise TimeoutError("rank 0 did not greet this rank")
-    return connection.recv_bytes(_NONCE_BYTES)
 
 
 def _connection(opened: socket.socket) -> Connection:
@@ -300,6 +265,6 @@ def _connection(opened: socket.socket) -> Connection:
     return Connection(opened.detach())
 
 
-def _not_connected(world: World, error: Exception) -> StartFailed:
+def _not_connected(world: World, error: object) -> StartFailed:
     host, port = world.address
-    return StartFailed(f"The ranks did not connect at {host}:{port}: {error}")
+    return StartFailed(f"The ranks did not connect at {host}:{port}: {error}.")

@@ -1,26 +1,29 @@
-"""Triton model ``tensorrt_llm_bls``: text in, text out, by the engine's process. In Triton's Python stub."""
+"""Triton model ``tensorrt_llm_bls``: text in, text out, by requests to ``tensorrt_llm``. In Triton's Python stub."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.reference import engine_process
-from trtllm_hpc.reference.delivery import Delivery, TextAnswer, submit
-from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import EngineLost
+from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
-from trtllm_hpc.reference.requests import Part, parse
+from trtllm_hpc.reference.requests import check_parameters
 from trtllm_hpc.reference.text import Preprocessor, switch
 from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
 
 CANCELLATION_CHECK_S = 0.1
 """Seconds between two checks whether a client has disconnected."""
+
+MOST_REQUESTS = 64
+"""Requests of one instance at once; each waits for its answers in a thread."""
 
 
 class TritonPythonModel:
@@ -32,52 +35,118 @@ class TritonPythonModel:
         faulthandler.enable()
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._model = parameters["tensorrt_llm_model_name"]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._preprocessor = Preprocessor(parameters)
-        self._make_answer = partial(
-            TextAnswer,
-            tokenizer=self._preprocessor.tokenizer,
-            skip_special_tokens=switch(parameters, "skip_special_tokens", default=True),
-            accumulates=switch(parameters, "accumulate_tokens", default=False),
-        )
-        self._engine: tuple[EngineInfo, Delivery] | None = None
+        self._skips = switch(parameters, "skip_special_tokens", default=True)
+        self._accumulates = switch(parameters, "accumulate_tokens", default=False)
+        self._pool = ThreadPoolExecutor(MOST_REQUESTS)
+        self._open: dict[str, Any] = {}
+        """The senders of open requests, by the id of the request to ``tensorrt_llm``."""
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
+        self._watcher.start()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; ``Delivery`` sends the answers."""
-        submit(triton_requests, pb_utils, self._read)
+        """Have each request answered by a thread."""
+        for request in triton_requests:
+            self._pool.submit(self._answer, request, request.get_response_sender())
 
     def finalize(self) -> None:
         """End the threads; Triton has waited for the requests."""
-        if self._engine is not None:
-            self._engine[1].close()
+        self._pool.shutdown()
+        self._closing.set()
+        self._watcher.join()
 
-    def _connect(self) -> tuple[EngineInfo, Delivery]:
-        """Connect to the engine, at the first request: only then it is certainly loaded."""
-        engine = engine_process.connect()
-        delivery = Delivery(
-            engine, pb_utils, cancellation_check_s=CANCELLATION_CHECK_S, make_answer=self._make_answer
-        )
-        self._engine = engine.info, delivery
-        engine.serve(delivery.hear, self._forget)
-        return engine.info, delivery
+    def _answer(self, request: Any, sender: Any) -> None:
+        # Its own id lets the client stop it.
+        inner = request.request_id() or uuid.uuid4().hex
+        self._open[inner] = sender
+        try:
+            check_parameters(request)
+            # Copied: the arrays lie in memory that Triton uses again.
+            arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
+            wanted = frozenset(request.requested_output_names())
+            outputs = {"output_ids", "sequence_length", *wanted} - {"text_output"}
+            self._pass_on(self._ask(inner, self._inputs(arrays), outputs), wanted, sender)
+        except RequestFailed as refusal:
+            _fail(sender, pb_utils.TritonError(refusal.message, pb_utils.TritonError.INVALID_ARG))
+        except Exception as failure:  # noqa: BLE001 - whatever it is, its client must hear of it
+            _fail(sender, pb_utils.TritonError(f"The request failed: {failure}"))
+        finally:
+            self._open.pop(inner, None)
 
-    def _forget(self, sentence: str) -> None:
-        """The engine is gone: its open requests fail, and the next one connects again."""
-        if self._engine is not None:
-            _, delivery = self._engine
-            self._engine = None
-            delivery.close()
-            delivery.fail_all(EngineLost(sentence))
-
-    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
-        # Copied: the arrays lie in memory that Triton uses again.
-        arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
+    def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         refuse_unsupported_text(arrays)
         prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
-        others = {TEXT_NAMES.get(name, name): array for name, array in arrays.items()}
-        info, delivery = self._engine or self._connect()
-        inputs = {**others, **_renamed(prepared, FROM_PREPROCESSING)}
-        return delivery, parse(inputs, info, decoupled=self._decoupled)
+        others = {
+            TEXT_NAMES.get(name, name): array
+            for name, array in arrays.items()
+            if name not in TO_PREPROCESSING and not name.startswith(("image_", "video_"))
+        }
+        return {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+
+    def _ask(self, inner: str, inputs: Mapping[str, Any], outputs: Iterable[str]) -> Iterable[Any]:
+        """The responses of ``tensorrt_llm``."""
+        request = pb_utils.InferenceRequest(
+            model_name=self._model,
+            request_id=inner,
+            requested_output_names=sorted(outputs),
+            # A scalar is [1] for clients and has no dimension for a model.
+            inputs=[
+                pb_utils.Tensor(name, array[:, None] if array.ndim == 1 else array)
+                for name, array in inputs.items()
+                if array.size
+            ],
+        )
+        return request.exec(decoupled=True) if self._decoupled else [request.exec()]
+
+    def _pass_on(self, responses: Iterable[Any], wanted: frozenset[str], sender: Any) -> None:
+        """Send a text in place of the tokens of each response.
+
+        Tokens that are decoded apart from those before them may begin or end within a letter, and lose the
+        space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
+        all tokens so far.
+        """
+        tokens: list[int] = []
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        for response in responses:
+            if response.has_error():
+                _fail(sender, response.error())
+                return
+            found = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if not found:
+                continue
+            length = found.pop("sequence_length").as_numpy().item()
+            new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
+            tokens = [*tokens, *new] if self._accumulates else new
+            text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
+            outputs = [tensor for name, tensor in found.items() if name in wanted]
+            if "text_output" in wanted:
+                outputs.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
+            sender.send(pb_utils.InferenceResponse(outputs), flags=0 if self._decoupled else final)
+        if self._decoupled:
+            sender.send(flags=final)
+
+    def _watch(self) -> None:
+        """Stop the requests whose clients have disconnected."""
+        while not self._closing.wait(CANCELLATION_CHECK_S):
+            for inner, sender in list(self._open.items()):
+                if sender.is_cancelled() and self._open.pop(inner, None) is not None:
+                    list(self._ask(inner, _STOP, ()))
+
+
+_STOP = {
+    "input_lengths": np.zeros(1, dtype=np.int32),
+    "request_output_len": np.zeros(1, dtype=np.int32),
+    "stop": np.ones(1, dtype=np.bool_),
+}
+"""A request that stops the one with its id."""
+
+
+def _fail(sender: Any, error: Any) -> None:
+    flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    sender.send(pb_utils.InferenceResponse(error=error), flags=flags)
 
 
 def _renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
