@@ -26,7 +26,7 @@ MOSTLY_WAITING = (
     *(
         f"tests/slurm/test_{name}"
         for name in (
-            *("all_users", "doctor", "edited_scripts", "gpu_story", "identity", "lock", "mpirun"),
+            *("all_users", "doctor", "edited_scripts", "identity", "lock", "mpirun"),
             *("queue", "sandbox", "spawn", "sweep", "templates"),
             "backbone.py::test_a_failed_build",
             "backbone.py::test_a_killed",

@@ -24,6 +24,7 @@ AskRun = Callable[..., Result]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "512")
 
+
 def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
     arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *options]
     assert build.main(arguments) == 0
@@ -84,7 +85,10 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
     """One rank, decoupled; its BLS model accumulates tokens."""
     options: dict[str, Any] = {"decoupled": True, "bls_instances": 2, "accumulate_tokens": "true"}
-    with servers.serve(tmp_path_factory.mktemp("alone"), served[1], **options) as world:
+    folder = tmp_path_factory.mktemp("alone")
+    repository = servers.write_repository(folder / "repository", served[1], **options)
+    servers.add_recorded(repository)
+    with servers.start(folder / "run", repository, 1) as world:
         yield world
 
 

@@ -98,7 +98,7 @@ def index(answer: Any, name: str) -> int:
         {"bad_words": "", "stop_words": ""},
         {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2},
         {
-            "bad_words": ["intelligence", "model"],
+            "bad_words": "",
             "stop_words": ["focuses", "learn"],
             "pad_id": 2,
             "end_id": 2,
@@ -148,7 +148,7 @@ def test_end_to_end_client_joins_a_stream(alone: World, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
-def test_end_to_end_client_reads_batches_sequences_and_beams(alone: World, model: str) -> None:
+def test_end_to_end_client_reads_batches_and_sequences(alone: World, model: str) -> None:
     batch = streamed(alone, model, text_inputs([QUESTION, "x"], 4), ["text_output", "batch_index"])
     texts = {index(answer, "batch_index"): text_of(answer) for answer in batch}
     assert sorted(texts) == [0, 1]
@@ -157,8 +157,6 @@ def test_end_to_end_client_reads_batches_sequences_and_beams(alone: World, model
     drawn = text_inputs([QUESTION], 4, num_return_sequences=two, top_k=top_k)
     sequences = streamed(alone, model, drawn, ["text_output", "sequence_index"])
     assert sorted(index(answer, "sequence_index") for answer in sequences) == [0, 1]
-    (beams,) = streamed(alone, model, text_inputs([QUESTION], 4, beam_width=3), ["text_output"])
-    assert [text.decode().startswith(QUESTION) for text in beams.as_numpy("text_output")] == [True] * 3
 
 
 @pytest.mark.parametrize("protocol", [over_grpc, over_http], ids=["grpc", "http"])
@@ -193,12 +191,8 @@ def test_end_to_end_test_finds_the_ensemble_equal_to_its_parts(pair: World, prot
                 "request_output_len": prepared("REQUEST_OUTPUT_LEN"),
                 "end_id": prepared("OUT_END_ID"),
                 "pad_id": prepared("OUT_PAD_ID"),
-                "return_context_logits": np.array([[True]]),
-                "return_generation_logits": np.array([[True]]),
             },
         )
-        assert generated("context_logits").shape[:2] == (1, prepared("INPUT_ID").size)
-        assert generated("generation_logits").shape[:2] == (1, 1)
         whole = ask(
             "postprocessing",
             {"TOKENS_BATCH": generated("output_ids"), "SEQUENCE_LENGTH": generated("sequence_length")},
@@ -243,6 +237,9 @@ def test_in_flight_client_reads_tokens(alone: World) -> None:
         ("decoder_text_input", np.array([["x"]], dtype=object)),
         ("prompt_embedding_table", np.ones((1, 2, 2), dtype=np.float16)),
         ("return_kv_cache_reuse_stats", np.array([[True]])),
+        ("return_generation_logits", np.array([[True]])),
+        ("beam_width", np.array([[3]], dtype=np.int32)),
+        ("bad_words", np.array([["intelligence"]], dtype=object)),
     ],
 )
 @pytest.mark.parametrize("model", TEXT_MODELS)

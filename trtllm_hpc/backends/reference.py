@@ -40,7 +40,7 @@ _ENGINE_KEYS = (
 """What the build has an option for, of the same name."""
 
 BLS_INSTANCES = 2
-"""Instances of the BLS model by default. Each is a process that answers many requests at once."""
+"""Instances of the BLS model by default: requests that it serves at once."""
 
 
 @cache

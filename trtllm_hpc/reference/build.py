@@ -94,15 +94,15 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
             )
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None and settings.max_seq_len > longest:
-        raise BuildFailed(
-            f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}."
-        )
+        raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     reasons = {
         "it has an encoder": model.config.is_encoder_decoder,
         "transformers does not let its attention be replaced": not model._supports_attention_backend,
         "not all of its layers are attention over tokens": kinds or model._is_stateful,
-        "it limits the scores of its attention (softcapping)": getattr(config, "attn_logit_softcapping", None),
+        "it limits the scores of its attention (softcapping)": getattr(
+            config, "attn_logit_softcapping", None
+        ),
         "its attention has sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         "transformers has no plan to split it over ranks": settings.tensor_parallel > 1 and not model.tp_plan,
     }

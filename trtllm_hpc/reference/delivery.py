@@ -21,8 +21,10 @@ from trtllm_hpc.reference.generation import Cancelled, Engine, EngineLost, Outco
 from trtllm_hpc.reference.inputs import Array
 from trtllm_hpc.reference.requests import Part, check_parameters
 
+CHECK_S = 0.1
+"""Time between two questions to Triton (100 µs each) whether clients are still there."""
 _PAUSE_OF_EACH_S = 0.002
-"""Least time for each open request between two questions (100 µs) whether its client is there."""
+"""The same for each open request, if that is longer."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +59,7 @@ class _Answer:
     """The answer to one part of a request."""
 
     part: Part
-    progress: Progress = Progress((), (), False)
+    progress: Progress = field(default_factory=lambda: Progress((), (), False))
     """As last heard."""
     sent: int = 0
     """Tokens of it that the client has."""
@@ -73,6 +75,7 @@ class _Open:
     answers: dict[int, _Answer]
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the sender is used, which must not happen after the last response."""
+    is_answered: bool = False
 
 
 class Delivery:
@@ -82,13 +85,10 @@ class Delivery:
     called with the lengths of each finished sequence, before its last response is sent.
     """
 
-    def __init__(
-        self, engine: Engine, triton: Any, *, cancellation_check_s: float, observe: Callable[[int, int], object]
-    ) -> None:
+    def __init__(self, engine: Engine, triton: Any, *, observe: Callable[[int, int], object]) -> None:
         self._engine = engine
         self._triton = triton
         self._observe = observe
-        self._check_s = cancellation_check_s
         self._numbers = itertools.count()
         self._open: dict[int, _Open] = {}
         """Requests by the number of each part that is not answered."""
@@ -180,6 +180,8 @@ class Delivery:
         else:
             code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
         with opened.lock:
+            if opened.is_answered:
+                return
             for number in list(opened.answers):
                 self._engine.cancel(number)
                 self._forget(opened, number)
@@ -189,6 +191,7 @@ class Delivery:
     def _send(self, opened: _Open, response: Any, *, is_last: bool) -> None:
         flags = self._triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL if is_last else 0
         opened.sender.send(response, flags=flags)
+        opened.is_answered = is_last
 
     def _forget(self, opened: _Open, number: int) -> None:
         del opened.answers[number]
@@ -196,7 +199,7 @@ class Delivery:
 
     def _watch(self) -> None:
         asked = 0
-        while not self._closing.wait(max(self._check_s, asked * _PAUSE_OF_EACH_S)):
+        while not self._closing.wait(max(CHECK_S, asked * _PAUSE_OF_EACH_S)):
             requests = self._requests()
             asked = len(requests)
             for opened in requests:
@@ -211,6 +214,6 @@ class Delivery:
         if not opened.lock.acquire(blocking=False):
             return False
         try:
-            return bool(opened.answers) and bool(opened.sender.is_cancelled())
+            return not opened.is_answered and bool(opened.sender.is_cancelled())
         finally:
             opened.lock.release()

@@ -45,7 +45,7 @@ from trtllm_hpc.reference.generation import (
     read_info,
 )
 from trtllm_hpc.reference.shutdown import first_sentence
-from trtllm_hpc.reference.world import Channel, World, rank_device
+from trtllm_hpc.reference.world import Channel, World
 
 _log = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class Chooser(ContinuousBatchingLogitsProcessorList):
             logits = processors(tokens, logits[None])[0]
         if sampling.top_k == 1:
             return int(logits.argmax())
-        sums = logits.softmax(0).double().cumsum(0)
-        drawn = random.Random(f"{sampling.seed} {place}").random() * float(sums[-1])
-        return int(torch.searchsorted(sums, drawn, right=True).clamp(max=int(sums.argmax())))
+        seed = random.Random(f"{sampling.seed} {place}").getrandbits(63)
+        generator = torch.Generator(logits.device).manual_seed(seed)
+        return int(logits.softmax(0).multinomial(1, generator=generator))
 
     @staticmethod
     def _ends(state: Any) -> set[int]:
@@ -142,7 +142,7 @@ class ModelEngine:
 
     def __init__(self, folder: EngineFolder, settings: ServeSettings, world: World) -> None:
         self.info = info = read_info(folder, world)
-        self._world, self._max_queue_size = world, settings.max_queue_size
+        self._rank, self._max_queue_size = world.rank, settings.max_queue_size
         self._channel = Channel(world)
         world.join()
         began = time.monotonic()
@@ -153,7 +153,7 @@ class ModelEngine:
         full = info.max_batch_size * (info.max_seq_len // size + 1)
         most = settings.max_tokens_in_paged_kv_cache
         blocks = min(full, most // size + 1) if most else full
-        if most is not None and most < size:
+        if most and most < size:
             raise StartFailed(
                 f"The KV cache would hold {most} tokens, which is less than one block of {size}.",
                 hint="raise max_tokens_in_paged_kv_cache",
@@ -175,27 +175,26 @@ class ModelEngine:
             ),
         )
         self._chooser = self._manager.logit_processor = Chooser()
-        self._is_stopping = False
         self._manager.start()
+        self._loop = self._manager._generation_thread
         _log.info("rank %d: KV cache of %d tokens (%d blocks of %d)", world.rank, blocks * size, blocks, size)
 
     def start(self, hear: Hear, die: Callable[[str], object]) -> None:
-        """Pass on outputs from a thread of their own; all that are ready for a request as one."""
+        """Pass on outputs from a thread of their own; of those that are ready for a request, the last."""
         self._watch(die)
         outputs: queue.Queue[Any] = self._manager.output_router.output_queue
 
         def pass_on() -> None:
             while (output := outputs.get()) is not None:
                 ready = {output.request_id: output}
-                while not outputs.empty() and (output := outputs.get()) is not None:
+                while not outputs.empty() and outputs.queue[0] is not None:
+                    output = outputs.get()
                     ready[output.request_id] = output
                 for number, last in ready.items():
                     if last.error is None:
                         hear(int(number), Progress(last.generated_tokens, last.logprobs, last.is_finished()))
-                    elif not self._is_dead():
+                    else:
                         hear(int(number), RequestFailed(f"The request failed: {last.error}"))
-                if output is None:
-                    return
 
         self._passing_on = threading.Thread(target=pass_on, name="outputs", daemon=True)
         self._passing_on.start()
@@ -244,7 +243,6 @@ class ModelEngine:
 
     def stop(self) -> None:
         """Finish what is queued, stop the other ranks and return."""
-        self._is_stopping = True
         self._manager.stop()
         self._manager.output_router.output_queue.put(None)
         self._passing_on.join()
@@ -254,24 +252,20 @@ class ModelEngine:
     def follow(self, die: Callable[[str], object]) -> None:
         """Compute with the leader until it stops."""
         self._watch(die)
-        self._manager._generation_thread.join()
+        self._loop.join()
         if not self._channel.receive():
             self._channel.close()
 
-    def _is_dead(self) -> bool:
-        return self._manager.background_thread_status.fatal_error is not None
-
     def _watch(self, die: Callable[[str], object]) -> None:
         """Have the rank ended when another is lost, or its own loop has failed: no rank can go on alone."""
-        rank, loop = self._world.rank, self._manager._generation_thread
-        self._channel.watch(lambda error: die(f"Rank {rank} lost another rank: {first_sentence(error)}"))
+        self._channel.watch(die)
 
         def look() -> None:
-            loop.join()
-            error = self._manager.background_thread_status.fatal_error
-            if error is not None or (self._world.is_leader and not self._is_stopping):
-                reason = first_sentence(error or RuntimeError("its loop ended"))
-                die(f"Rank {rank} lost another rank or failed: {reason}")
+            self._loop.join()
+            status = self._manager.background_thread_status
+            if status.tp_status != status.FLUSH_AND_STOP:
+                error = status.fatal_error or RuntimeError("a collective failed")
+                die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
 
         threading.Thread(target=look, name="loop", daemon=True).start()
 
@@ -288,8 +282,6 @@ def _load(folder: EngineFolder, dtype: str, world: World) -> Any:
             attn_implementation="paged|sdpa",
             **split,
         )
-        return model.to(rank_device())
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
     except Exception as error:
-        raise StartFailed(
-            f"{folder.model} cannot be read: {first_sentence(error)}", hint=REBUILD
-        ) from error
+        raise StartFailed(f"{folder.model} cannot be read: {first_sentence(error)}", hint=REBUILD) from error

@@ -86,14 +86,10 @@ class EngineInfo:
 class ServeSettings:
     """Parameters of the model ``tensorrt_llm``, with TensorRT-LLM's names, meanings and defaults."""
 
-    max_tokens_in_paged_kv_cache: int | None = None
-    """Most tokens in the KV cache; ``None`` or 0: those of a full batch."""
+    max_tokens_in_paged_kv_cache: int = 0
+    """Most tokens in the KV cache; 0: those of a full batch."""
     max_queue_size: int = 0
     """Most waiting requests; one more is refused. 0: no limit."""
-    cancellation_check_period_ms: int = 100
-    """Time between two checks for disconnected clients."""
-    stats_check_period_ms: int = 100
-    """Time between two updates of the metrics."""
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> ServeSettings:
@@ -101,21 +97,13 @@ class ServeSettings:
 
         Raises StartFailed if a value is not a number or out of range.
         """
-        given = {field.name: parameters.get(field.name, "").strip() for field in fields(cls)}
-        numbers = {name: _number(name, text) for name, text in given.items() if text}
-        return cls(**numbers)
-
-
-def _number(name: str, text: str) -> int:
-    # With a period of 0 the checks would keep a core busy.
-    least = 1 if name.endswith("_period_ms") else 0
-    try:
-        value = int(text)
-    except ValueError as error:
-        raise StartFailed(f"The model's parameter {name} is {text!r}, which is not a number.") from error
-    if value < least:
-        raise StartFailed(f"The model's parameter {name} is {text}; it must be {least} or more.")
-    return value
+        found = {}
+        for name in (field.name for field in fields(cls)):
+            text = parameters.get(name, "").strip() or "0"
+            if not text.isdecimal():
+                raise StartFailed(f"The model's parameter {name} is {text!r}; it must be a number from 0 on.")
+            found[name] = int(text)
+        return cls(**found)
 
 
 def plain_path(path: str) -> str:

@@ -7,8 +7,8 @@ row for each prompt.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from trtllm_hpc.errors import RequestFailed
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
+_Number = TypeVar("_Number", int, float)
 
 TEXT_NAMES = {
     "top_k": "runtime_top_k",
@@ -47,25 +48,18 @@ class Row:
         """A boolean input, false if it was not sent."""
         return bool(self.integer(name))
 
-    def integer(
-        self, name: str, default: int = 0, *, least: int | None = None, most: int | None = None
-    ) -> int:
+    def integer(self, name: str, default: int = 0, *, least: int = -(2**63), most: int = 2**64) -> int:
         """An integer input. Raises RequestFailed if it is below ``least`` or above ``most``."""
         array = self.array(name)
-        value = default if array is None else int(array.item())
-        _check_range(name, value, least, most)
-        return value
+        return _within(name, default if array is None else int(array.item()), least, most)
 
-    def number(
-        self, name: str, default: float, *, least: float | None = None, most: float | None = None
-    ) -> float:
+    def number(self, name: str, default: float, *, least: float = -math.inf, most: float = math.inf) -> float:
         """A finite number. Raises RequestFailed if it is not finite, below ``least`` or above ``most``."""
         array = self.array(name)
         value = default if array is None else float(array.item())
         if not math.isfinite(value):
             raise RequestFailed(f"{named(name)} is {value}; it must be a finite number.")
-        _check_range(name, value, least, most)
-        return value
+        return _within(name, value, least, most)
 
 
 def named(name: str) -> str:
@@ -73,30 +67,13 @@ def named(name: str) -> str:
     return f"{name} ({_OTHER_NAMES[name]})" if name in _OTHER_NAMES else name
 
 
-def shown(value: float) -> str:
-    """A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988."""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _check_range(name: str, value: float, least: float | None, most: float | None) -> None:
-    if (least is None or value >= least) and (most is None or value <= most):
-        return
-    bounds = f"at least {least}" if most is None else f"{least} to {most}"
-    raise RequestFailed(f"{named(name)} is {shown(value)}; it must be {bounds}.")
-
-
-def padded(rows: Sequence[Sequence[float]], filler: float) -> list[list[float]]:
-    """Make all rows as long as the longest, with ``filler`` at their ends."""
-    longest = max(map(len, rows))
-    return [[*row, *[filler] * (longest - len(row))] for row in rows]
-
-
-def rows(inputs: Inputs) -> list[Row]:
-    """Split the tensors of a request into one row for each prompt. Raises RequestFailed without a prompt."""
-    prompts = inputs.get("input_ids")
-    if prompts is None:
-        raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
-    return [Row({name: array[index] for name, array in inputs.items()}) for index in range(len(prompts))]
+def _within(name: str, value: _Number, least: float, most: float) -> _Number:
+    if not least <= value <= most:
+        # A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
+        shown = value if isinstance(value, int) else f"{value:.6g}"
+        bounds = f"at least {least}" if most >= 2**64 else f"{least} to {most}"
+        raise RequestFailed(f"{named(name)} is {shown}; it must be {bounds}.")
+    return value
 
 
 # What is not supported --------------------------------------------------------------------
@@ -166,19 +143,19 @@ def refuse_unsupported(row: Row) -> None:
     """Raise RequestFailed with the name of an input of ``tensorrt_llm`` that asks for something in vain."""
     for name, what in _TENSORS.items():
         if row.array(name) is not None:
-            raise _refusal(name, what)
+            raise refusal(name, what)
     for name, (nothing, what) in _TOKEN_INPUTS.items():
         array = row.array(name)
         if array is not None and (array != nothing).any():
-            raise _refusal(f"{name}={shown(array.item())}" if array.size == 1 else name, what)
+            raise refusal(name, what)
     # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
     decoder = row.array("decoder_input_ids")
     if decoder is not None and decoder.size > 1:
-        raise _refusal("decoder_input_ids", _ENCODER)
+        raise refusal("decoder_input_ids", _ENCODER)
     bad_words = row.array("bad_words_list")
     # The second row holds the ends of the words, and then -1.
     if bad_words is not None and (bad_words[1] > 0).any():
-        raise _refusal("bad_words_list", "bad words")
+        raise refusal("bad_words_list", "bad words")
 
 
 def refuse_unsupported_text(arrays: Mapping[str, Array | None]) -> None:
@@ -189,8 +166,9 @@ def refuse_unsupported_text(arrays: Mapping[str, Array | None]) -> None:
     for name, (inner, what) in _TEXT_INPUTS.items():
         for array in (arrays.get(name), arrays.get(inner)):
             if array is not None and array.any():
-                raise _refusal(f"{name} ({inner})" if inner else name, what)
+                raise refusal(f"{name} ({inner})" if inner else name, what)
 
 
-def _refusal(name: str, what: str) -> RequestFailed:
+def refusal(name: str, what: str) -> RequestFailed:
+    """Why a request is refused that asks for something in vain."""
     return RequestFailed(f"{name} asks for {what}, which the reference backend does not have. Leave it out.")

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +19,31 @@ from trtllm_hpc.reference.generation import Engine, Load
 
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Upper bounds of the histograms' buckets, in tokens."""
+PERIOD_S = 0.1
+"""Time between two updates of the gauges."""
+
+REQUESTS = "nv_trt_llm_request_metrics"
+MEMORY = "nv_trt_llm_runtime_memory_metrics"
+KV_CACHE = "nv_trt_llm_kv_cache_block_metrics"
+BATCHER = "nv_trt_llm_inflight_batcher_metrics"
+GENERAL = "nv_trt_llm_general_metrics"
+INPUT_LENGTH, OUTPUT_LENGTH = "nv_llm_input_token_len", "nv_llm_output_token_len"
+
+FAMILIES = {
+    REQUESTS: ("request_type", "Requests in the engine."),
+    MEMORY: ("memory_type", "Bytes of the model's process."),
+    KV_CACHE: ("kv_cache_block_type", "Blocks of the KV cache."),
+    BATCHER: ("inflight_batcher_specific_metric", "What the last step computed."),
+    GENERAL: ("general_type", "Steps, and microseconds since 1970."),
+    INPUT_LENGTH: ("response_metric_type", "Tokens of each finished prompt."),
+    OUTPUT_LENGTH: ("response_metric_type", "Tokens of each finished answer."),
+}
+"""The label in which the metrics of a family differ, and what they count."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Family:
-    """A group of metrics that differ in one label."""
-
-    name: str
-    label: str
-    help: str
-
-
-REQUESTS = Family("nv_trt_llm_request_metrics", "request_type", "Requests in the engine.")
-MEMORY = Family("nv_trt_llm_runtime_memory_metrics", "memory_type", "Bytes of the model and its engine.")
-KV_CACHE = Family("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks of the KV cache.")
-BATCHER = Family(
-    "nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric", "What the last step computed."
-)
-GENERAL = Family("nv_trt_llm_general_metrics", "general_type", "Steps, and microseconds since 1970.")
-OUTPUT_LENGTH = Family("nv_llm_output_token_len", "response_metric_type", "Tokens of each finished answer.")
-INPUT_LENGTH = Family("nv_llm_input_token_len", "response_metric_type", "Tokens of each finished prompt.")
-
-Gauges = Mapping[Family, Mapping[str, float]]
-
-
-def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
+def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mapping[str, float]]:
     """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
     return {
         REQUESTS: {
@@ -69,7 +66,7 @@ def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
         BATCHER: {
             "total_context_tokens": load.context_tokens,
             "generation_requests": load.generation_requests,
-            # There is one batch at a time, and no request is ever paused for another.
+            # There is one batch at a time.
             "micro_batch_id": 0,
             "paused_requests": 0,
         },
@@ -88,25 +85,22 @@ def memory_used() -> dict[str, int]:
 class Metrics:
     """Keeps Triton's copy of the metrics up to date, from a thread of its own.
 
-    Each update is a message to another process. So only changes are sent, and never from the engine's thread.
-    Name and version of the model are labels of every metric.
+    Each update is a message to another process, so only changes are sent. Name and version of the model are
+    labels of every metric.
     """
 
-    def __init__(
-        self, engine: Engine, triton: Any, *, model: str, version: str, period_s: float
-    ) -> None:
+    def __init__(self, engine: Engine, triton: Any, *, model: str, version: str) -> None:
         self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}
-        self._period_s = period_s
         self._closing = threading.Event()
         self._using = threading.Lock()
-        self._families: dict[Family, Any] = {}
+        self._families: dict[str, Any] = {}
         buckets = list(LENGTH_BUCKETS)
         self._input = self._metric(INPUT_LENGTH, "total_input_tokens", buckets=buckets)
         self._output = self._metric(OUTPUT_LENGTH, "total_output_tokens", buckets=buckets)
-        self._metrics: dict[tuple[Family, str], Any] = {}
-        self._sent: dict[tuple[Family, str], float] = {}
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._sent: dict[tuple[str, str], float] = {}
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
@@ -140,7 +134,7 @@ class Metrics:
         self._families.clear()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._period_s):
+        while not self._closing.wait(PERIOD_S):
             try:
                 self._update()
             except Exception:  # noqa: BLE001 - after any error serving must go on
@@ -152,19 +146,16 @@ class Metrics:
                 key = family, label
                 if self._sent.get(key) == value:
                     continue
-                if key not in self._metrics:
-                    self._metrics[key] = self._metric(family, label)
                 with self._using:
+                    if key not in self._metrics:
+                        self._metrics[key] = self._metric(family, label)
                     self._metrics[key].set(value)
                 self._sent[key] = value
 
-    def _metric(self, family: Family, label: str, **histogram: Any) -> Any:
+    def _metric(self, family: str, label: str, **histogram: Any) -> Any:
         """A metric of a family: a histogram if buckets are given."""
-        kinds = self._triton.MetricFamily
+        kinds, (name, description) = self._triton.MetricFamily, FAMILIES[family]
         if family not in self._families:
-            self._families[family] = kinds(
-                name=family.name,
-                description=family.help,
-                kind=kinds.HISTOGRAM if histogram else kinds.GAUGE,
-            )
-        return self._families[family].Metric(labels={**self._labels, family.label: label}, **histogram)
+            kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
+            self._families[family] = kinds(name=family, description=description, kind=kind)
+        return self._families[family].Metric(labels={**self._labels, name: label}, **histogram)

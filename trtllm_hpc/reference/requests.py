@@ -9,7 +9,7 @@ this backend cannot do is refused by name, never ignored.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, pairwise
@@ -18,7 +18,7 @@ from typing import Any
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import KNOWN_INPUTS, Inputs, Row, named, refuse_unsupported, rows, shown
+from trtllm_hpc.reference.inputs import KNOWN_INPUTS, Inputs, Row, named, refusal, refuse_unsupported
 
 HARMLESS_PARAMETERS = frozenset({"Streaming"})
 """Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
@@ -30,10 +30,6 @@ _REQUEST_TYPE = "triton_trtllm_request_type"
 
 MOST_SEQUENCES = 1024
 """Most sequences of one prompt: without a limit they would fill the memory before generation starts."""
-
-MOST_WORDS = 2048
-LONGEST_WORD = 64
-"""Limits of a request's stop words, which are compared at every step."""
 
 _SEEDS = 1 << 64
 
@@ -57,7 +53,10 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
     stop = inputs.get("stop")
     if stop is not None and stop.any():
         return ()
-    batch = rows(inputs)
+    prompts = inputs.get("input_ids")
+    if prompts is None:
+        raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
+    batch = [Row({name: array[index] for name, array in inputs.items()}) for index in range(len(prompts))]
     parts = tuple(
         part
         for index, row in enumerate(batch)
@@ -76,35 +75,24 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 
 
 def check_parameters(request: Any) -> None:
-    """Read the parameters of a Triton request in the Python backend, and refuse those that cannot be meant.
+    """Refuse parameters of a Triton request that were meant as inputs; others are ignored, as upstream does.
 
-    Raises RequestFailed if a name or a text is not valid UTF-8; or see ``refuse_parameters``.
+    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model. Raises
+    RequestFailed if one has the name of an input, or almost, is not UTF-8, or asks for disaggregated serving.
     """
     try:
         parameters = json.loads(request.parameters() or "{}")
     except ValueError as error:
-        # A parameter is a JSON key that is not an input; Triton's own parser lets such bytes pass.
+        # Triton's own parser lets such bytes pass.
         raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
-    refuse_parameters(parameters)
-
-
-def refuse_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuse request parameters that were meant as inputs; any other is ignored, as upstream does.
-
-    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model. Raises
-    RequestFailed if one has the name of an input, or almost, or asks for disaggregated serving.
-    """
     for name in sorted(set(parameters) - HARMLESS_PARAMETERS):
         near = get_close_matches(name, KNOWN_INPUTS, n=1, cutoff=_SLIP)
         if near:
             meant = f"Did you mean {near[0]}?" if near[0] != name else "Leave it out."
             raise RequestFailed(f"{name} is not an input of this model and would change nothing. {meant}")
-    request_type = parameters.get(_REQUEST_TYPE, "context_and_generation")
-    if request_type != "context_and_generation":
-        raise RequestFailed(
-            f"{_REQUEST_TYPE}={request_type} asks for disaggregated serving, which the reference backend "
-            "does not have. Leave it out."
-        )
+    kind = parameters.get(_REQUEST_TYPE, "context_and_generation")
+    if kind != "context_and_generation":
+        raise refusal(f"{_REQUEST_TYPE}={kind}", "disaggregated serving")
 
 
 def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
@@ -166,7 +154,7 @@ def _sampling(row: Row) -> Sampling:
     temperature = row.number("temperature", 1.0, least=0)
     repetition = row.number("repetition_penalty", 1.0)
     if repetition <= 0:
-        raise RequestFailed(f"repetition_penalty is {shown(repetition)}; it must be above 0.")
+        raise RequestFailed(f"repetition_penalty is {repetition:.6g}; it must be above 0.")
     if temperature == 0 or (top_k == 0 and top_p == 0):
         top_k = 1
     return Sampling(
@@ -194,11 +182,6 @@ def _stop_words(row: Row, info: EngineInfo) -> Words:
             "the first row, each above the one before, and then -1."
         )
     words = tuple(tuple(tokens[start:end]) for start, end in bounds)
-    if len(words) > MOST_WORDS:
-        raise RequestFailed(f"{name} holds {len(words)} words; it may hold {MOST_WORDS} at most.")
-    longest = max(map(len, words), default=0)
-    if longest > LONGEST_WORD:
-        raise RequestFailed(f"{name} holds a word of {longest} tokens; it may have {LONGEST_WORD} at most.")
     _check_vocabulary(name, chain.from_iterable(words), info)
     return words
 
@@ -225,4 +208,3 @@ def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> Non
         raise RequestFailed(
             f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
-

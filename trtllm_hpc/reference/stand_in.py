@@ -72,11 +72,17 @@ class StandIn:
     def load(self) -> Load:
         """What the engine does now."""
         with self._changed:
-            slots, blocks, size = self._limits.max_requests, self._limits.blocks_max, self._limits.tokens_per_block
+            slots, blocks, size = (
+                self._limits.max_requests,
+                self._limits.blocks_max,
+                self._limits.tokens_per_block,
+            )
             lengths = [len(request.prompt) + len(new) for request, new in list(self._open.values())[:slots]]
             active, waiting = len(self._open), max(0, len(self._open) - slots)
         used = sum(-(-length // size) for length in lengths)
-        return Load(slots, blocks, size, active, waiting, used, len(lengths), 0, 0, len(lengths), self._iteration)
+        return Load(
+            slots, blocks, size, active, waiting, used, len(lengths), 0, 0, len(lengths), self._iteration
+        )
 
     def stop(self) -> None:
         """Finish what is queued, stop the other ranks and return."""
@@ -90,18 +96,15 @@ class StandIn:
     def follow(self, die: Callable[[str], object]) -> None:
         """Meet the leader in every step until it stops."""
         try:
-            self._watch(die)
+            self._channel.watch(die)
             while self._channel.receive():
                 self._channel.gather()
             self._channel.close()
         except Exception as error:  # noqa: BLE001 - after any error the ranks are out of step
             die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
 
-    def _watch(self, die: Callable[[str], object]) -> None:
-        self._channel.watch(lambda error: die(f"Rank {self._rank} lost another rank: {first_sentence(error)}"))
-
     def _run(self, hear: Hear, die: Callable[[str], object]) -> None:
-        self._watch(die)
+        self._channel.watch(die)
         try:
             while self._step(hear):
                 time.sleep(STEP_S)

@@ -7,7 +7,6 @@ import gc
 import json
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
@@ -47,14 +46,8 @@ class TritonPythonModel:
                     pb_utils,
                     model=args["model_name"],
                     version=args["model_version"],
-                    period_s=settings.stats_check_period_ms / 1000,
                 )
-                self._delivery = Delivery(
-                    engine,
-                    pb_utils,
-                    cancellation_check_s=settings.cancellation_check_period_ms / 1000,
-                    observe=self._metrics.observe,
-                )
+                self._delivery = Delivery(engine, pb_utils, observe=self._metrics.observe)
                 engine.start(self._delivery.hear, self._shutdown.die)
         if not world.is_leader:
             engine.follow(self._shutdown.die)

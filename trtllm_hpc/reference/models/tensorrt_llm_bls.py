@@ -1,13 +1,12 @@
-"""Triton model ``tensorrt_llm_bls``: text in, text out, by requests to ``tensorrt_llm``. In Triton's Python stub."""
+"""Triton model ``tensorrt_llm_bls``: text in, text out, by ``tensorrt_llm``. Runs in Triton's Python stub."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
-import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,6 @@ from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
 from trtllm_hpc.reference.requests import check_parameters
 from trtllm_hpc.reference.text import Preprocessor, switch
 from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
-
-CANCELLATION_CHECK_S = 0.1
-"""Seconds between two checks whether a client has disconnected."""
-
-MOST_REQUESTS = 64
-"""Requests of one instance at once; each waits for its answers in a thread."""
 
 
 class TritonPythonModel:
@@ -40,41 +33,54 @@ class TritonPythonModel:
         self._preprocessor = Preprocessor(parameters)
         self._skips = switch(parameters, "skip_special_tokens", default=True)
         self._accumulates = switch(parameters, "accumulate_tokens", default=False)
-        self._pool = ThreadPoolExecutor(MOST_REQUESTS)
-        self._open: dict[str, Any] = {}
-        """The senders of open requests, by the id of the request to ``tensorrt_llm``."""
-        self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="cancellations", daemon=True)
-        self._watcher.start()
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Have each request answered by a thread."""
+        """Answer the requests one by one: Triton 2.51 crashes where threads ask other models at once."""
         for request in triton_requests:
-            self._pool.submit(self._answer, request, request.get_response_sender())
-
-    def finalize(self) -> None:
-        """End the threads; Triton has waited for the requests."""
-        self._pool.shutdown()
-        self._closing.set()
-        self._watcher.join()
+            sender = request.get_response_sender()
+            try:
+                self._answer(request, sender)
+            except RequestFailed as refusal:
+                _fail(sender, pb_utils.TritonError(refusal.message, pb_utils.TritonError.INVALID_ARG))
+            except Exception as failure:  # noqa: BLE001 - whatever it is, its client must hear of it
+                _fail(sender, pb_utils.TritonError(f"The request failed: {failure}"))
 
     def _answer(self, request: Any, sender: Any) -> None:
-        # Its own id lets the client stop it.
+        """Send a text in place of the tokens of each response.
+
+        Tokens that are decoded apart from those before them may begin or end within a letter, and lose the
+        space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
+        all tokens so far.
+        """
+        check_parameters(request)
+        inputs = self._inputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        wanted = set(request.requested_output_names())
+        # The id of the client lets it stop the request.
         inner = request.request_id() or uuid.uuid4().hex
-        self._open[inner] = sender
-        try:
-            check_parameters(request)
-            # Copied: the arrays lie in memory that Triton uses again.
-            arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
-            wanted = frozenset(request.requested_output_names())
-            outputs = {"output_ids", "sequence_length", *wanted} - {"text_output"}
-            self._pass_on(self._ask(inner, self._inputs(arrays), outputs), wanted, sender)
-        except RequestFailed as refusal:
-            _fail(sender, pb_utils.TritonError(refusal.message, pb_utils.TritonError.INVALID_ARG))
-        except Exception as failure:  # noqa: BLE001 - whatever it is, its client must hear of it
-            _fail(sender, pb_utils.TritonError(f"The request failed: {failure}"))
-        finally:
-            self._open.pop(inner, None)
+        outputs = {"output_ids", "sequence_length", *_INDICES, *wanted} - {"text_output"}
+        so_far: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        final, is_stopped = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, False
+        for response in self._ask(inner, inputs, outputs):
+            if response.has_error():
+                _fail(sender, response.error())
+                return
+            found = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if not found:
+                continue
+            length = found.pop("sequence_length").as_numpy().item()
+            new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
+            key = tuple(int(found[name].as_numpy().item()) for name in _INDICES if name in found)
+            tokens = so_far[key] = [*so_far[key], *new] if self._accumulates else new
+            text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
+            tensors = [tensor for name, tensor in found.items() if name in wanted]
+            if "text_output" in wanted:
+                tensors.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
+            sender.send(pb_utils.InferenceResponse(tensors), flags=0 if self._decoupled else final)
+            if self._decoupled and not is_stopped and sender.is_cancelled():
+                is_stopped = True
+                list(self._ask(inner, _STOP, ()))
+        if self._decoupled:
+            sender.send(flags=final)
 
     def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         refuse_unsupported_text(arrays)
@@ -101,40 +107,9 @@ class TritonPythonModel:
         )
         return request.exec(decoupled=True) if self._decoupled else [request.exec()]
 
-    def _pass_on(self, responses: Iterable[Any], wanted: frozenset[str], sender: Any) -> None:
-        """Send a text in place of the tokens of each response.
 
-        Tokens that are decoded apart from those before them may begin or end within a letter, and lose the
-        space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
-        all tokens so far.
-        """
-        tokens: list[int] = []
-        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
-        for response in responses:
-            if response.has_error():
-                _fail(sender, response.error())
-                return
-            found = {tensor.name(): tensor for tensor in response.output_tensors()}
-            if not found:
-                continue
-            length = found.pop("sequence_length").as_numpy().item()
-            new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
-            tokens = [*tokens, *new] if self._accumulates else new
-            text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
-            outputs = [tensor for name, tensor in found.items() if name in wanted]
-            if "text_output" in wanted:
-                outputs.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
-            sender.send(pb_utils.InferenceResponse(outputs), flags=0 if self._decoupled else final)
-        if self._decoupled:
-            sender.send(flags=final)
-
-    def _watch(self) -> None:
-        """Stop the requests whose clients have disconnected."""
-        while not self._closing.wait(CANCELLATION_CHECK_S):
-            for inner, sender in list(self._open.items()):
-                if sender.is_cancelled() and self._open.pop(inner, None) is not None:
-                    list(self._ask(inner, _STOP, ()))
-
+_INDICES = ("batch_index", "sequence_index")
+"""Outputs by which the answers to one request are told apart."""
 
 _STOP = {
     "input_lengths": np.zeros(1, dtype=np.int32),
