@@ -225,7 +225,7 @@ OF_NEWER_MODELS = Path(__file__).parents[1] / "client" / "test_client.py"
 def test_each_option_is_tried() -> None:
     files = (Path(__file__), Path(__file__).with_name("test_client_models.py"), OF_NEWER_MODELS)
     source = "".join(file.read_text(encoding="utf-8") for file in files)
-    without_effect = {"pad_id", "length_penalty", "lora_task_id"}  # nothing to see here
+    without_effect = {"pad_id", "length_penalty", "lora_task_id"}
     assert [it.name for it in OPTIONS if it.name not in source and it.name not in without_effect] == []
 
 

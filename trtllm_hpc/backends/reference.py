@@ -101,6 +101,8 @@ class Reference(TritonBackend):
     """The backend of this package."""
 
     needs_gpus = False
+    why_no_adapters = "the reference backend has no LoRA adapters"
+    why_no_logits = "the reference backend returns no logits"
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS
