@@ -40,9 +40,9 @@ def records(said: Any) -> list[dict[str, Any]]:
 def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
     with Client(endpoint, "ensemble") as ensemble, Client(endpoint, "tensorrt_llm") as core:
         assert core.generate(PROMPT, **OPTIONS).text == ensemble.generate(PROMPT, **OPTIONS).text
-        with pytest.raises(RequestFailed, match="EMBEDDING_BIAS_WORDS.* asks for a bias"):
+        with pytest.raises(RequestFailed, match=r"EMBEDDING_BIAS_WORDS.* asks for a bias"):
             core.generate(PROMPT, embedding_bias_words=["the"], embedding_bias_weights=[1e4])
-        with pytest.raises(RequestFailed, match="BAD_WORDS_DICT.* asks for bad words"):
+        with pytest.raises(RequestFailed, match=r"BAD_WORDS_DICT.* asks for bad words"):
             core.generate(PROMPT, bad_words=["the"])
         sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7, **OPTIONS}
         assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text

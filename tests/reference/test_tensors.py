@@ -12,7 +12,7 @@ import pytest
 from tests.reference import servers
 from tests.reference.servers import Form, tensors
 from trtllm_hpc.backends.reference import MODELS
-from trtllm_hpc.reference.inputs import KNOWN_INPUTS
+from trtllm_hpc.reference.requests import KNOWN_INPUTS
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN, shape_of
@@ -20,16 +20,10 @@ from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
 from trtllm_hpc.runtime.records import add_event
 
-DTYPES = ("float32", "float16", "bfloat16")
 STEPS = 5
 _SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
 )
 """Sizes of a model that ``config.json`` has, if the model has them."""
 _NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -106,11 +100,8 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
         "its attention has sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
         "transformers has no plan to split it over ranks": settings.tensor_parallel > 1 and not model.tp_plan,
     }
-    for reason, holds in reasons.items():
-        if holds:
-            raise BuildFailed(
-                f"The reference backend cannot serve models of type {config.model_type}: {reason}."
-            )
+    for reason in (reason for reason, holds in reasons.items() if holds):
+        raise BuildFailed(f"The reference backend cannot serve models of type {config.model_type}: {reason}.")
 
 
 def _write_stand_in(
@@ -152,11 +143,9 @@ def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> di
             "dtype": settings.dtype,
             **model,
             "mapping": {
-                "world_size": ranks,
-                "tp_size": ranks,
+                **dict.fromkeys(("world_size", "tp_size", "gpus_per_node"), ranks),
                 "pp_size": 1,
                 "cp_size": 1,
-                "gpus_per_node": settings.gpus_per_node,
             },
         },
         "build_config": {
@@ -168,25 +157,20 @@ def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> di
     }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BuildFailed(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} --help")
+_NUMBERS = {
+    "--tensor-parallel": (None, "ranks"),
+    "--max-batch-size": (None, "requests that run at once"),
+    "--max-input-len": (None, "prompt, in tokens"),
+    "--max-seq-len": (None, "prompt and new tokens together"),
+    "--max-num-tokens": (0, "tokens of a step (default: 8192, or those of a full batch)"),
+    "--tokens-per-block": (64, "size of a block of the KV cache (default 64)"),
+    "--seed": (0, "of a synthetic model's weights (default 0)"),
+}
+"""Options that take a number: the default (``None``: it must be given), and the help."""
 
 
-_NUMBERS = (
-    ("--tensor-parallel", 1, None, "ranks"),
-    ("--max-batch-size", 1, None, "requests that run at once"),
-    ("--max-input-len", 1, None, "prompt, in tokens"),
-    ("--max-seq-len", 1, None, "prompt and new tokens together"),
-    ("--max-num-tokens", 1, 0, "tokens of a step (default: 8192, or those of a full batch)"),
-    ("--tokens-per-block", 1, 64, "size of a block of the KV cache (default 64)"),
-    ("--gpus-per-node", 1, 0, "written into config.json (default: all ranks)"),
-)
-"""Options that take a number: the least, the default (``None``: it must be given), and the help."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
         prog="python -m trtllm_hpc.reference.build",
         description="Build an engine for the reference backend. Limits are those of trtllm-build.",
     )
@@ -194,44 +178,17 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
     source.add_argument("--synthetic", choices=(*SHAPES, STAND_IN), help="a small random model")
-    parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    for option, least, default, text in _NUMBERS:
-        required = default is None
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    for option, (default, text) in _NUMBERS.items():
         parser.add_argument(
-            option, type=_at_least(least), default=default, required=required, metavar="N", help=text
+            option, type=int, default=default, required=default is None, metavar="N", help=text
         )
     parser.add_argument("--run", type=Path, metavar="DIR", help="write the progress into this run's events")
-    return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is below {least}")
-        return value
-
-    return number
-
-
-def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
-    settings = _parser().parse_args(argv)
-    if settings.max_input_len >= settings.max_seq_len:
-        raise BuildFailed(
-            f"--max-input-len {settings.max_input_len} leaves no room for new tokens "
-            f"within --max-seq-len {settings.max_seq_len}."
-        )
-    if settings.model is not None:
-        settings.model = settings.model.absolute()
-        if not (settings.model / "config.json").is_file():
-            raise BuildFailed(
-                f"There is no model in {settings.model}: config.json is missing.", hint="check --model"
-            )
-    settings.gpus_per_node = settings.gpus_per_node or settings.tensor_parallel
-    if not settings.max_num_tokens:
-        # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
-        settings.max_num_tokens = min(8192, settings.max_batch_size * settings.max_seq_len)
+    settings = parser.parse_args(argv)
+    # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
+    settings.max_num_tokens = settings.max_num_tokens or min(
+        8192, settings.max_batch_size * settings.max_seq_len
+    )
     return settings
 
 

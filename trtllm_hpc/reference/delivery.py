@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.generation import Cancelled, Engine, EngineLost, Outcome, Progress, QueueFull
-from trtllm_hpc.reference.inputs import Array
-from trtllm_hpc.reference.requests import Part, check_parameters
+from trtllm_hpc.reference.generation import Cancelled, Engine, Outcome, Progress, QueueFull
+from trtllm_hpc.reference.requests import Array, Part, check_parameters
 
 CHECK_S = 0.1
 """Time between two questions to Triton (100 µs each) whether clients are still there."""
@@ -175,10 +174,8 @@ class Delivery:
     def _fail(self, opened: _Open, error: RequestFailed) -> None:
         """Answer the whole request with an error: what is left of its parts is not sent."""
         kinds = self._triton.TritonError
-        if isinstance(error, QueueFull | EngineLost):
-            code = kinds.UNAVAILABLE
-        else:
-            code = kinds.CANCELLED if isinstance(error, Cancelled) else kinds.INVALID_ARG
+        codes = {QueueFull: kinds.UNAVAILABLE, Cancelled: kinds.CANCELLED}
+        code = codes.get(type(error), kinds.INVALID_ARG)
         with opened.lock:
             if opened.is_answered:
                 return

@@ -12,7 +12,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,15 +35,8 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from transformers.utils import logging as transformers_logging
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, ServeSettings
-from trtllm_hpc.reference.generation import (
-    GenerationRequest,
-    Hear,
-    Load,
-    Progress,
-    check_room,
-    read_info,
-)
+from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
+from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
 
@@ -57,11 +50,11 @@ class Chooser(ContinuousBatchingLogitsProcessorList):
     same on every rank, and whatever else is in the batch: a draw depends on seed and place alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, load: Load) -> None:
         super().__init__(LogitsProcessorList())
         self.do_processing = True
-        self.step = Load(0, 0, 0)
-        """What the last step computed, and the number of steps."""
+        self.step = load
+        """The limits, what the last step computed, and the number of steps."""
         self._states: list[Any] = []
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
@@ -140,25 +133,20 @@ class Chooser(ContinuousBatchingLogitsProcessorList):
 class ModelEngine:
     """One rank's part: see ``generation.Engine``. Raises StartFailed if it cannot be loaded."""
 
-    def __init__(self, folder: EngineFolder, settings: ServeSettings, world: World) -> None:
-        self.info = info = read_info(folder, world)
-        self._rank, self._max_queue_size = world.rank, settings.max_queue_size
+    def __init__(
+        self, folder: EngineFolder, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
+    ) -> None:
+        self._rank, self._max_queue_size = world.rank, max_queue_size
         self._channel = Channel(world)
-        world.join()
+        if world.size > 1:
+            world.join()
         began = time.monotonic()
         model = _load(folder, info.dtype, world)
         _log.info("rank %d: weights loaded in %.1f s", world.rank, time.monotonic() - began)
         # The library takes one block more than a sequence fills.
         size = info.tokens_per_block
         full = info.max_batch_size * (info.max_seq_len // size + 1)
-        most = settings.max_tokens_in_paged_kv_cache
-        blocks = min(full, most // size + 1) if most else full
-        if most and most < size:
-            raise StartFailed(
-                f"The KV cache would hold {most} tokens, which is less than one block of {size}.",
-                hint="raise max_tokens_in_paged_kv_cache",
-            )
-        self._limits = Load(info.max_batch_size, blocks, size)
+        blocks = min(full, max_tokens // size + 1) if max_tokens else full
         self._manager = model.init_continuous_batching(
             GenerationConfig(do_sample=False, eos_token_id=-1),
             ContinuousBatchingConfig(
@@ -174,12 +162,12 @@ class ModelEngine:
                 cpu_group_timeout=None,
             ),
         )
-        self._chooser = self._manager.logit_processor = Chooser()
+        self._chooser = Chooser(Load(info.max_batch_size, blocks, size))
+        self._manager.logit_processor = self._chooser
         self._manager.start()
         self._loop = self._manager._generation_thread
-        _log.info("rank %d: KV cache of %d tokens (%d blocks of %d)", world.rank, blocks * size, blocks, size)
 
-    def start(self, hear: Hear, die: Callable[[str], object]) -> None:
+    def start(self, hear: Hear, die: Die) -> None:
         """Pass on outputs from a thread of their own; of those that are ready for a request, the last."""
         self._watch(die)
         outputs: queue.Queue[Any] = self._manager.output_router.output_queue
@@ -201,14 +189,15 @@ class ModelEngine:
 
     def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
         """Queue requests, all or none."""
-        size, blocks = self._limits.tokens_per_block, self._limits.blocks_max
+        load = self.load()
+        room = (load.blocks_max - 1) * load.tokens_per_block
         for _, request in requests:
             total = len(request.prompt) + request.max_new_tokens
-            if total // size + 1 > blocks:
+            if total > room:
                 raise RequestFailed(
-                    f"The request may need {total} tokens in the KV cache, which holds {(blocks - 1) * size}."
+                    f"The request may need {total} tokens in the KV cache, which holds {room}."
                 )
-        check_room(self.load(), len(requests), self._max_queue_size)
+        check_room(load, len(requests), self._max_queue_size)
         for number, request in requests:
             self._manager.add_request(
                 list(request.prompt),
@@ -224,22 +213,15 @@ class ModelEngine:
 
     def load(self) -> Load:
         """What the engine does now."""
-        limits, processor = self._limits, self._manager.batch_processor
+        processor, step = self._manager.batch_processor, self._chooser.step
         if processor is None:
-            return limits
-        scheduler = processor.scheduler
-        waiting = len(scheduler.waiting_requests) + self._manager.input_queue.qsize()
-        running = len(scheduler.active_requests)
-        step = self._chooser.step if running else Load(0, 0, 0, iteration=self._chooser.step.iteration)
-        return replace(
-            step,
-            max_requests=limits.max_requests,
-            blocks_max=limits.blocks_max,
-            tokens_per_block=limits.tokens_per_block,
-            active=running + waiting,
-            waiting=waiting,
-            blocks_used=limits.blocks_max - processor.cache.get_num_free_blocks(),
-        )
+            return step
+        waiting = len(processor.scheduler.waiting_requests) + self._manager.input_queue.qsize()
+        running = len(processor.scheduler.active_requests)
+        used = step.blocks_max - processor.cache.get_num_free_blocks()
+        if not running:
+            step = replace(step, scheduled=0, context=0, context_tokens=0, generation_requests=0)
+        return replace(step, active=running + waiting, waiting=waiting, blocks_used=used)
 
     def stop(self) -> None:
         """Finish what is queued, stop the other ranks and return."""
@@ -249,14 +231,14 @@ class ModelEngine:
         self._channel.send(b"")
         self._channel.close()
 
-    def follow(self, die: Callable[[str], object]) -> None:
+    def follow(self, die: Die) -> None:
         """Compute with the leader until it stops."""
         self._watch(die)
         self._loop.join()
         if not self._channel.receive():
             self._channel.close()
 
-    def _watch(self, die: Callable[[str], object]) -> None:
+    def _watch(self, die: Die) -> None:
         """Have the rank ended when another is lost, or its own loop has failed: no rank can go on alone."""
         self._channel.watch(die)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from trtllm_hpc.config.synthetic_models import STAND_IN
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import read_json
 
@@ -57,53 +58,26 @@ class EngineInfo:
     """Most tokens of one step, all requests together."""
     tokens_per_block: int
     """Size of a block of the KV cache."""
+    is_stand_in: bool = False
+    """Whether it has no model."""
 
     @classmethod
     def read(cls, engine: EngineFolder) -> EngineInfo:
         """Read ``config.json``. Raises StartFailed if it is missing or not an engine's configuration."""
         try:
-            record = read_json(engine.config)
-        except (ValueError, OSError) as error:
-            raise StartFailed(f"{engine.config} cannot be read: {error}.", hint=REBUILD) from error
-        if record is None:
-            raise StartFailed(f"There is no engine in {engine.folder}: config.json is missing.", hint=REBUILD)
-        try:
+            record: Any = read_json(engine.config)
             pretrained, build = record["pretrained_config"], record["build_config"]
             return cls(
                 dtype=pretrained["dtype"],
                 vocab_size=pretrained["vocab_size"],
                 world_size=pretrained["mapping"]["world_size"],
                 tokens_per_block=build["plugin_config"]["tokens_per_block"],
+                is_stand_in=pretrained.get("architecture") == STAND_IN,
                 **{name: build[name] for name in BUILD_LIMITS},
             )
-        except (KeyError, TypeError) as error:
-            raise StartFailed(
-                f"{engine.config} is not the configuration of an engine: {error}.", hint=REBUILD
-            ) from error
-
-
-@dataclass(frozen=True)
-class ServeSettings:
-    """Parameters of the model ``tensorrt_llm``, with TensorRT-LLM's names, meanings and defaults."""
-
-    max_tokens_in_paged_kv_cache: int = 0
-    """Most tokens in the KV cache; 0: those of a full batch."""
-    max_queue_size: int = 0
-    """Most waiting requests; one more is refused. 0: no limit."""
-
-    @classmethod
-    def from_parameters(cls, parameters: Mapping[str, str]) -> ServeSettings:
-        """Read the parameters of ``config.pbtxt``; an empty or missing one has its default.
-
-        Raises StartFailed if a value is not a number or out of range.
-        """
-        found = {}
-        for name in (field.name for field in fields(cls)):
-            text = parameters.get(name, "").strip() or "0"
-            if not text.isdecimal():
-                raise StartFailed(f"The model's parameter {name} is {text!r}; it must be a number from 0 on.")
-            found[name] = int(text)
-        return cls(**found)
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            message = f"{engine.config} is not the configuration of an engine: {error}."
+            raise StartFailed(message, hint=REBUILD) from error
 
 
 def plain_path(path: str) -> str:

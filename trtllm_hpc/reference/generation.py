@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from trtllm_hpc.errors import RequestFailed, StartFailed
-from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo
-from trtllm_hpc.reference.world import World
+from trtllm_hpc.errors import RequestFailed
 
 NO_END = -1
 """The ``end_id`` for no end token: generate ``max_new_tokens`` tokens."""
@@ -68,15 +66,12 @@ class QueueFull(RequestFailed):
     """The queue is full; the client may try again later."""
 
 
-class EngineLost(RequestFailed):
-    """There is no engine that could answer; the client may try again later."""
-
-
 class Cancelled(RequestFailed):
     """The client does not want the answer any more."""
 
 
 Outcome = Progress | RequestFailed
+Die = Callable[[str], object]
 Hear = Callable[[int, Outcome], object]
 """Called from the engine's thread with a request's number and what there is of its answer; does not block."""
 
@@ -107,16 +102,14 @@ class Load:
 class Engine(Protocol):
     """One rank's loaded engine: ``engine`` computes a model, ``stand_in`` has none.
 
-    On ranks above 0 only ``follow`` is called.
+    On ranks above 0 only ``follow`` is called. ``die`` is called with a sentence if the rank cannot go on.
     """
 
-    info: EngineInfo
-
-    def start(self, hear: Hear, die: Callable[[str], object]) -> None:
-        """Rank 0: take requests from now on. ``die`` is called with a sentence if the engine cannot go on."""
+    def start(self, hear: Hear, die: Die) -> None:
+        """Rank 0: take requests from now on."""
 
     def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
-        """Queue requests that belong together, each with its number. Raises RequestFailed for all or none."""
+        """Queue requests that belong together, each with its number."""
 
     def cancel(self, number: int) -> None:
         """End a request, of which nothing is heard any more; does nothing for an unknown or finished one."""
@@ -127,7 +120,7 @@ class Engine(Protocol):
     def stop(self) -> None:
         """Rank 0: finish what is queued, stop the other ranks and return."""
 
-    def follow(self, die: Callable[[str], object]) -> None:
+    def follow(self, die: Die) -> None:
         """Ranks above 0: take part in every step until the leader stops them."""
 
 
@@ -150,15 +143,3 @@ def check_room(load: Load, requests: int, max_queue_size: int) -> None:
             f"Exceeds maximum queue size: {load.waiting} requests wait. "
             f"Maximum queue size of {max_queue_size} has been reached; try again later."
         )
-
-
-def read_info(folder: EngineFolder, world: World) -> EngineInfo:
-    """An engine's limits. Raises StartFailed if it was built for another number of ranks."""
-    info = EngineInfo.read(folder)
-    if world.size != info.world_size:
-        raise StartFailed(
-            f"The engine in {folder.folder} was built for {info.world_size} ranks; "
-            f"{world.size} were started.",
-            hint=f"start {info.world_size} ranks or build with --tensor-parallel {world.size}",
-        )
-    return info

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from trtllm_hpc.config.synthetic_models import STAND_IN
-from trtllm_hpc.paths import read_json
-from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings
-from trtllm_hpc.reference.generation import GenerationRequest, Hear, Load, Progress, check_room, read_info
+from trtllm_hpc.reference.engine_config import EngineInfo
+from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
 
@@ -27,32 +25,22 @@ _STRIDE = 37
 """Between the tokens of an answer, so that its text does not repeat soon."""
 
 
-def is_stand_in(folder: EngineFolder) -> bool:
-    """Return whether the engine in this folder has no model."""
-    try:
-        record = read_json(folder.config)
-    except (ValueError, OSError):
-        return False
-    pretrained = record.get("pretrained_config") if isinstance(record, dict) else None
-    return isinstance(pretrained, dict) and pretrained.get("architecture") == STAND_IN
-
-
 class StandIn:
     """One rank's part: see ``generation.Engine``."""
 
-    def __init__(self, folder: EngineFolder, settings: ServeSettings, world: World) -> None:
-        self.info = info = read_info(folder, world)
+    def __init__(self, info: EngineInfo, world: World, *, max_queue_size: int) -> None:
         size = info.tokens_per_block
         blocks = -(-info.max_seq_len // size) * info.max_batch_size
         self._limits = Load(info.max_batch_size, blocks, size)
-        self._max_queue_size, self._rank, self._iteration = settings.max_queue_size, world.rank, 0
+        self._max_queue_size, self._rank, self._iteration = max_queue_size, world.rank, 0
+        self._words = info.vocab_size - _FIRST_TOKEN
         self._channel = Channel(world)
         self._open: dict[int, tuple[GenerationRequest, list[int]]] = {}
         """Each request with the tokens of its answer; the first ones run."""
         self._changed = threading.Condition()
         self._is_stopping = False
 
-    def start(self, hear: Hear, die: Callable[[str], object]) -> None:
+    def start(self, hear: Hear, die: Die) -> None:
         """Make steps in a thread of their own while there are requests."""
         self._thread = threading.Thread(target=self._run, args=(hear, die), name="steps", daemon=True)
         self._thread.start()
@@ -93,7 +81,7 @@ class StandIn:
         self._channel.send(b"")
         self._channel.close()
 
-    def follow(self, die: Callable[[str], object]) -> None:
+    def follow(self, die: Die) -> None:
         """Meet the leader in every step until it stops."""
         try:
             self._channel.watch(die)
@@ -103,7 +91,7 @@ class StandIn:
         except Exception as error:  # noqa: BLE001 - after any error the ranks are out of step
             die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
 
-    def _run(self, hear: Hear, die: Callable[[str], object]) -> None:
+    def _run(self, hear: Hear, die: Die) -> None:
         self._channel.watch(die)
         try:
             while self._step(hear):
@@ -123,7 +111,7 @@ class StandIn:
             running = list(self._open.items())[: self._limits.max_requests]
             self._iteration += 1
         for number, (request, new) in running:
-            place = (len(request.prompt) + len(new)) * _STRIDE % (self.info.vocab_size - _FIRST_TOKEN)
+            place = (len(request.prompt) + len(new)) * _STRIDE % self._words
             new.append(_FIRST_TOKEN + place)
             is_final = len(new) == request.max_new_tokens
             if is_final:

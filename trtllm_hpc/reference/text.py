@@ -16,10 +16,7 @@ from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
-from trtllm_hpc.reference.inputs import Array
-
-_ON = frozenset({"true", "1", "t", "y", "yes"})
-_OFF = frozenset({"false", "0", "f", "n", "no"})
+from trtllm_hpc.reference.requests import Array
 
 
 class TextTokenizer(ModelTokenizer):
@@ -38,16 +35,9 @@ class TextTokenizer(ModelTokenizer):
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default.
-
-    Raises StartFailed if it is neither true nor false.
-    """
+    """A boolean parameter of ``config.pbtxt``; an empty or missing one has its default."""
     text = parameters.get(name, "").strip().lower()
-    if not text:
-        return default
-    if text not in _ON | _OFF:
-        raise StartFailed(f"The model's parameter {name} is {text!r}; it must be true or false.")
-    return text in _ON
+    return text in ("true", "1", "t", "y", "yes") if text else default
 
 
 def text_of(name: str, value: bytes) -> str:

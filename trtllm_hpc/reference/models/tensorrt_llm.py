@@ -7,17 +7,19 @@ import gc
 import json
 import logging
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
+from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.reference.delivery import Delivery
-from trtllm_hpc.reference.engine_config import EngineFolder, ServeSettings, plain_path
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import Engine
 from trtllm_hpc.reference.metrics import Metrics
 from trtllm_hpc.reference.requests import Part, parse
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
-from trtllm_hpc.reference.stand_in import StandIn, is_stand_in
+from trtllm_hpc.reference.stand_in import StandIn
 from trtllm_hpc.reference.world import World
 
 
@@ -36,11 +38,10 @@ class TritonPythonModel:
         world = World.from_environment(os.environ)
         self._shutdown = Shutdown(world)
         with self._shutdown.reporting_failure():
-            settings = ServeSettings.from_parameters(parameters)
-            engine = _load(EngineFolder(plain_path(parameters["gpt_model_path"])), settings, world)
+            engine, self._info = _load(parameters, world)
             gc.freeze()
             if world.is_leader:
-                self._engine, self._info = engine, engine.info
+                self._engine = engine
                 self._metrics = Metrics(
                     engine,
                     pb_utils,
@@ -74,12 +75,21 @@ class TritonPythonModel:
         return parse(arrays, self._info, decoupled=self._decoupled)
 
 
-def _load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
-    if is_stand_in(folder):
-        return StandIn(folder, settings, world)
+def _load(parameters: Mapping[str, str], world: World) -> tuple[Engine, EngineInfo]:
+    folder = EngineFolder(plain_path(parameters["gpt_model_path"]))
+    info = EngineInfo.read(folder)
+    if world.size != info.world_size:
+        raise StartFailed(
+            f"The engine in {folder.folder} was built for {info.world_size} ranks; {world.size} were started."
+        )
+    queue, tokens = (
+        int(parameters.get(name) or 0) for name in ("max_queue_size", "max_tokens_in_paged_kv_cache")
+    )
+    if info.is_stand_in:
+        return StandIn(info, world, max_queue_size=queue), info
     # GNU OpenMP's threads spin for milliseconds while they wait for each other, as if alone on their cores.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "120000")
     from trtllm_hpc.reference.engine import ModelEngine
 
-    return ModelEngine(folder, settings, world)
+    return ModelEngine(folder, info, world, max_queue_size=queue, max_tokens=tokens), info

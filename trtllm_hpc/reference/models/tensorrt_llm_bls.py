@@ -13,8 +13,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
-from trtllm_hpc.reference.requests import check_parameters
+from trtllm_hpc.reference.requests import TEXT_NAMES, check_parameters, refuse_unsupported_text
 from trtllm_hpc.reference.text import Preprocessor, switch
 from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
 
