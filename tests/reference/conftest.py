@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from tests.runs.test_find import submit
 from trtllm_hpc.cli.client import command
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import build, synthetic
-from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from . import clients, oracle, servers
@@ -63,8 +63,8 @@ def served(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
-    return TextTokenizer(engines[1] / "tokenizer")
+def tokenizer(engines: dict[int, Path]) -> ModelTokenizer:
+    return ModelTokenizer(engines[1] / "tokenizer")
 
 
 @pytest.fixture(scope="session")

@@ -62,8 +62,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     ("beam_width asks for beam search", {"beam_width": -3}),
     ("beam_width asks for beam search", {"beam_width": LARGEST}),
     ("return_context_logits asks for logits", {"return_context_logits": True}),
-    ("num_return_sequences is -1", {"num_return_sequences": -1}),
-    (f"num_return_sequences is {LARGEST}", {"num_return_sequences": LARGEST}),
+    ("num_return_sequences asks for several answers", {"num_return_sequences": 2}),
     # Words, biases, adapters.
     ("bad_words_list asks for bad words", {"bad_words_list": [[[9, 10, 11], [2, 3, -1]]]}),
     ("second row of stop_words_list", {"stop_words_list": [[[9, 10, 11], [0, 1, -1]]]}),
@@ -94,7 +93,6 @@ TEXTS: list[tuple[str, bytes]] = [
     ("missing required input(s) ['max_tokens']", b'{"text_input": "x"}'),
     ("batch size does not match", b'{"text_input": ["x", "y"], "max_tokens": 3}'),
     ("byte size mismatch", b'{"text_input": "x", "max_tokens": []}'),
-    ("Did you mean temperature?", b'{"text_input": "x", "max_tokens": 3, "temprature": 1}'),
     ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "\xff": 1}'),
     ("request parameter is not valid UTF-8", b'{"text_input": "x", "max_tokens": 3, "note": "\xc3("}'),
     ("parameter 'extra' has invalid type", b'{"text_input": "x", "max_tokens": 3, "extra": {"a": 1}}'),

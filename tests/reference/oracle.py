@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.text import TextTokenizer
 
 DTYPE = os.environ.get("TRTLLM_HPC_TEST_DTYPE", "float32")
 ON_GPU = Path("/dev/nvidiactl").exists()
@@ -136,7 +136,7 @@ class Oracle:
     def check_text(
         self,
         text: str,
-        tokenizer: TextTokenizer,
+        tokenizer: ModelTokenizer,
         prompt: Sequence[int],
         alone: Sequence[int],
         *,

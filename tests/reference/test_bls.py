@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from . import malformed
 from .clients import ask, ask_one, ends_when_left, texts
@@ -44,7 +44,7 @@ def test_both_models_pass_every_setting_on(world: World, model: str) -> None:
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
 def test_stop_words_are_text(
-    world: World, model: str, tokenizer: TextTokenizer, greedy_alone: Greedy
+    world: World, model: str, tokenizer: ModelTokenizer, greedy_alone: Greedy
 ) -> None:
     new = greedy_alone(world, tokenizer.encode(PROMPT), 12, None)
     place, word = next(
@@ -60,7 +60,7 @@ def test_stop_words_are_text(
 
 @pytest.mark.parametrize("model", TEXT_MODELS)
 def test_several_prompts_come_back_as_one_response_each(
-    alone: World, model: str, tokenizer: TextTokenizer, judge: Oracle, greedy_alone: Greedy
+    alone: World, model: str, tokenizer: ModelTokenizer, judge: Oracle, greedy_alone: Greedy
 ) -> None:
     prompts = [PROMPT, "The scheduler", "x"]
     answers = ask(
@@ -77,7 +77,7 @@ def test_several_prompts_come_back_as_one_response_each(
 
 @pytest.mark.parametrize(("model", "accumulates"), ACCUMULATES.items())
 def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
-    alone: World, model: str, accumulates: bool, tokenizer: TextTokenizer, greedy_alone: Greedy
+    alone: World, model: str, accumulates: bool, tokenizer: ModelTokenizer, greedy_alone: Greedy
 ) -> None:
     body = {"text_input": PROMPT, "max_tokens": 8, "stream": True, "end_id": -1}
     events = alone.generate_stream(body, model)
@@ -86,7 +86,7 @@ def test_each_streamed_text_is_that_of_its_tokens_or_of_all_so_far(
 
 
 def test_accumulated_texts_of_several_prompts_are_kept_apart(
-    alone: World, tokenizer: TextTokenizer, judge: Oracle, greedy_alone: Greedy
+    alone: World, tokenizer: ModelTokenizer, judge: Oracle, greedy_alone: Greedy
 ) -> None:
     prompts = [PROMPT, "The scheduler"]
     answers = ask(

@@ -17,7 +17,7 @@ from trtllm_hpc.client.connect import Address
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import steps, wait_idle, wait_until
@@ -57,7 +57,7 @@ def test_its_answer_to_a_text_is_shown(ask_run: AskRun) -> None:
     assert only_ids.exit_code == 0 and "ms): " in only_ids.output
 
 
-def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     with Client(endpoint, "tensorrt_llm") as core, Client(endpoint, "ensemble") as ensemble:
         answer = core.generate(ids, **OPTIONS, exclude_input=True)
@@ -83,7 +83,7 @@ def test_the_answers_of_a_batch_are_put_back_in_order(endpoint: Endpoint, model:
         assert all(len(answer.log_probs or ()) == 8 for answer in together)
 
 
-def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: ModelTokenizer) -> None:
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     with Client(endpoint, "tensorrt_llm") as client:
         together = client.batch(prompts, together=True, **OPTIONS, exclude_input=True)
@@ -153,7 +153,7 @@ def test_a_request_is_ended_by_its_id_from_another_client(endpoint: Endpoint, al
 
 def test_beams_and_bad_words_reach_the_model(endpoint: Endpoint) -> None:
     with Client(endpoint, "recorded") as client:
-        answer = client.generate("A", beam_width=3, bad_words=["no", "not"])
+        answer = client.generate("A", beam_width=3, bad_words=["no", "not"], return_sequences=3)
     assert answer.texts == tuple(f"A without no, not {beam}" for beam in range(3))
 
 

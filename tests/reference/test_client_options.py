@@ -22,8 +22,8 @@ from trtllm_hpc.client.connect import Protocol
 from trtllm_hpc.client.options import OPTIONS
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import ask_one, steps, token_inputs, tokens, wait_idle, wait_until
@@ -119,12 +119,7 @@ def test_a_penalty_changes_the_answer(ask: Asked) -> None:
             ask(**{name: 5.0})
 
 
-def test_several_answers(ask: Asked) -> None:
-    several = ask(return_sequences=2, top_k=50, temperature=5.0)
-    assert len(several.texts) == 2
-
-
-def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer: TextTokenizer) -> None:
+def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer: ModelTokenizer) -> None:
     inputs = token_inputs(tokenizer.encode(PROMPT), 1, exclude_input_in_output=True)
     [first] = tokens(ask_one(alone, "tensorrt_llm", inputs))
     assert len(ask(end_id=first, log_probs=True).log_probs or ()) == 1

@@ -120,15 +120,6 @@ def test_batch_comes_back_as_one_response_a_prompt(alone: World, judge: Oracle) 
         judge.check_greedy(prompt, found[index][len(prompt) :], count, None)
 
 
-def test_each_return_sequence_has_its_index_and_its_seed(alone: World) -> None:
-    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 12, num_return_sequences=3, **SAMPLED))
-    found = {int(answer.as_numpy("sequence_index")[0, 0]): tokens(answer) for answer in answers}
-    assert sorted(found) == [0, 1, 2]
-    for index, whole in found.items():
-        settings = {**SAMPLED, "random_seed": SAMPLED["random_seed"] + index}
-        assert whole[len(PROMPT) :] == new_tokens(alone, 12, **settings)
-
-
 def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, greedy_alone: Greedy) -> None:
     expected = greedy_alone(alone, PROMPT, LONG, None)
     answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, LONG, streaming=True))
@@ -196,7 +187,6 @@ def test_parameters_of_upstreams_client_are_ignored(world: World) -> None:
     ("values", "sentence"),
     [
         ({"streaming": True}, "streaming=true needs a decoupled model"),
-        ({"num_return_sequences": 2}, "wants 2 answers"),
         (
             {"input_ids": [[1, 2], [3, 4]], "input_lengths": [[2]] * 2, "request_output_len": [[2]] * 2},
             "wants 2 answers",

@@ -21,8 +21,8 @@ from tests.client.test_wrong_answers import serving
 from tests.environments import environment
 from tests.gateway.test_bodies import GUIDES, Listening
 from tests.gateway.test_failures import INPUTS, ids
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.reference.text import TextTokenizer
 
 from .other_clients.asking import COMPLETION, MESSAGES, MODEL, TOKENS
 from .test_gateway import Gateway, started
@@ -174,7 +174,7 @@ def guided(
 ) -> Iterator[Gateway]:
     """A gateway in front of such a server."""
     server, folder = Guided(), tmp_path_factory.mktemp("guided")
-    answer = TextTokenizer(tokenizer_folder).encode('{"age": 7}', add_special_tokens=False)
+    answer = ModelTokenizer(tokenizer_folder).encode('{"age": 7}', add_special_tokens=False)
     server.stream = [ids(*answer, final=True)]
     paths = RunPaths(shutil.copytree(run.folder, folder / "demo-2", symlinks=True))
     with serving(server, ("tensorrt_llm", GUIDED_INPUTS)) as endpoint:

@@ -129,6 +129,10 @@ def worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[World]:
     return [World(rank=rank, size=2, local_rank=rank, failure_file=None) for rank in range(2)]
 
 
+def address() -> tuple[str, int]:
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
 @pytest.fixture
 def channels(worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Channel, Channel]]:
     """Both ends between two ranks, with strangers before them."""
@@ -137,7 +141,7 @@ def channels(worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> Iterator[t
         leader = pool.submit(Channel, worlds[0])
         # A port scanner, one that claims to be rank 1, and a silent one.
         for said in (b"GET / HTTP/1.1\r\n\r\n" * 9, struct.pack("!i", 1) + b"1", b""):
-            strangers.enter_context(eventually(partial(stranger, worlds[0].address, said)))
+            strangers.enter_context(eventually(partial(stranger, address(), said)))
         other = pool.submit(Channel, worlds[1])
         yield leader.result(), other.result()
 
@@ -156,7 +160,7 @@ def test_a_rank_obeys_nobody_who_has_taken_the_leaders_port(
     worlds: list[World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(world, "RENDEZVOUS_TIMEOUT_S", 0.0)
-    with socket.create_server(worlds[0].address) as listener, ThreadPoolExecutor(1) as pool:
+    with socket.create_server(address()) as listener, ThreadPoolExecutor(1) as pool:
         other = pool.submit(Channel, worlds[1])
         connection = Connection(listener.accept()[0].detach())
         with pytest.raises(AuthenticationError):
@@ -169,9 +173,9 @@ def test_a_rank_obeys_nobody_who_has_taken_the_leaders_port(
 def test_rank_0_listens_on_the_leaders_address_alone(worlds: list[World]) -> None:
     with ThreadPoolExecutor(2) as pool:
         leader = pool.submit(Channel, worlds[0])
-        with eventually(lambda: stranger(worlds[0].address, b"")):
+        with eventually(lambda: stranger(address(), b"")):
             pass
-        port = worlds[0].address[1]
+        port = address()[1]
         listening = subprocess.run(
             ["ss", "-Hltn", f"sport = :{port}"], capture_output=True, text=True, check=True
         )

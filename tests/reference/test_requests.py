@@ -45,14 +45,14 @@ def test_plain_request() -> None:
     request = part.request
     assert request.prompt == (1, 5, 6, 7)
     assert (request.max_new_tokens, request.end_id) == (8, 2)
-    assert request.sampling.top_k == 1
-    assert (part.batch_index, part.sequence_index) == (None, None)
+    assert request.top_k == 1
+    assert part.batch_index is None
 
 
 def test_what_is_left_out_has_the_defaults_of_tensorrt_llm() -> None:
     request = parts()[0].request
     assert request.end_id == NO_END
-    assert request.sampling.temperature == request.sampling.repetition_penalty == 1
+    assert request.temperature == request.repetition_penalty == 1
     assert not (request.exclude_input or request.return_log_probs or request.streaming)
     assert request.stop_words == ()
 
@@ -70,9 +70,8 @@ def test_every_sampling_input_arrives() -> None:
         min_length=[3],
         random_seed=[2**64 - 1],
     )[0].request
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.75)
-    assert (sampling.repetition_penalty, sampling.min_new_tokens, sampling.seed) == (1.25, 3, 2**64 - 1)
+    assert (request.temperature, request.top_k, request.top_p) == (0.5, 40, 0.75)
+    assert (request.repetition_penalty, request.min_new_tokens, request.seed) == (1.25, 3, 2**64 - 1)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +88,8 @@ def test_every_sampling_input_arrives() -> None:
 def test_top_k_and_top_p_mean_what_they_mean_upstream(
     changes: dict[str, Any], top_k: int, top_p: float
 ) -> None:
-    sampling = parts(**changes)[0].request.sampling
-    assert (sampling.top_k, sampling.top_p) == (top_k, top_p)
+    request = parts(**changes)[0].request
+    assert (request.top_k, request.top_p) == (top_k, top_p)
 
 
 def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
@@ -105,16 +104,10 @@ def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
     )
     assert (first.request.prompt, second.request.prompt) == ((1, 5, 6), (1, 9))
     assert (first.request.max_new_tokens, second.request.max_new_tokens) == (4, 5)
-    assert (first.request.sampling.temperature, second.request.sampling.temperature) == (0.5, 1.5)
+    assert (first.request.temperature, second.request.temperature) == (0.5, 1.5)
     assert (first.request.end_id, second.request.end_id) == (7, 8)
     assert (first.request.stop_words, second.request.stop_words) == (((8, 9),), ((3,),))
     assert (first.batch_index, second.batch_index) == (0, 1)
-
-
-def test_return_sequences_differ_by_their_seed() -> None:
-    found = parts(num_return_sequences=[3], random_seed=[2**64 - 1], runtime_top_k=[5])
-    assert [part.sequence_index for part in found] == [0, 1, 2]
-    assert [part.request.sampling.seed for part in found] == [2**64 - 1, 0, 1]
 
 
 def test_words_are_read_from_tokens_and_ends() -> None:
@@ -137,23 +130,6 @@ def test_parameters_are_ignored_as_upstream_does() -> None:
     refuse({"triton_trtllm_request_type": "context_and_generation"})
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("temprature", "Did you mean temperature?"),
-        ("Temperature", "Did you mean temperature?"),
-        ("max_new_tokens", "Did you mean max_tokens?"),
-        ("streem", "Did you mean stream?"),
-        ("num_draft_tokens", "Leave it out."),
-        ("stop", "Leave it out."),
-    ],
-)
-def test_parameter_that_was_meant_as_an_input_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(RequestFailed) as refusal:
-        refuse({"id": "seven", name: 1})
-    assert refusal.value.message == f"{name} is not an input of this model and would change nothing. {meant}"
-
-
 def test_half_a_disaggregated_request_is_refused() -> None:
     with pytest.raises(RequestFailed, match="context_only asks for disaggregated serving"):
         refuse({"triton_trtllm_request_type": "context_only"})
@@ -167,8 +143,6 @@ def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> No
         QueueFull, match=r"Exceeds maximum queue size.* Maximum queue size of 2 has been reached"
     ):
         check_room(busy, 1, 2)
-    with pytest.raises(RequestFailed, match="needs 11 sequences at once"):
-        check_room(busy, 11, 2)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +173,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"num_return_sequences": [0]}, "num_return_sequences is 0"),
-        ({"num_return_sequences": [2_000_000]}, "num_return_sequences is 2000000"),
         ({"temperature": [-0.5]}, "temperature is -0.5"),
         ({"temperature": [float("nan")]}, "temperature is nan"),
         ({"repetition_penalty": [0.0]}, "repetition_penalty is 0; it must be above 0"),
@@ -212,6 +184,7 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"stop_words_list": [[[9, 10], [-1, 2]]]}, "second row of stop_words_list"),
         ({"stop_words_list": [[[512], [1]]]}, "stop_words_list holds 512"),
         ({"bad_words_list": [[[9, 10], [2, -1]]]}, "bad_words_list asks for bad words, which the reference"),
+        ({"num_return_sequences": [2]}, "num_return_sequences asks for several answers"),
         ({"beam_width": [2]}, "beam_width asks for beam search"),
         ({"presence_penalty": [0.5]}, "presence_penalty asks for"),
         ({"frequency_penalty": [float("nan")]}, "frequency_penalty asks for"),
@@ -254,7 +227,6 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any],
     ("changes", "sentence"),
     [
         ({"streaming": [True]}, "streaming=true needs a decoupled model"),
-        ({"num_return_sequences": [2]}, "wants 2 answers"),
         (
             {"input_ids": [[1], [2]], "input_lengths": [1, 1], "request_output_len": [8, 8]},
             "wants 2 answers",

@@ -7,18 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.text import TextTokenizer, stop_words
+from trtllm_hpc.reference.text import stop_words
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> TextTokenizer:
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ModelTokenizer:
     folder: Path = tmp_path_factory.mktemp("text") / "tokenizer"
     synthetic.make_tokenizer(folder)
-    return TextTokenizer(folder)
+    return ModelTokenizer(folder)
 
 
-def test_words_become_their_tokens_and_where_each_ends(tokenizer: TextTokenizer) -> None:
+def test_words_become_their_tokens_and_where_each_ends(tokenizer: ModelTokenizer) -> None:
     fox, what = (tokenizer.encode(word, add_special_tokens=False) for word in ("fox", "What"))
     given = np.array([[b"fox", b"", b"What"], [b"", b"", b""]], dtype=np.object_)
     first, none = stop_words(tokenizer, given, 2).tolist()

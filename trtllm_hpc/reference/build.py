@@ -18,6 +18,7 @@ from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
+from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.runtime.records import add_event
 
 STEPS = 5
@@ -90,18 +91,13 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
     if longest is not None and settings.max_seq_len > longest:
         raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    reasons = {
-        "it has an encoder": model.config.is_encoder_decoder,
-        "transformers does not let its attention be replaced": not model._supports_attention_backend,
-        "not all of its layers are attention over tokens": kinds or model._is_stateful,
-        "it limits the scores of its attention (softcapping)": getattr(
-            config, "attn_logit_softcapping", None
-        ),
-        "its attention has sinks": any(name.endswith(".sinks") for name, _ in model.named_parameters()),
-        "transformers has no plan to split it over ranks": settings.tensor_parallel > 1 and not model.tp_plan,
-    }
-    for reason in (reason for reason, holds in reasons.items() if holds):
-        raise BuildFailed(f"The reference backend cannot serve models of type {config.model_type}: {reason}.")
+    limits_scores = getattr(config, "attn_logit_softcapping", None) is not None
+    sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    if model.config.is_encoder_decoder or kinds or model._is_stateful or limits_scores or sinks:
+        raise BuildFailed(
+            f"The reference backend cannot serve models of type {config.model_type}: it has plain attention "
+            "over all tokens, and no encoder, state, sinks or softcapping."
+        )
 
 
 def _write_stand_in(
@@ -120,18 +116,17 @@ def _write_tokenizer(settings: argparse.Namespace, engine: EngineFolder, vocab_s
 
     _readable(AutoTokenizer, settings.model).save_pretrained(engine.tokenizer)
     if not (engine.tokenizer / "tokenizer.json").is_file():
-        raise BuildFailed(
-            f"The tokenizer in {settings.model} cannot be written as tokenizer.json, which the server reads."
-        )
+        raise BuildFailed(f"The tokenizer in {settings.model} cannot be written as tokenizer.json.")
 
 
 def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
     """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
-    except Exception as error:  # transformers raises many kinds of errors for a bad folder
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
+    except Exception as error:
+        raise BuildFailed(
+            f"transformers cannot read the model in {source}: {first_sentence(error)}"
+        ) from error
 
 
 def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> dict[str, Any]:

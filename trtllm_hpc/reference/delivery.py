@@ -47,9 +47,8 @@ def tensors(part: Part, sent: int, progress: Progress, wanted: Collection[str]) 
     if request.return_log_probs:
         arrays["output_log_probs"] = np.array([[progress.log_probs]], dtype=np.float32)
         arrays["cum_log_probs"] = np.array([[sum(progress.log_probs)]], dtype=np.float32)
-    for name, index in (("batch_index", part.batch_index), ("sequence_index", part.sequence_index)):
-        if index is not None:
-            arrays[name] = np.array([[index]], dtype=np.int32)
+    if part.batch_index is not None:
+        arrays["batch_index"] = np.array([[part.batch_index]], dtype=np.int32)
     return {name: array for name, array in arrays.items() if name in wanted}
 
 
@@ -201,16 +200,9 @@ class Delivery:
             asked = len(requests)
             for opened in requests:
                 try:
-                    if self._is_cancelled(opened):
+                    with opened.lock:
+                        is_left = not opened.is_answered and opened.sender.is_cancelled()
+                    if is_left:
                         self._fail(opened, Cancelled("The request was cancelled."))
                 except Exception:  # noqa: BLE001 - after any error the others must be checked
                     _log.exception("cannot ask Triton whether a client disconnected")
-
-    def _is_cancelled(self, opened: _Open) -> bool:
-        """Ask Triton, unless an answer is being sent now; the next check asks again then."""
-        if not opened.lock.acquire(blocking=False):
-            return False
-        try:
-            return not opened.is_answered and bool(opened.sender.is_cancelled())
-        finally:
-            opened.lock.release()

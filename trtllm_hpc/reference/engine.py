@@ -17,22 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    ContinuousBatchingConfig,
-    GenerationConfig,
-    LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+import transformers
 from transformers.distributed import DistributedConfig
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
-from transformers.utils import logging as transformers_logging
 
 from trtllm_hpc.errors import RequestFailed, StartFailed
 from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
@@ -43,7 +32,7 @@ from trtllm_hpc.reference.world import Channel, World
 _log = logging.getLogger(__name__)
 
 
-class Chooser(ContinuousBatchingLogitsProcessorList):
+class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
     """Chooses the next token of each request in a step by the request's own settings.
 
     The library then takes the likeliest token: the scores of the others are minus infinity. It chooses the
@@ -51,7 +40,7 @@ class Chooser(ContinuousBatchingLogitsProcessorList):
     """
 
     def __init__(self, load: Load) -> None:
-        super().__init__(LogitsProcessorList())
+        super().__init__(transformers.LogitsProcessorList())
         self.do_processing = True
         self.step = load
         """The limits, what the last step computed, and the number of steps."""
@@ -91,27 +80,27 @@ class Chooser(ContinuousBatchingLogitsProcessorList):
 
     @staticmethod
     def _token(request: GenerationRequest, state: Any, logits: torch.Tensor) -> int:
-        sampling, processors = request.sampling, LogitsProcessorList()
+        processors = transformers.LogitsProcessorList()
         place = len(state.initial_tokens) + len(state.generated_tokens) - len(request.prompt)
-        if sampling.repetition_penalty != 1:
-            processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-        if place < sampling.min_new_tokens and request.end_id >= 0:
+        if request.repetition_penalty != 1:
+            processors.append(transformers.RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
+        if place < request.min_new_tokens and request.end_id >= 0:
             length = len(request.prompt)
             processors.append(
-                MinNewTokensLengthLogitsProcessor(length, sampling.min_new_tokens, request.end_id)
+                transformers.MinNewTokensLengthLogitsProcessor(length, request.min_new_tokens, request.end_id)
             )
-        if sampling.top_k != 1:
-            processors.append(TemperatureLogitsWarper(sampling.temperature))
-            if sampling.top_k:
-                processors.append(TopKLogitsWarper(sampling.top_k))
-            if sampling.top_p < 1:
-                processors.append(TopPLogitsWarper(sampling.top_p))
+        if request.top_k != 1:
+            processors.append(transformers.TemperatureLogitsWarper(request.temperature))
+            if request.top_k:
+                processors.append(transformers.TopKLogitsWarper(request.top_k))
+            if request.top_p < 1:
+                processors.append(transformers.TopPLogitsWarper(request.top_p))
         if processors:
             tokens = torch.tensor([state.initial_tokens + state.generated_tokens], device=logits.device)
             logits = processors(tokens, logits[None])[0]
-        if sampling.top_k == 1:
+        if request.top_k == 1:
             return int(logits.argmax())
-        seed = random.Random(f"{sampling.seed} {place}").getrandbits(63)
+        seed = random.Random(f"{request.seed} {place}").getrandbits(63)
         generator = torch.Generator(logits.device).manual_seed(seed)
         return int(logits.softmax(0).multinomial(1, generator=generator))
 
@@ -148,8 +137,8 @@ class ModelEngine:
         full = info.max_batch_size * (info.max_seq_len // size + 1)
         blocks = min(full, max_tokens // size + 1) if max_tokens else full
         self._manager = model.init_continuous_batching(
-            GenerationConfig(do_sample=False, eos_token_id=-1),
-            ContinuousBatchingConfig(
+            transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
+            transformers.ContinuousBatchingConfig(
                 block_size=size,
                 num_blocks=blocks,
                 max_batch_tokens=max(info.max_num_tokens, info.max_batch_size),
@@ -178,11 +167,10 @@ class ModelEngine:
                 while not outputs.empty() and outputs.queue[0] is not None:
                     output = outputs.get()
                     ready[output.request_id] = output
-                for number, last in ready.items():
-                    if last.error is None:
-                        hear(int(number), Progress(last.generated_tokens, last.logprobs, last.is_finished()))
-                    else:
-                        hear(int(number), RequestFailed(f"The request failed: {last.error}"))
+                for number, it in ready.items():
+                    progress = Progress(it.generated_tokens, it.logprobs, it.is_finished())
+                    failed = None if it.error is None else RequestFailed(f"The request failed: {it.error}")
+                    hear(int(number), failed or progress)
 
         self._passing_on = threading.Thread(target=pass_on, name="outputs", daemon=True)
         self._passing_on.start()
@@ -254,10 +242,10 @@ class ModelEngine:
 
 def _load(folder: EngineFolder, dtype: str, world: World) -> Any:
     """The model, of which each rank has a part; raises StartFailed if its files cannot be read."""
-    transformers_logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     split = {"distributed_config": DistributedConfig(tp_plan="auto")} if world.size > 1 else {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = transformers.AutoModelForCausalLM.from_pretrained(
             folder.model,
             local_files_only=True,
             dtype=getattr(torch, dtype),

@@ -17,12 +17,7 @@ REBUILD = "build the engine again"
 """The hint with every error that a broken or old engine causes."""
 
 
-BUILD_LIMITS = (
-    "max_batch_size",
-    "max_input_len",
-    "max_seq_len",
-    "max_num_tokens",
-)
+BUILD_LIMITS = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
 """Limits that have the same name in an engine's ``build_config`` and here."""
 
 
@@ -57,9 +52,7 @@ class EngineInfo:
     max_num_tokens: int
     """Most tokens of one step, all requests together."""
     tokens_per_block: int
-    """Size of a block of the KV cache."""
     is_stand_in: bool = False
-    """Whether it has no model."""
 
     @classmethod
     def read(cls, engine: EngineFolder) -> EngineInfo:

@@ -6,7 +6,7 @@ Standard library only, so that requests can be parsed without torch, and sent to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from trtllm_hpc.errors import RequestFailed
@@ -19,9 +19,15 @@ Words = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen from the logits, in TensorRT-LLM's terms; greedy by default."""
+class GenerationRequest:
+    """One prompt to continue, the same on every rank; in TensorRT-LLM's terms, greedy by default."""
 
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    end_id: int = NO_END
+    """Generation ends after this token; ``NO_END``: after none."""
+    stop_words: Words = ()
+    """Generation ends after any of these."""
     temperature: float = 1.0
     top_k: int = 1
     """Choose among the k likeliest tokens; 1 is greedy, 0 sets no limit."""
@@ -33,19 +39,6 @@ class Sampling:
     """The end token cannot be chosen before there are that many new tokens."""
     seed: int = 0
     """64 bits, unsigned. The same seed gives the same tokens whatever else is in the batch."""
-
-
-@dataclass(frozen=True)
-class GenerationRequest:
-    """One prompt to continue; the same on every rank."""
-
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    end_id: int = NO_END
-    """Generation ends after this token; ``NO_END``: after none."""
-    sampling: Sampling = field(default_factory=Sampling)
-    stop_words: Words = ()
-    """Generation ends after any of these."""
     return_log_probs: bool = False
     exclude_input: bool = False
     """The answer does not repeat the prompt."""
@@ -84,19 +77,16 @@ class Load:
     blocks_max: int
     tokens_per_block: int
     active: int = 0
-    """Number of waiting and running requests."""
+    """Requests that wait or run."""
     waiting: int = 0
     blocks_used: int = 0
     scheduled: int = 0
-    """Number of requests in the last step."""
+    """Requests in the last step; of these, ``context`` with ``context_tokens`` of their prompts."""
     context: int = 0
-    """Number of requests whose prompt was in the last step."""
     context_tokens: int = 0
-    """Number of prompt tokens in the last step."""
     generation_requests: int = 0
-    """Number of requests in the last step that had a token before."""
     iteration: int = 0
-    """Number of steps since the start."""
+    """Steps since the start."""
 
 
 class Engine(Protocol):
@@ -125,20 +115,13 @@ class Engine(Protocol):
 
 
 def check_room(load: Load, requests: int, max_queue_size: int) -> None:
-    """Raise RequestFailed for requests beyond those that can run and those that may wait (0: any number).
+    """Raise QueueFull for requests beyond those that can run and those that may wait (0: any number).
 
     Upstream's clients look for "Maximum queue size of" (TensorRT-LLM's executor) and for "Exceeds maximum
     queue size" (Triton), see ``test_max_queue_size.py`` of NVIDIA's tensorrtllm_backend v0.16.0.
     """
-    if not max_queue_size:
-        return
-    if requests > max_queue_size + load.max_requests:
-        raise RequestFailed(
-            f"The request needs {requests} sequences at once, more than can ever run and wait: "
-            f"max_batch_size is {load.max_requests}, max_queue_size {max_queue_size}. Send fewer at a time."
-        )
     room = 0 if load.waiting else load.max_requests - load.active
-    if load.waiting + requests > max_queue_size + room:
+    if max_queue_size and load.waiting + requests > max_queue_size + room:
         raise QueueFull(
             f"Exceeds maximum queue size: {load.waiting} requests wait. "
             f"Maximum queue size of {max_queue_size} has been reached; try again later."

@@ -17,8 +17,6 @@ from typing import Any
 
 from trtllm_hpc.reference.generation import Engine, Load
 
-LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
-"""Upper bounds of the histograms' buckets, in tokens."""
 PERIOD_S = 0.1
 """Time between two updates of the gauges."""
 
@@ -27,48 +25,35 @@ MEMORY = "nv_trt_llm_runtime_memory_metrics"
 KV_CACHE = "nv_trt_llm_kv_cache_block_metrics"
 BATCHER = "nv_trt_llm_inflight_batcher_metrics"
 GENERAL = "nv_trt_llm_general_metrics"
-INPUT_LENGTH, OUTPUT_LENGTH = "nv_llm_input_token_len", "nv_llm_output_token_len"
-
-FAMILIES = {
-    REQUESTS: ("request_type", "Requests in the engine."),
-    MEMORY: ("memory_type", "Bytes of the model's process."),
-    KV_CACHE: ("kv_cache_block_type", "Blocks of the KV cache."),
-    BATCHER: ("inflight_batcher_specific_metric", "What the last step computed."),
-    GENERAL: ("general_type", "Steps, and microseconds since 1970."),
-    INPUT_LENGTH: ("response_metric_type", "Tokens of each finished prompt."),
-    OUTPUT_LENGTH: ("response_metric_type", "Tokens of each finished answer."),
+LENGTHS = ("nv_llm_input_token_len", "nv_llm_output_token_len")
+_LABELS = {
+    REQUESTS: "request_type",
+    MEMORY: "memory_type",
+    KV_CACHE: "kv_cache_block_type",
+    BATCHER: "inflight_batcher_specific_metric",
+    GENERAL: "general_type",
+    **dict.fromkeys(LENGTHS, "response_metric_type"),
 }
-"""The label in which the metrics of a family differ, and what they count."""
+"""The label in which the metrics of a family differ."""
 
 _log = logging.getLogger(__name__)
 
 
 def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mapping[str, float]]:
     """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
+    used, most = load.blocks_used, load.blocks_max
+    requests = ("active", "scheduled", "context", "waiting")
     return {
-        REQUESTS: {
-            "active": load.active,
-            "max": load.max_requests,
-            "scheduled": load.scheduled,
-            "context": load.context,
-            "waiting": load.waiting,
-        },
+        REQUESTS: {"max": load.max_requests, **{name: getattr(load, name) for name in requests}},
         MEMORY: memory,
         KV_CACHE: {
-            "max": load.blocks_max,
-            "free": load.blocks_max - load.blocks_used,
-            "used": load.blocks_used,
-            "tokens_per": load.tokens_per_block,
-            # No block is ever shared between requests.
-            "reused": 0,
-            "fraction": load.blocks_used / load.blocks_max if load.blocks_max else 0,
+            **{"max": most, "free": most - used, "used": used, "reused": 0},
+            **{"tokens_per": load.tokens_per_block, "fraction": used / most if most else 0},
         },
         BATCHER: {
             "total_context_tokens": load.context_tokens,
             "generation_requests": load.generation_requests,
-            # There is one batch at a time.
-            "micro_batch_id": 0,
-            "paused_requests": 0,
+            **dict.fromkeys(("micro_batch_id", "paused_requests"), 0),
         },
         GENERAL: {"timestamp": int(now * 1e6), "iteration_counter": load.iteration},
     }
@@ -96,20 +81,17 @@ class Metrics:
         self._closing = threading.Event()
         self._using = threading.Lock()
         self._families: dict[str, Any] = {}
-        buckets = list(LENGTH_BUCKETS)
-        self._input = self._metric(INPUT_LENGTH, "total_input_tokens", buckets=buckets)
-        self._output = self._metric(OUTPUT_LENGTH, "total_output_tokens", buckets=buckets)
+        self._lengths = [
+            self._metric(family, f"total_{kind}_tokens", buckets=[10.0, 50.0, 100.0, 500.0, 1000.0])
+            for family, kind in zip(LENGTHS, ("input", "output"), strict=True)
+        ]
         self._metrics: dict[tuple[str, str], Any] = {}
         self._sent: dict[tuple[str, str], float] = {}
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Start the updates.
-
-        Not while Triton still initialises the model: its stub has crashed when another thread sent messages
-        to Triton then. Nothing changes before the first request.
-        """
+        """Start the updates; not while Triton initialises the model, when its stub crashes of them."""
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -117,19 +99,15 @@ class Metrics:
         """Count a finished sequence by its tokens, at once."""
         # The stub of Triton 2.51 crashes when two threads use its metrics at the same time.
         with self._using:
-            self._input.observe(prompt)
-            self._output.observe(answer)
+            for metric, length in zip(self._lengths, (prompt, answer), strict=True):
+                metric.observe(length)
 
     def close(self) -> None:
-        """End the thread and delete Triton's objects.
-
-        Each sends a message to Triton when it is deleted; one that is left to
-        the end of the process finds no channel any more, and the stub crashes.
-        """
+        """End the thread and delete Triton's objects: later they find no channel, and the stub crashes."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        del self._input, self._output
+        self._lengths.clear()
         self._metrics.clear()
         self._families.clear()
 
@@ -154,8 +132,9 @@ class Metrics:
 
     def _metric(self, family: str, label: str, **histogram: Any) -> Any:
         """A metric of a family: a histogram if buckets are given."""
-        kinds, (name, description) = self._triton.MetricFamily, FAMILIES[family]
+        kinds = self._triton.MetricFamily
         if family not in self._families:
             kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
-            self._families[family] = kinds(name=family, description=description, kind=kind)
-        return self._families[family].Metric(labels={**self._labels, name: label}, **histogram)
+            self._families[family] = kinds(name=family, description="As TensorRT-LLM's.", kind=kind)
+        labels = {**self._labels, _LABELS[family]: label}
+        return self._families[family].Metric(labels=labels, **histogram)

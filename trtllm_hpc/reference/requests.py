@@ -12,8 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Sampling, Words
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Words
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
@@ -66,6 +65,7 @@ _TOKEN_INPUTS = {
     "frequency_penalty": (0, "a penalty for frequency"),
     "runtime_top_p_decay": (1, "a top p that changes during a request"),
     "beam_width": (1, "beam search"),
+    "num_return_sequences": (1, "several answers to a prompt"),
 }
 """Others with the value that asks for nothing. What only qualifies one of them asks for nothing either."""
 _TEXT_INPUTS = {
@@ -79,36 +79,17 @@ _TEXT_INPUTS = {
     "embedding_bias_words": ("EMBEDDING_BIAS_WORDS", _BIAS),
 }
 """Those of the models that take text: the name in ``preprocessing``, if any, and what they ask for."""
-KNOWN_INPUTS = frozenset(
-    {
-        *(*_TENSORS, *_TOKEN_INPUTS, *_TEXT_INPUTS, *TEXT_NAMES, *_OTHER_NAMES),
-        *("input_ids", "input_lengths", "text_input", "num_return_sequences", "stop"),
-        *("prompt_table_extra_id", "prompt_table_extra_ids", "prompt_vocab_size"),
-        *("decoder_input_ids", "decoder_input_lengths", "draft_acceptance_threshold", "use_draft_logits"),
-        *("bad_words_list", "stop_words", "stop_words_list", "embedding_bias_weights"),
-        *("return_log_probs", "exclude_input_in_output", "repetition_penalty", "temperature"),
-        *("beam_search_diversity_rate", "early_stopping", "end_id", "pad_id", "min_length", "random_seed"),
-        *("runtime_top_p_min", "runtime_top_p_reset_ids"),
-    }
-)
-"""Names of all inputs of ``tensorrt_llm`` and of the models that take text."""
-
-_SLIP = 0.8
-"""How alike two names are when one is taken for a slip of the other: above the ratio of "id" and "end_id"."""
 _REQUEST_TYPE = "triton_trtllm_request_type"
-_MOST_SEQUENCES = 1024
 _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class Part:
-    """One answer to a Triton request: for one row of its batch and one of its return sequences."""
+    """One answer to a Triton request: for one row of its batch."""
 
     request: GenerationRequest
     batch_index: int | None = None
     """Index of its prompt in the request; ``None`` for the only one, since upstream does not send it then."""
-    sequence_index: int | None = None
-    """Its index among the sequences of its prompt; ``None`` for the only one."""
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
@@ -122,13 +103,11 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
     if prompts is None:
         raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
     parts = tuple(
-        part
-        for index in range(len(prompts))
-        for part in _sequences(
-            _Row({name: array[index] for name, array in inputs.items()}),
-            info,
+        Part(
+            _request(_Row({name: array[index] for name, array in inputs.items()}), info),
             index if len(prompts) > 1 else None,
         )
+        for index in range(len(prompts))
     )
     if not decoupled and len(parts) > 1:
         raise RequestFailed(
@@ -143,22 +122,15 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 
 
 def check_parameters(request: Any) -> None:
-    """Refuse parameters of a Triton request that were meant as inputs; others are ignored, as upstream does.
+    """Refuse a Triton request whose parameters ask for disaggregated serving; ignore others, as upstream.
 
     Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model.
     """
     try:
-        parameters = json.loads(request.parameters() or "{}")
+        kind = json.loads(request.parameters() or "{}").get(_REQUEST_TYPE, "context_and_generation")
     except ValueError as error:
         # Triton's own parser lets such bytes pass.
         raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
-    for name in sorted(parameters):
-        near = get_close_matches(name, KNOWN_INPUTS, n=1, cutoff=_SLIP)
-        # TensorRT-LLM's own client sends "Streaming" besides the tensor of the same meaning.
-        if near and name != "Streaming":
-            meant = f"Did you mean {near[0]}?" if near[0] != name else "Leave it out."
-            raise RequestFailed(f"{name} is not an input of this model and would change nothing. {meant}")
-    kind = parameters.get(_REQUEST_TYPE, "context_and_generation")
     if kind != "context_and_generation":
         raise _refusal(f"{_REQUEST_TYPE}={kind}", "disaggregated serving")
 
@@ -233,25 +205,6 @@ def _refuse_unsupported(row: _Row) -> None:
         raise _refusal("bad_words_list", "bad words")
 
 
-def _sequences(row: _Row, info: EngineInfo, index: int | None) -> list[Part]:
-    """The parts of the answer to one prompt.
-
-    They differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in TensorRT-LLM's
-    llmRequest.cpp).
-    """
-    request = _request(row, info)
-    count = row.integer("num_return_sequences", 1, least=1, most=_MOST_SEQUENCES)
-    seeds = [(request.sampling.seed + sequence) % _SEEDS for sequence in range(count)]
-    return [
-        Part(
-            replace(request, sampling=replace(request.sampling, seed=seed)),
-            index,
-            sequence if count > 1 else None,
-        )
-        for sequence, seed in enumerate(seeds)
-    ]
-
-
 def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
     _refuse_unsupported(row)
     if row.array("request_output_len") is None:
@@ -275,37 +228,26 @@ def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
             f"this engine was built for max_seq_len {info.max_seq_len}."
         )
     _check_vocabulary("input_ids", prompt[:length], info)
+    # Without both, or with zeros, decoding is greedy; if only one is set, the other sets no limit. It is
+    # greedy at a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
+    top_k, top_p = row.integer("runtime_top_k", least=0), row.number("runtime_top_p", 0.0, most=1)
+    temperature, repetition = row.number("temperature", 1.0), row.number("repetition_penalty", 1.0)
+    if repetition == 0:
+        raise RequestFailed("repetition_penalty is 0; it must be above 0.")
     return GenerationRequest(
         prompt=tuple(prompt[:length]),
         max_new_tokens=new,
         end_id=row.integer("end_id", NO_END, least=NO_END, most=info.vocab_size - 1),
-        sampling=_sampling(row),
-        stop_words=_stop_words(row, info),
-        return_log_probs=bool(row.integer("return_log_probs")),
-        exclude_input=bool(row.integer("exclude_input_in_output")),
-        streaming=bool(row.integer("streaming")),
-    )
-
-
-def _sampling(row: _Row) -> Sampling:
-    """Read the sampling settings.
-
-    Without ``runtime_top_k`` and ``runtime_top_p``, or with zeros, decoding is greedy; if only one is set,
-    the other sets no limit. At a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
-    """
-    top_k = row.integer("runtime_top_k", least=0)
-    top_p = row.number("runtime_top_p", 0.0, most=1)
-    temperature, repetition = row.number("temperature", 1.0), row.number("repetition_penalty", 1.0)
-    if repetition == 0:
-        raise RequestFailed("repetition_penalty is 0; it must be above 0.")
-    is_greedy = temperature == 0 or (top_k == 0 and top_p == 0)
-    return Sampling(
         temperature=temperature or 1.0,
-        top_k=1 if is_greedy else top_k,
+        top_k=1 if temperature == 0 or (top_k == 0 and top_p == 0) else top_k,
         top_p=top_p or 1.0,
         repetition_penalty=repetition,
         min_new_tokens=row.integer("min_length", least=0),
         seed=row.integer("random_seed") % _SEEDS,
+        stop_words=_stop_words(row, info),
+        return_log_probs=bool(row.integer("return_log_probs")),
+        exclude_input=bool(row.integer("exclude_input_in_output")),
+        streaming=bool(row.integer("streaming")),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trtllm_hpc.reference.engine_config import EngineInfo
 from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
@@ -59,17 +60,19 @@ class StandIn:
 
     def load(self) -> Load:
         """What the engine does now."""
+        slots, size = self._limits.max_requests, self._limits.tokens_per_block
         with self._changed:
-            slots, blocks, size = (
-                self._limits.max_requests,
-                self._limits.blocks_max,
-                self._limits.tokens_per_block,
-            )
-            lengths = [len(request.prompt) + len(new) for request, new in list(self._open.values())[:slots]]
-            active, waiting = len(self._open), max(0, len(self._open) - slots)
-        used = sum(-(-length // size) for length in lengths)
-        return Load(
-            slots, blocks, size, active, waiting, used, len(lengths), 0, 0, len(lengths), self._iteration
+            requests = list(self._open.values())
+        used = sum(-(-(len(request.prompt) + len(new)) // size) for request, new in requests[:slots])
+        running = min(slots, len(requests))
+        return replace(
+            self._limits,
+            active=len(requests),
+            waiting=len(requests) - running,
+            blocks_used=used,
+            scheduled=running,
+            generation_requests=running,
+            iteration=self._iteration,
         )
 
     def stop(self) -> None:

@@ -6,32 +6,16 @@ processes start in a fraction of a second and stay small.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.errors import RequestFailed, StartFailed
+from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.requests import Array
-
-
-class TextTokenizer(ModelTokenizer):
-    """The tokenizer in a folder with ``tokenizer.json`` and ``tokenizer_config.json``, read at once.
-
-    Raises StartFailed if there is no tokenizer, or it cannot be read.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(Path(folder))
-        try:
-            # Each is read or computed when it is first used, and then kept.
-            _ = self.vocab_size, self.longest_token, self.end_id, self.pad_id
-        except RequestFailed as error:
-            raise StartFailed(error.message, hint="check tokenizer_dir") from error
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -48,7 +32,7 @@ def text_of(name: str, value: bytes) -> str:
         raise RequestFailed(f"{name} is not valid UTF-8: {error}.") from error
 
 
-def stop_words(tokenizer: TextTokenizer, rows: Array | None, count: int) -> Array:
+def stop_words(tokenizer: ModelTokenizer, rows: Array | None, count: int) -> Array:
     """Words as [prompts, 2, tokens]: the tokens of all words of a prompt, and the end of each, then -1.
 
     Each word is tokenised by itself, as in ``preprocessing/1/model.py`` of NVIDIA's tensorrtllm_backend
@@ -78,7 +62,7 @@ class Preprocessor:
     """
 
     def __init__(self, parameters: Mapping[str, str]) -> None:
-        self.tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]))
+        self.tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
         self._special = switch(parameters, "add_special_tokens", default=True)
         engine = EngineFolder(plain_path(parameters["gpt_model_path"]))
         self._max_input_len = EngineInfo.read(engine).max_input_len

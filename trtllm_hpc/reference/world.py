@@ -68,11 +68,6 @@ class World:
         return self.rank == 0
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port at which rank 0 waits for the others."""
-        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-
-    @property
     def meeting(self) -> Path:
         """The folder of this start."""
         return Path(os.environ[RENDEZVOUS])
@@ -114,12 +109,13 @@ class Channel:
         self._is_leaving = threading.Event()
         self._world = world
         self._others: Mapping[int, Connection] = {}
-        try:
-            if world.size > 1:
-                self._others = _accept(world) if world.is_leader else {0: _connect(world)}
-        except OSError as error:
-            host, port = world.address
-            raise StartFailed(f"The ranks did not connect at {host}:{port}: {error}.") from error
+        if world.size > 1:
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            connect = _accept if world.is_leader else _connect
+            try:
+                self._others = connect(world, (host, port))
+            except OSError as error:
+                raise StartFailed(f"The ranks did not connect at {host}:{port}: {error}.") from error
 
     def watch(self, die: Callable[[str], object]) -> None:
         """Call ``die`` with a sentence from another thread when the first rank is lost."""
@@ -166,11 +162,11 @@ class Channel:
             die(f"Rank {self._world.rank} lost another rank: the connection to rank {lost} was closed.")
 
 
-def _accept(world: World) -> dict[int, Connection]:
+def _accept(world: World, address: tuple[str, int]) -> dict[int, Connection]:
     """Rank 0: wait for all others; each proves first that it knows the ranks' secret, and so does rank 0."""
     others: dict[int, Connection] = {}
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-    with socket.create_server(world.address, backlog=world.size + 64) as listener:
+    with socket.create_server(address, backlog=world.size + 64) as listener:
         while len(others) < world.size - 1:
             listener.settimeout(max(0.1, deadline - time.monotonic()))
             opened, _ = listener.accept()
@@ -180,15 +176,15 @@ def _accept(world: World) -> dict[int, Connection]:
     return others
 
 
-def _connect(world: World) -> Connection:
+def _connect(world: World, address: tuple[str, int]) -> dict[int, Connection]:
     """Other ranks: connect to rank 0, which may listen later."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
-            opened = socket.create_connection(world.address, timeout=GREETING_TIMEOUT_S)
+            opened = socket.create_connection(address, timeout=GREETING_TIMEOUT_S)
             connection = _greeted(opened, world, answer_challenge, deliver_challenge)
             connection.send_bytes(struct.pack("!I", world.rank))
-            return connection
+            return {0: connection}
         except _NO_GREETING as error:
             if time.monotonic() > deadline:
                 raise OSError(f"rank 0 has not proved itself ({error})") from error

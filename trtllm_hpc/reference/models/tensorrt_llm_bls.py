@@ -56,8 +56,8 @@ class TritonPythonModel:
         wanted = set(request.requested_output_names())
         # The id of the client lets it stop the request.
         inner = request.request_id() or uuid.uuid4().hex
-        outputs = {"output_ids", "sequence_length", *_INDICES, *wanted} - {"text_output"}
-        so_far: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        outputs = {"output_ids", "sequence_length", "batch_index", *wanted} - {"text_output"}
+        so_far: dict[int, list[int]] = defaultdict(list)
         final, is_stopped = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, False
         for response in self._ask(inner, inputs, outputs):
             if response.has_error():
@@ -68,8 +68,8 @@ class TritonPythonModel:
                 continue
             length = found.pop("sequence_length").as_numpy().item()
             new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
-            key = tuple(int(found[name].as_numpy().item()) for name in _INDICES if name in found)
-            tokens = so_far[key] = [*so_far[key], *new] if self._accumulates else new
+            index = int(found["batch_index"].as_numpy().item()) if "batch_index" in found else 0
+            tokens = so_far[index] = [*so_far[index], *new] if self._accumulates else new
             text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
             tensors = [tensor for name, tensor in found.items() if name in wanted]
             if "text_output" in wanted:
@@ -106,9 +106,6 @@ class TritonPythonModel:
         )
         return request.exec(decoupled=True) if self._decoupled else [request.exec()]
 
-
-_INDICES = ("batch_index", "sequence_index")
-"""Outputs by which the answers to one request are told apart."""
 
 _STOP = {
     "input_lengths": np.zeros(1, dtype=np.int32),
