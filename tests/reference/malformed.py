@@ -57,7 +57,7 @@ TENSORS: list[tuple[str, dict[str, Any]]] = [
     (f"max_seq_len {MAX_SEQ_LEN}", {"request_output_len": LARGEST}),
     # How tokens are chosen.
     ("temperature is inf", {"temperature": INFINITY}),
-    ("runtime_top_p (top_p) is nan", {"runtime_top_p": NAN}),
+    ("runtime_top_p is nan", {"runtime_top_p": NAN}),
     ("frequency_penalty asks for", {"frequency_penalty": NAN}),
     ("beam_width asks for beam search", {"beam_width": -3}),
     ("beam_width asks for beam search", {"beam_width": LARGEST}),
@@ -98,7 +98,7 @@ TEXTS: list[tuple[str, bytes]] = [
     ("parameter 'extra' has invalid type", b'{"text_input": "x", "max_tokens": 3, "extra": {"a": 1}}'),
     ("temperature is nan", b'{"text_input": "x", "max_tokens": 3, "temperature": NaN}'),
     ("temperature is -0.7", b'{"text_input": "x", "max_tokens": 3, "temperature": -0.7}'),
-    ("runtime_top_k (top_k) is -1", b'{"text_input": "x", "max_tokens": 3, "top_k": -1}'),
+    ("runtime_top_k is -1", b'{"text_input": "x", "max_tokens": 3, "top_k": -1}'),
     ("end_id is 512", b'{"text_input": "x", "max_tokens": 3, "end_id": 512}'),
     ("max_seq_len", b'{"text_input": "x", "max_tokens": 4000}'),
     (
@@ -107,7 +107,7 @@ TEXTS: list[tuple[str, bytes]] = [
     ),
     ("asks for statistics", b'{"text_input": "x", "max_tokens": 3, "return_kv_cache_reuse_stats": true}'),
     ("beam_width asks for", b'{"text_input": "x", "max_tokens": 3, "beam_width": 99}'),
-    ("max_tokens) is -1", b'{"text_input": "x", "max_tokens": -1}'),
+    ("request_output_len is -1", b'{"text_input": "x", "max_tokens": -1}'),
     ("asks for a bias of tokens", b'{"text_input": "x", "max_tokens": 3, "embedding_bias_words": ["a"]}'),
     ("max_input_len 96", json.dumps({"text_input": "word " * 1000, "max_tokens": 3}).encode()),
 ]

@@ -20,6 +20,7 @@ from .clients import (
     connect,
     ends_when_left,
     metric,
+    steps,
     stream,
     tensors,
     token_inputs,
@@ -154,8 +155,10 @@ def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: Wor
     whole = PROMPT + new_tokens(world, LONG)
     wait_idle(world)
     with stream(world) as opened, stream(world) as other:
+        before = steps(world)
         opened.send("tensorrt_llm", token_inputs(PROMPT, LONG), request_id="seven")
-        wait_until(lambda: metric(world, "nv_trt_llm_request_metrics", "active") > 0)
+        # The first token of two is there then.
+        wait_until(lambda: steps(world) >= before + 2)
         answer = ask_one(world, "tensorrt_llm", STOP, request_id="seven")
         assert not answer.get_response().outputs
         other.send("tensorrt_llm", STOP, request_id="no such id")

@@ -34,7 +34,6 @@ TEXT_NAMES = {
     "max_tokens": "request_output_len",
 }
 """Inputs of the models that take text, by name, to the same of ``tensorrt_llm`` that have another name."""
-_OTHER_NAMES = {name: text for text, name in TEXT_NAMES.items()}
 
 _ENCODER = "models with an encoder"
 _DRAFT = "speculative decoding"
@@ -166,13 +165,8 @@ class _Row:
         array = self.array(name)
         value = default if array is None else float(array.item())
         if not math.isfinite(value):
-            raise RequestFailed(f"{_named(name)} is {value}; it must be a finite number.")
+            raise RequestFailed(f"{name} is {value}; it must be a finite number.")
         return _within(name, value, least, most)
-
-
-def _named(name: str) -> str:
-    """An input's name, with the one that the models have which take text."""
-    return f"{name} ({_OTHER_NAMES[name]})" if name in _OTHER_NAMES else name
 
 
 def _within(name: str, value: _Number, least: float, most: float) -> _Number:
@@ -180,7 +174,7 @@ def _within(name: str, value: _Number, least: float, most: float) -> _Number:
         # A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
         shown = value if isinstance(value, int) else f"{value:.6g}"
         bounds = f"at least {least:g}" if most >= 2**64 else f"{least:g} to {most}"
-        raise RequestFailed(f"{_named(name)} is {shown}; it must be {bounds}.")
+        raise RequestFailed(f"{name} is {shown}; it must be {bounds}.")
     return value
 
 
@@ -208,8 +202,7 @@ def _refuse_unsupported(row: _Row) -> None:
 def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
     _refuse_unsupported(row)
     if row.array("request_output_len") is None:
-        # Triton only compares the number of inputs with that of the required ones.
-        raise RequestFailed(f"{_named('request_output_len')} is missing: the most tokens to generate.")
+        raise RequestFailed("request_output_len (max_tokens) is missing.")
     array, new = row.array("input_ids"), row.integer("request_output_len", least=1)
     prompt = [] if array is None else array.tolist()
     length = row.integer("input_lengths", len(prompt))

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 
 from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference.engine_config import plain_path
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank writes why it had to end."""
@@ -90,7 +91,7 @@ class World:
             backend = "cpu:gloo,cuda:nccl"
         try:
             # Not TCPStore, which listens on every interface and asks nobody for a key.
-            store = FileStore(str(self.meeting / "store"), self.size)
+            store = FileStore(plain_path(os.fsencode(self.meeting).decode()) + "/store", self.size)
             store.set_timeout(timeout)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
