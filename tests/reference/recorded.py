@@ -48,7 +48,9 @@ class TritonPythonModel:
         if np.any(inputs.get("bad_words", b"")):
             text += b" without " + b", ".join(inputs["bad_words"].ravel())
         width = int(inputs["beam_width"].item()) if "beam_width" in inputs else 1
-        found = {"text_output": np.array([text + b" %d" % beam for beam in range(width)], dtype=np.object_)}
+        found: dict[str, Any] = {
+            "text_output": np.array([text + b" %d" % beam for beam in range(width)], dtype=np.object_)
+        }
         for name in ("context_logits", "generation_logits"):
             if inputs.get(f"return_{name}", np.zeros(1)).any():
                 found[name] = LOGITS if name == "generation_logits" else LOGITS[0]

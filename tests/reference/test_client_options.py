@@ -115,8 +115,9 @@ def test_what_makes_sampling_greedy(ask: Asked) -> None:
 def test_a_penalty_changes_the_answer(ask: Asked) -> None:
     assert ask(max_tokens=40, repetition_penalty=5.0).text != ask(max_tokens=40).text
     for name in ("presence_penalty", "frequency_penalty"):
+        penalty: dict[str, Any] = {name: 5.0}
         with pytest.raises(RequestFailed, match=f"{name} asks for"):
-            ask(**{name: 5.0})
+            ask(**penalty)
 
 
 def test_a_shortest_answer_outlasts_its_end(ask: Asked, alone: World, tokenizer: ModelTokenizer) -> None:

@@ -26,7 +26,7 @@ KV_CACHE = "nv_trt_llm_kv_cache_block_metrics"
 BATCHER = "nv_trt_llm_inflight_batcher_metrics"
 GENERAL = "nv_trt_llm_general_metrics"
 LENGTHS = ("nv_llm_input_token_len", "nv_llm_output_token_len")
-_LABELS = {
+LABELS = {
     REQUESTS: "request_type",
     MEMORY: "memory_type",
     KV_CACHE: "kv_cache_block_type",
@@ -136,5 +136,5 @@ class Metrics:
         if family not in self._families:
             kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
             self._families[family] = kinds(name=family, description="As TensorRT-LLM's.", kind=kind)
-        labels = {**self._labels, _LABELS[family]: label}
+        labels = {**self._labels, LABELS[family]: label}
         return self._families[family].Metric(labels=labels, **histogram)
