@@ -45,7 +45,7 @@ test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm
 .PHONY: unit
 unit: export PYTHONDONTWRITEBYTECODE :=
 unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
-	$(BIN)/pytest -q -n 4 --dist worksteal --ignore tests/reference/in_process \
+	$(BIN)/pytest -q -n 4 --dist worksteal \
 	  -m 'not slurm and not triton and not model and not long and not browser'
 
 .PHONY: lint
@@ -73,10 +73,6 @@ bench: setup ## how fast the command line starts, beside `import click`
 .PHONY: bench-load
 bench-load: setup ## the load generator beside perf_analyzer: needs a quiet machine for five minutes
 	$(BIN)/python -m benchmarks.load_generator
-
-.PHONY: bench-gpu
-bench-gpu: setup ## one and two GPUs, and two nodes of one GPU, from submit to tokens a second: needs root and GPUs
-	$(BIN)/python -m benchmarks.gpu_story
 
 .PHONY: bench-faults
 bench-faults: setup ## faults of every kind, injected into runs on a real Slurm: needs root and half an hour

@@ -28,7 +28,7 @@ MOSTLY_WAITING = (
     *(
         f"tests/slurm/test_{name}"
         for name in (
-            *("doctor", "edited_scripts", "gpu_story", "identity", "lock", "mpirun"),
+            *("doctor", "edited_scripts", "identity", "lock", "mpirun"),
             *("pairs", "queue", "sandbox", "spawn", "sweep", "templates"),
             "backbone.py::test_a_failed_build",
             "backbone.py::test_a_killed",

@@ -20,7 +20,6 @@ PROGRAM = Path(sys.executable).with_name("trtllm-hpc")
 OF_EXTRAS = {
     "altair",
     "gguf",
-    "greenlet",
     "mpi4py",
     "pandas",
     "pytriton",

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,10 +26,21 @@ from benchmarks.faults.results import Result, Results
 from benchmarks.faults.runner import kill_submits, measure, measure_living
 from benchmarks.faults.site import Site, site
 from benchmarks.faults.ways import NOT_INJECTED
-from benchmarks.gpu_story import interrupt, say
 
 KILLED_SUBMITS = "kill-submit"
 NAMES = (*FAULTS, KILLED_SUBMITS)
+
+
+def say(sentence: str) -> None:
+    """Print progress with the time of day."""
+    print(f"{time.strftime('%H:%M:%S')} {sentence}", file=sys.stderr, flush=True)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Interrupt once: a second signal must not keep the first from cancelling jobs."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -178,7 +178,7 @@ def engine_changed(name: str, change: Callable[[bytes], bytes]) -> Injection:
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
         with own_engine(scene):
-            file = next(Path(scene.sections["engine"]["directory"]).glob(name))
+            file = next(Path(scene.sections["engine"]["directory"]).rglob(name))
             file.write_bytes(change(file.read_bytes()))
             scene.notes.append(f"the file is {file.name}")
             yield

@@ -4,6 +4,7 @@ import re
 import socket
 import time
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from trtllm_hpc.bench.server_metrics.sampling import (
 from trtllm_hpc.bench.server_metrics.series import SERIES, Page, describe, hit_share, since_start, values
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.generation import Load
-from trtllm_hpc.reference.metrics import Gauges, gauges
+from trtllm_hpc.reference.metrics import LABELS, gauges
 from trtllm_hpc.runtime.records import Endpoint
 
 MONOTONIC = Clock(zero=0.0)
@@ -96,7 +97,7 @@ def test_the_document_lists_each_series() -> None:
 
 
 def test_every_gauge_of_the_reference_backend_is_known() -> None:
-    load = Load(5, 3, 1, 2, 8, 40, 10, 64, 12, 2, 77)
+    load = Load(max_requests=8, blocks_max=40, tokens_per_block=64, active=5, blocks_used=10, iteration=77)
     text = _as_page(gauges(load, {"cpu": 1, "gpu": 2, "pinned": 3}, now=2.5))
     found = values(Page(text), Page(text), 1.0)
     passed_over = {"timestamp", "micro_batch_id", "fraction"}  # of no use, or worked out
@@ -104,9 +105,9 @@ def test_every_gauge_of_the_reference_backend_is_known() -> None:
     assert found["requests_active"] == 5 and found["kv_used_share"] == 0.25
 
 
-def _as_page(found: Gauges) -> str:
+def _as_page(found: Mapping[str, Mapping[str, float]]) -> str:
     return "".join(
-        f'{family.name}{{{MODEL},{family.label}="{label}"}} {value}\n'
+        f'{family}{{{MODEL},{LABELS[family]}="{label}"}} {value}\n'
         for family, group in found.items()
         for label, value in group.items()
     )

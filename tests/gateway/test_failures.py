@@ -19,13 +19,15 @@ from tests.client.test_wrong_answers import Server, response, serving
 from trtllm_hpc.gateway.app import make_app
 from trtllm_hpc.gateway.facts import Facts
 from trtllm_hpc.gateway.service import Service
-from trtllm_hpc.reference.requests import queue_is_full
 from trtllm_hpc.reference.synthetic import make_tokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 INPUTS = dict.fromkeys(
     ["input_ids", "input_lengths", "request_output_len", "runtime_top_k", "end_id", "pad_id"], "TYPE_INT32"
 ) | {"streaming": "TYPE_BOOL"}
+FULL = (
+    "Exceeds maximum queue size: 3 requests wait. Maximum queue size of 3 has been reached; try again later."
+)
 ASKED: dict[str, Any] = {"model": "m", "prompt": "Hello", "temperature": 0, "max_tokens": 4}
 
 
@@ -76,7 +78,7 @@ def ids(*tokens: int, final: bool = False) -> Any:
 @pytest.mark.parametrize(
     ("stream", "status"),
     [
-        ([refused(queue_is_full(3, 3))], 429),
+        ([refused(FULL)], 429),
         ([refused("Maximum queue size of 8 has been reached, please try again later")], 429),
         ([refused("input_lengths is 9, but max_input_len is 4.")], 400),
         ([refused("Encountered an error in forwardAsync function: CUDA runtime error")], 500),
@@ -127,7 +129,7 @@ def test_a_failure_in_a_stream_is_an_event(server: Server, endpoint: Endpoint, t
     with pytest.raises(openai.APIError, match="was lost after 2 responses"):
         ask(endpoint, tokenizer, read)
     assert len(found) == 2
-    server.stream = [refused(queue_is_full(3, 3))]
+    server.stream = [refused(FULL)]
     with pytest.raises(openai.RateLimitError):
         ask(endpoint, tokenizer, read)
 

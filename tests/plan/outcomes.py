@@ -416,15 +416,14 @@ reference - {companion: {request: {lora: {directory: /a}}}}
 0.8.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
 0.9.0 llama {$LUOTUO, companion: {benchmark: {model: tensorrt_llm, workload: {lora: [{directory: /a}]}}}}
 0.16.0 llama {companion: {$WORKLOAD}}
-reference - {max_lora_rank: 8, companion: {request: {lora: {adapter: luotuo}}}}
+reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: other}}}}
 0.16.0 llama {$LUOTUO, companion: {request: {lora: {adapter: luotuo}}}}
 0.16.0 llama {$FLOAT32, companion: {request: {lora: {adapter: luotuo}}}}
-reference - {max_lora_rank: 8, companion: {request: {lora: {}}}}
-reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /a}}, $WORKLOAD}}
-reference - {max_lora_rank: 8, companion: {request: {lora: {directory: /b}}, $WORKLOAD}}
-reference - {max_lora_rank: 8, companion: {$WORKLOAD}}
-reference - {directory: /engines/with-lora, companion: {$WORKLOAD}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {}}}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {directory: /a}}, $WORKLOAD}}
+0.16.0 llama {$LUOTUO, companion: {request: {lora: {directory: /b}}, $WORKLOAD}}
+0.16.0 - {directory: /engines/with-lora, companion: {$WORKLOAD}}
 reference - {companion: {enabled: false, $WORKLOAD}}
 # No build.py of LLaMA takes the LoRA options of inflight_batching.md.
 0.5.0 llama {inflight_batching: true, max_lora_rank: 8, lora: {target_modules: [attn_q, attn_k, attn_v]}}
@@ -451,7 +450,7 @@ reference - {max_seq_len: 16, max_input_len: 8, companion: {benchmark: null}}
 reference - {companion: {benchmark: {max_tokens: 512}}}
 reference - {max_num_tokens: 7}
 reference - {kv_cache: {max_tokens: 511}}
-reference - {max_seq_len: 500, tokens_per_block: 48, max_beam_width: 3, $CACHE_OF_1583}
+reference - {max_seq_len: 500, tokens_per_block: 48, kv_cache: {max_tokens: 527}}
 reference - {serve: {time_limit_minutes: 10}}
 reference - {companion: {endpoint_timeout_seconds: 600}}
 reference - {companion: {time_limit_minutes: 20}}
@@ -541,7 +540,6 @@ SHORT = {
     "CHUNKS": "llm_api: {enable_chunked_prefill: true}",
     "BLOCKS_OF_64": "enable_chunked_prefill: true, kv_cache_config: {tokens_per_block: 64}",
     "SMALL": "max_input_len: 256, max_seq_len: 512",
-    "CACHE_OF_1583": "kv_cache: {max_tokens: 1583}",
     "ONE": "name: tensorrt_llm, gpu_device_ids: [0, 1]",
     "CONTEXT": "context: {instances: [[0, 1]]}",
     "TWO": "instances: [[2, 3]]",

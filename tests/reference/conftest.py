@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from tests.runs.test_find import submit
 from trtllm_hpc.cli.client import command
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import build, synthetic
-from trtllm_hpc.reference.text import TextTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from . import clients, oracle, servers
@@ -24,13 +24,6 @@ AskRun = Callable[..., Result]
 
 LIMITS = ("--max-batch-size", "8", "--max-input-len", "96", "--max-seq-len", "512")
 
-FEATURES = (
-    *("--max-beam-width", "4"),
-    *("--max-lora-rank", "8"),
-    "--gather-context-logits",
-    "--gather-generation-logits",
-)
-
 
 def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
     arguments = ["--output", str(output), "--tensor-parallel", str(tensor_parallel), *options]
@@ -40,7 +33,7 @@ def build_engine(output: Path, *options: str, tensor_parallel: int = 1) -> Path:
 
 def build_tiny(output: Path, *, tensor_parallel: int, seed: int = 0) -> Path:
     model = ("--synthetic", "tiny-llama", "--seed", str(seed))
-    return build_engine(output, *LIMITS, *FEATURES, *model, tensor_parallel=tensor_parallel)
+    return build_engine(output, *LIMITS, *model, tensor_parallel=tensor_parallel)
 
 
 def save_model(model: Any, folder: Path) -> Path:
@@ -64,14 +57,14 @@ def served(engines: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -
     if not oracle.ON_GPU and oracle.DTYPE == "float32":
         return engines
     source = save_model(oracle.make_model(), folder / "source")
-    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN), *FEATURES)
+    limits = (*LIMITS[:-1], str(oracle.MAX_SEQ_LEN))
     options = (*limits, "--model", str(source), "--dtype", oracle.DTYPE)
     return {size: build_engine(folder / f"tp{size}", *options, tensor_parallel=size) for size in engines}
 
 
 @pytest.fixture(scope="session")
-def tokenizer(engines: dict[int, Path]) -> TextTokenizer:
-    return TextTokenizer(engines[1] / "tokenizer")
+def tokenizer(engines: dict[int, Path]) -> ModelTokenizer:
+    return ModelTokenizer(engines[1] / "tokenizer")
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +85,10 @@ def stand_in(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(served: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.World]:
     """One rank, decoupled; its BLS model accumulates tokens."""
     options: dict[str, Any] = {"decoupled": True, "bls_instances": 2, "accumulate_tokens": "true"}
-    with servers.serve(tmp_path_factory.mktemp("alone"), served[1], **options) as world:
+    folder = tmp_path_factory.mktemp("alone")
+    repository = servers.write_repository(folder / "repository", served[1], **options)
+    servers.add_recorded(repository)
+    with servers.start(folder / "run", repository, 1) as world:
         yield world
 
 

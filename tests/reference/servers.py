@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,8 +29,6 @@ from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.process import allow_large_requests
 from trtllm_hpc.runtime.records import Endpoint
 
-from .two_processes import meeting
-
 START_LIMIT_S = 120.0
 MAX_BATCH_SIZE = 8
 
@@ -41,6 +41,16 @@ def write_repository(folder: Path, engine: Path, **options: Any) -> Path:
         (version / "model.py").write_text(model_source(model), encoding="utf-8")
         (version.parent / "config.pbtxt").write_text(config(model, engine, **options), encoding="utf-8")
     return folder
+
+
+def add_recorded(repository: Path) -> None:
+    """Add the model that replays recorded answers."""
+    version = repository / "recorded" / "1"
+    version.mkdir(parents=True)
+    shutil.copy(Path(__file__).with_name("recorded.py"), version / "model.py")
+    text = config("tensorrt_llm_bls", Path("/none"), decoupled=True)
+    text = text.replace('name: "tensorrt_llm_bls"', 'name: "recorded"')
+    (version.parent / "config.pbtxt").write_text(text, encoding="utf-8")
 
 
 def config(
@@ -57,7 +67,6 @@ def config(
         "accumulate_tokens": "false",
         "max_queue_size": "0",
         "max_tokens_in_paged_kv_cache": "",
-        "kv_cache_free_gpu_mem_fraction": "0.9",
         **parameters,
     }
     return render_template(
@@ -195,6 +204,13 @@ class World:
             process.wait()
         for name in self.shared_memory():
             (Path("/dev/shm") / name).unlink(missing_ok=True)
+
+
+def meeting(folder: Path) -> str:
+    """Make what instance.sh makes for the ranks of one start."""
+    made = Path(tempfile.mkdtemp(prefix="meeting.", dir=folder))
+    (made / "key").write_bytes(os.urandom(32))
+    return str(made)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from trtllm_hpc.client.connect import Address
 from trtllm_hpc.client.request import Answer
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.errors import ExitCode, InvalidRequest, RequestFailed
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.runtime.records import Endpoint
 
 from .clients import steps, wait_idle, wait_until
@@ -40,9 +40,10 @@ def records(said: Any) -> list[dict[str, Any]]:
 def test_a_model_that_takes_ids_is_asked_a_text(endpoint: Endpoint) -> None:
     with Client(endpoint, "ensemble") as ensemble, Client(endpoint, "tensorrt_llm") as core:
         assert core.generate(PROMPT, **OPTIONS).text == ensemble.generate(PROMPT, **OPTIONS).text
-        texts: dict[str, Any] = {"embedding_bias_words": ["the"], "embedding_bias_weights": [1e4]}
-        assert core.generate(PROMPT, **OPTIONS, **texts).text.count("the") > 1
-        assert "the" not in core.generate(PROMPT, **OPTIONS, **texts, bad_words=["the"]).text
+        with pytest.raises(RequestFailed, match=r"EMBEDDING_BIAS_WORDS.* asks for a bias"):
+            core.generate(PROMPT, embedding_bias_words=["the"], embedding_bias_weights=[1e4])
+        with pytest.raises(RequestFailed, match=r"BAD_WORDS_DICT.* asks for bad words"):
+            core.generate(PROMPT, bad_words=["the"])
         sampled: dict[str, Any] = {"temperature": 5.0, "top_k": 50, "seed": 7, **OPTIONS}
         assert core.generate(PROMPT, **sampled).text == ensemble.generate(PROMPT, **sampled).text
 
@@ -56,7 +57,7 @@ def test_its_answer_to_a_text_is_shown(ask_run: AskRun) -> None:
     assert only_ids.exit_code == 0 and "ms): " in only_ids.output
 
 
-def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+def test_token_ids_are_asked_and_answered(endpoint: Endpoint, tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.encode(PROMPT)
     with Client(endpoint, "tensorrt_llm") as core, Client(endpoint, "ensemble") as ensemble:
         answer = core.generate(ids, **OPTIONS, exclude_input=True)
@@ -82,7 +83,7 @@ def test_the_answers_of_a_batch_are_put_back_in_order(endpoint: Endpoint, model:
         assert all(len(answer.log_probs or ()) == 8 for answer in together)
 
 
-def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: TextTokenizer) -> None:
+def test_a_batch_of_ids_of_different_lengths(endpoint: Endpoint, tokenizer: ModelTokenizer) -> None:
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     with Client(endpoint, "tensorrt_llm") as client:
         together = client.batch(prompts, together=True, **OPTIONS, exclude_input=True)
@@ -106,39 +107,6 @@ def test_a_batch_from_the_command_line(ask_run: AskRun) -> None:
     assert all(2 <= record["answers"][0]["output_tokens"] <= 8 for record in found)
 
 
-def test_logits_are_written_into_one_file(ask_run: AskRun, tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    file = tmp_path / "logits.npz"
-    words = (
-        PROMPT,
-        "--max-tokens",
-        "3",
-        "--end-id",
-        "-1",
-        "--model",
-        "tensorrt_llm",
-        "--exclude-input",
-        "--json",
-    )
-    [record] = records(
-        ask_run(*words, "--generation-logits", "--context-logits", "--save-logits", str(file), "--json")
-    )
-    with np.load(file) as saved:
-        assert saved["context_logits"].shape[1] == len(tokenizer.encode(PROMPT))
-        generated = saved["generation_logits"][0, 0].argmax(-1).tolist()
-    assert [generated] == record["answers"][0]["token_ids"]
-    assert ask_run(*words, "--save-logits", str(file)).exit_code == ExitCode.USAGE
-
-
-def test_logits_come_over_one_of_two_protocols(ask_run: AskRun) -> None:
-    [record] = records(
-        ask_run(PROMPT, "--max-tokens", "3", "--generation-logits", "--protocol", "both", "--json")
-    )
-    over_grpc, over_http = record["answers"]
-    assert over_grpc["text"] == over_http["text"] != ""
-    assert (over_grpc["protocol"], over_http["protocol"]) == ("grpc", "http")
-    assert "generation_logits" in over_grpc["logits"] and not over_http["logits"]
-
-
 def test_what_the_server_refuses_by_name_has_reached_it(endpoint: Endpoint) -> None:
     table = np.ones((2, 64), dtype=np.float16)
     with Client(endpoint, "tensorrt_llm") as client:
@@ -146,7 +114,7 @@ def test_what_the_server_refuses_by_name_has_reached_it(endpoint: Endpoint) -> N
             client.generate(PROMPT, draft_tokens=[5, 6])
         with pytest.raises(RequestFailed, match="prompt_embedding_table asks for prompt tuning"):
             client.generate(PROMPT, prompt_embedding_table=table)
-        with pytest.raises(RequestFailed, match="early_stopping=false"):
+        with pytest.raises(RequestFailed, match="beam_width asks for beam search"):
             client.generate(PROMPT, beam_width=2, inputs={"early_stopping": False})
         with pytest.raises(InvalidRequest, match="has no input 'erly_stopping'"):
             client.generate(PROMPT, inputs={"erly_stopping": False})
@@ -180,14 +148,28 @@ def test_a_request_is_ended_by_its_id_from_another_client(endpoint: Endpoint, al
         assert any(is_cut(model) for _ in range(10))
 
 
-# LoRA --------------------------------------------------------------------------------------------
+# What TensorRT-LLM has and the reference backend has not ---------------------------------------------
+
+
+def test_beams_and_bad_words_reach_the_model(endpoint: Endpoint) -> None:
+    with Client(endpoint, "recorded") as client:
+        answer = client.generate("A", beam_width=3, bad_words=["no", "not"], return_sequences=3)
+    assert answer.texts == tuple(f"A without no, not {beam}" for beam in range(3))
+
+
+def test_logits_are_written_into_one_file(ask_run: AskRun, tmp_path: Path) -> None:
+    file = tmp_path / "logits.npz"
+    words = (PROMPT, "--model", "recorded", "--save-logits", str(file), "--no-stream", "--json")
+    records(ask_run(*words, "--generation-logits", "--context-logits"))
+    with np.load(file) as saved:
+        shapes = {name: saved[name].shape for name in saved.files}
+    assert shapes == {"generation_logits": (1, 1, 3, 512), "context_logits": (1, 3, 512)}
+    assert ask_run(*words).exit_code == ExitCode.USAGE
 
 
 def write_adapter(folder: Path, seed: int) -> str:
-    """An adapter of rank 2 for the query projections of both layers, strong enough to change every answer."""
     folder.mkdir()
-    hidden = 256
-    values = np.random.default_rng(seed).normal(0, 2, (1, 2, 4 * hidden)).astype(np.float16)
+    values = np.random.default_rng(seed).normal(0, 2, (1, 2, 64)).astype(np.float16)
     np.save(folder / "model.lora_weights.npy", values)
     np.save(folder / "model.lora_config.npy", np.array([[[1, 0, 2], [1, 1, 2]]], dtype=np.int32))
     return str(folder)
@@ -195,7 +177,7 @@ def write_adapter(folder: Path, seed: int) -> str:
 
 def test_the_seeds_six_prompts_with_two_adapters(ask_run: AskRun, tmp_path: Path) -> None:
     one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2)
-    words = ["--json", "--max-tokens", "8", "--end-id", "-1", "--exclude-input", "latest", *[PROMPT] * 6]
+    words = ["--json", "--model", "recorded", "--no-stream", "latest", *[PROMPT] * 6]
     folders = ["", one, two, "", one, two]
     given = [word for folder in folders for word in ("--lora-dir", folder)]
     found = [it["answers"][0]["text"] for it in records(ask_run(*given, "--concurrency", "6", *words))]
@@ -207,12 +189,12 @@ def test_an_evicted_adapter_is_sent_again(endpoint: Endpoint, tmp_path: Path) ->
 
     folders = [Path(write_adapter(tmp_path / str(number), number)) for number in range(9)]
     adapters = [read_adapter(folder) for folder in folders]
-    with Client(endpoint) as client:
-        first = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
-        again = [client.generate(PROMPT, adapter=it, **OPTIONS).text for it in adapters]
+    with Client(endpoint, "recorded") as client:
+        first = [client.generate(PROMPT, adapter=it).text for it in adapters]
+        again = [client.generate(PROMPT, adapter=it).text for it in adapters]
         assert first == again and len(set(first)) == 9
         # The server knows the last adapter by its number.
-        assert client.generate(PROMPT, lora_task_id=adapters[-1].task_id, **OPTIONS).text == first[-1]
+        assert client.generate(PROMPT, lora_task_id=adapters[-1].task_id).text == first[-1]
 
 
 # All ways ----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
@@ -22,6 +20,7 @@ from .clients import (
     connect,
     ends_when_left,
     metric,
+    steps,
     stream,
     tensors,
     token_inputs,
@@ -47,20 +46,9 @@ def new_tokens(world: World, count: int, **values: Any) -> list[int]:
     return tokens(infer(world, count, exclude_input_in_output=True, **values))
 
 
-def beams(answer: Any) -> list[list[int]]:
-    """The tokens of each beam."""
-    lengths = answer.as_numpy("sequence_length")[0].tolist()
-    rows = answer.as_numpy("output_ids")[0].tolist()
-    return [row[:length] for row, length in zip(rows, lengths, strict=True)]
-
-
-def test_logits_and_log_probs_are_those_of_the_model(world: World, judge: Oracle) -> None:
-    wanted = dict.fromkeys(("return_context_logits", "return_generation_logits", "return_log_probs"), True)
-    answer = infer(world, 6, **wanted)
+def test_log_probs_are_those_of_the_model(world: World, judge: Oracle) -> None:
+    answer = infer(world, 6, return_log_probs=True, temperature=0.5, runtime_top_k=3)
     new = tokens(answer)[len(PROMPT) :]
-    judge.check_logits(
-        PROMPT, new, answer.as_numpy("context_logits")[0], answer.as_numpy("generation_logits")[0, 0]
-    )
     total = answer.as_numpy("cum_log_probs").item()
     judge.check_log_probs(PROMPT, new, answer.as_numpy("output_log_probs")[0, 0], total)
 
@@ -70,7 +58,7 @@ def test_only_what_was_asked_for_comes_back(world: World) -> None:
     assert outputs == {"output_ids", "sequence_length"}
 
 
-def test_seed_alone_decides_what_is_sampled(world: World, judge: Oracle) -> None:
+def test_seed_alone_decides_what_is_sampled(world: World) -> None:
     seeds = [11, 12, 13, 11, 14, 11]
 
     def sampled(seed: int) -> list[int]:
@@ -79,18 +67,8 @@ def test_seed_alone_decides_what_is_sampled(world: World, judge: Oracle) -> None
     alone = {seed: sampled(seed) for seed in seeds}
     assert alone[11] == sampled(11)
     with ThreadPoolExecutor(len(seeds)) as threads:
-        for seed, found in zip(seeds, threads.map(sampled, seeds), strict=True):
-            judge.check_drawn(PROMPT, found, {**SAMPLED, "random_seed": seed}, alone[seed])
+        assert list(threads.map(sampled, seeds)) == [alone[seed] for seed in seeds]
     assert len({tuple(found) for found in alone.values()}) == 4
-    assert not judge.is_drawn(PROMPT, alone[12], SAMPLED)
-
-
-def test_no_bad_word_is_generated(world: World) -> None:
-    greedy = new_tokens(world, 8)
-    words = [[[*greedy[1:3], greedy[5]], [2, 3, -1]]]
-    found = new_tokens(world, 8, bad_words_list=words)
-    assert greedy[5] not in found
-    assert tuple(greedy[1:3]) not in set(itertools.pairwise(found))
 
 
 def test_generation_ends_after_a_stop_word(world: World) -> None:
@@ -98,65 +76,32 @@ def test_generation_ends_after_a_stop_word(world: World) -> None:
     assert new_tokens(world, 10, stop_words_list=[[greedy[3:5], [2, -1]]]) == greedy[:5]
 
 
-BIAS = np.zeros((1, 512), dtype=np.float32)
-BIAS[0, 99] = 1000
-
-
-def test_bias_decides_what_is_likely(world: World) -> None:
-    assert new_tokens(world, 4, embedding_bias=BIAS) == [99] * 4
-
-
-def test_penalties_and_minimum_length_change_the_answer(world: World, greedy_alone: Greedy) -> None:
+def test_a_minimum_length_outlasts_the_end_token(world: World, greedy_alone: Greedy) -> None:
     plain = greedy_alone(world, PROMPT, 16, None)
     end = plain[2]
     assert new_tokens(world, 16, end_id=end) == plain[: plain.index(end) + 1]
     longer = new_tokens(world, 16, end_id=end, min_length=6)
     assert len(longer) > 6 or end not in longer
-    repeated = new_tokens(world, 6, embedding_bias=BIAS, presence_penalty=2000.0)
-    assert repeated.count(99) == 1
-
-
-def test_beams_are_those_of_transformers(world: World, judge: Oracle) -> None:
-    search = {"beam_width": 3, "len_penalty": 1.0, "end_id": 2}
-    answer = infer(world, 6, return_log_probs=True, **search)
-    judge.check_beams(
-        PROMPT,
-        [row[len(PROMPT) :] for row in beams(answer)],
-        list(answer.as_numpy("output_log_probs")[0]),
-        count=6,
-        end_id=2,
-    )
-    best = infer(world, 6, num_return_sequences=1, **search)
-    assert best.as_numpy("output_ids").tolist() == answer.as_numpy("output_ids")[:, :1].tolist()
 
 
 def test_32_at_once_are_each_what_transformers_makes(world: World, judge: Oracle) -> None:
-    """Greedy requests with logits and log-probs, and beam searches among them.
+    """Greedy requests with log-probs.
 
     Prompts of up to 37 tokens: at 100 transformers' own pass with a cache is
     1.3e-4 off that without one, so 1e-4 would not tell right from wrong.
     """
     prompts = [[1, *range(3 + number, 8 + 2 * number)] for number in range(32)]
-    wanted = dict.fromkeys(("return_context_logits", "return_generation_logits", "return_log_probs"), True)
-    search = {"beam_width": 2, "len_penalty": 1.0, "end_id": 2, "return_log_probs": True}
     with stream(world) as opened:
         for number, prompt in enumerate(prompts):
-            asked = search if number % 4 == 3 else wanted
-            values = token_inputs(prompt, 4 + number % 5, exclude_input_in_output=True, **asked)
+            values = token_inputs(prompt, 4 + number % 5, exclude_input_in_output=True, return_log_probs=True)
             opened.send("tensorrt_llm", values, request_id=str(number))
         answers = {int(answer.get_response().id): answer for answer in opened.rest()}
     assert len(answers) == 32
     for number, answer in answers.items():
-        prompt, count = prompts[number], 4 + number % 5
-        log_probs = answer.as_numpy("output_log_probs")[0]
-        if number % 4 == 3:
-            judge.check_beams(prompt, beams(answer), list(log_probs), count=count, end_id=2)
-        else:
-            new = tokens(answer)
-            judge.check_greedy(prompt, new, count, None)
-            judge.check_log_probs(prompt, new, log_probs[0], answer.as_numpy("cum_log_probs").item())
-            context, generation = answer.as_numpy("context_logits"), answer.as_numpy("generation_logits")
-            judge.check_logits(prompt, new, context[0], generation[0, 0])
+        prompt, new = prompts[number], tokens(answer)
+        judge.check_greedy(prompt, new, 4 + number % 5, None)
+        log_probs = answer.as_numpy("output_log_probs")[0, 0]
+        judge.check_log_probs(prompt, new, log_probs, answer.as_numpy("cum_log_probs").item())
 
 
 def test_batch_comes_back_as_one_response_a_prompt(alone: World, judge: Oracle) -> None:
@@ -176,15 +121,6 @@ def test_batch_comes_back_as_one_response_a_prompt(alone: World, judge: Oracle) 
         judge.check_greedy(prompt, found[index][len(prompt) :], count, None)
 
 
-def test_each_return_sequence_has_its_index_and_its_seed(alone: World, judge: Oracle) -> None:
-    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 12, num_return_sequences=3, **SAMPLED))
-    found = {int(answer.as_numpy("sequence_index")[0, 0]): tokens(answer) for answer in answers}
-    assert sorted(found) == [0, 1, 2]
-    for index, whole in found.items():
-        settings = {**SAMPLED, "random_seed": SAMPLED["random_seed"] + index}
-        judge.check_drawn(PROMPT, whole[len(PROMPT) :], settings, new_tokens(alone, 12, **settings))
-
-
 def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, greedy_alone: Greedy) -> None:
     expected = greedy_alone(alone, PROMPT, LONG, None)
     answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, LONG, streaming=True))
@@ -194,20 +130,14 @@ def test_streaming_gives_the_tokens_as_they_are_generated(alone: World, greedy_a
     assert len(parts) > 1
 
 
-def test_streamed_log_probs_and_logits_are_those_of_the_whole(alone: World) -> None:
-    wanted = dict.fromkeys(("return_log_probs", "return_generation_logits", "return_context_logits"), True)
-    whole = infer(alone, 5, **wanted)
-    answers = ask(alone, "tensorrt_llm", token_inputs(PROMPT, 5, streaming=True, **wanted))
-    joined = np.concatenate([answer.as_numpy("generation_logits") for answer in answers], axis=2)
-    assert joined == pytest.approx(whole.as_numpy("generation_logits"), abs=1e-5)
-    # As upstream: all log-probabilities so far, and the context logits each time.
+def test_each_streamed_response_has_all_log_probs_so_far(alone: World) -> None:
+    whole = infer(alone, 5, return_log_probs=True)
     count = 0
-    for answer in answers:
+    for answer in ask(alone, "tensorrt_llm", token_inputs(PROMPT, 5, streaming=True, return_log_probs=True)):
         count += len(tokens(answer))
         so_far = whole.as_numpy("output_log_probs")[:, :, :count]
         assert answer.as_numpy("output_log_probs") == pytest.approx(so_far, abs=1e-5)
         assert answer.as_numpy("cum_log_probs").item() == pytest.approx(so_far.sum(), abs=1e-4)
-        assert answer.as_numpy("context_logits") == pytest.approx(whole.as_numpy("context_logits"), abs=1e-5)
     assert count == 5
 
 
@@ -225,8 +155,10 @@ def test_stop_request_ends_the_request_of_its_id_and_keeps_the_tokens(world: Wor
     whole = PROMPT + new_tokens(world, LONG)
     wait_idle(world)
     with stream(world) as opened, stream(world) as other:
+        before = steps(world)
         opened.send("tensorrt_llm", token_inputs(PROMPT, LONG), request_id="seven")
-        wait_until(lambda: metric(world, "nv_trt_llm_request_metrics", "active") > 0)
+        # The first token of two is there then.
+        wait_until(lambda: steps(world) >= before + 2)
         answer = ask_one(world, "tensorrt_llm", STOP, request_id="seven")
         assert not answer.get_response().outputs
         other.send("tensorrt_llm", STOP, request_id="no such id")
@@ -258,7 +190,6 @@ def test_parameters_of_upstreams_client_are_ignored(world: World) -> None:
     ("values", "sentence"),
     [
         ({"streaming": True}, "streaming=true needs a decoupled model"),
-        ({"num_return_sequences": 2}, "wants 2 answers"),
         (
             {"input_ids": [[1, 2], [3, 4]], "input_lengths": [[2]] * 2, "request_output_len": [[2]] * 2},
             "wants 2 answers",

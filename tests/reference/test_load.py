@@ -15,7 +15,7 @@ from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from .servers import World
 
@@ -41,7 +41,7 @@ def ask(asked: Target, *requests: Request) -> tuple[LoadResult, list[ParsedReply
     return load, [parse_reply(reply, asked) for reply in load.replies]
 
 
-def request(asked: Target, tokenizer: TextTokenizer) -> Request:
+def request(asked: Target, tokenizer: ModelTokenizer) -> Request:
     if asked.takes_token_ids:
         return Request(COUNT, token_ids=tuple(tokenizer.encode(PROMPT)))
     return Request(COUNT, PROMPT)
@@ -50,7 +50,7 @@ def request(asked: Target, tokenizer: TextTokenizer) -> Request:
 @PROTOCOLS
 @MODELS
 def test_a_decoupled_model_streams_token_by_token(
-    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+    alone: World, tokenizer: ModelTokenizer, model: str, protocol: Protocol
 ) -> None:
     asked = target(alone, model, protocol)
     load, (parsed,) = ask(asked, request(asked, tokenizer))
@@ -65,7 +65,7 @@ def test_a_decoupled_model_streams_token_by_token(
 @PROTOCOLS
 @MODELS
 def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
-    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+    alone: World, tokenizer: ModelTokenizer, model: str, protocol: Protocol
 ) -> None:
     asked = target(alone, model, protocol, streaming=False)
     _, (parsed,) = ask(asked, request(asked, tokenizer))
@@ -80,14 +80,14 @@ def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
 @pytest.mark.parametrize("streaming", [True, False])
 @MODELS
 def test_a_model_that_is_not_decoupled_answers_in_one_piece_either_way(
-    pair: World, tokenizer: TextTokenizer, model: str, streaming: bool, protocol: Protocol
+    pair: World, tokenizer: ModelTokenizer, model: str, streaming: bool, protocol: Protocol
 ) -> None:
     asked = target(pair, model, protocol, streaming)
     _, (parsed,) = ask(asked, request(asked, tokenizer))
     assert len(parsed.chunks) == 1 and parsed.streamed == streaming
 
 
-def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokenizer: TextTokenizer) -> None:
+def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokenizer: ModelTokenizer) -> None:
     prompt = tuple(tokenizer.encode(PROMPT))
     answers = set()
     for protocol in ("grpc", "http"):
@@ -116,7 +116,7 @@ def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
 @PROTOCOLS
 @MODELS
 def test_the_quick_check_finds_a_healthy_server_healthy(
-    alone: World, tokenizer: TextTokenizer, model: str, protocol: Protocol
+    alone: World, tokenizer: ModelTokenizer, model: str, protocol: Protocol
 ) -> None:
     asked = target(alone, model, protocol)
     texts = (PROMPT, "one two three", "a b c d e f g", "so it goes")

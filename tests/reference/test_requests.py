@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,8 @@ from tritonclient.utils import triton_to_np_dtype
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END
-from trtllm_hpc.reference.requests import Part, parse, queue_is_full, refuse_parameters
+from trtllm_hpc.reference.generation import NO_END, Load, QueueFull, check_room
+from trtllm_hpc.reference.requests import Part, check_parameters, parse
 
 from .servers import tensors
 
@@ -24,11 +26,7 @@ INFO = EngineInfo(
     max_input_len=16,
     max_seq_len=24,
     max_num_tokens=128,
-    max_beam_width=4,
     tokens_per_block=16,
-    gather_context_logits=False,
-    gather_generation_logits=False,
-    max_lora_rank=8,
 )
 
 
@@ -46,18 +44,17 @@ def test_plain_request() -> None:
     (part,) = parse(inputs(end_id=[2], pad_id=[2]), INFO, decoupled=False)
     request = part.request
     assert request.prompt == (1, 5, 6, 7)
-    assert (request.max_new_tokens, request.end_id, request.pad_id) == (8, 2, 2)
-    assert request.sampling.is_greedy
-    assert (part.batch_index, part.sequence_index, part.beams) == (None, None, 1)
+    assert (request.max_new_tokens, request.end_id) == (8, 2)
+    assert request.top_k == 1
+    assert part.batch_index is None
 
 
 def test_what_is_left_out_has_the_defaults_of_tensorrt_llm() -> None:
     request = parts()[0].request
     assert request.end_id == NO_END
-    assert request.sampling.temperature == request.sampling.repetition_penalty == 1
-    assert request.length_penalty == 0
-    assert not (request.exclude_input or request.return_log_probs or request.streaming or request.lora)
-    assert request.stop_words == request.bad_words == ()
+    assert request.temperature == request.repetition_penalty == 1
+    assert not (request.exclude_input or request.return_log_probs or request.streaming)
+    assert request.stop_words == ()
 
 
 def test_tokens_beyond_input_lengths_are_padding() -> None:
@@ -70,15 +67,11 @@ def test_every_sampling_input_arrives() -> None:
         runtime_top_k=[40],
         runtime_top_p=[0.75],
         repetition_penalty=[1.25],
-        presence_penalty=[-0.5],
-        frequency_penalty=[0.25],
         min_length=[3],
         random_seed=[2**64 - 1],
     )[0].request
-    sampling = request.sampling
-    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 40, 0.75)
-    assert (sampling.repetition_penalty, sampling.presence_penalty) == (1.25, -0.5)
-    assert (sampling.frequency_penalty, sampling.min_new_tokens, sampling.seed) == (0.25, 3, 2**64 - 1)
+    assert (request.temperature, request.top_k, request.top_p) == (0.5, 40, 0.75)
+    assert (request.repetition_penalty, request.min_new_tokens, request.seed) == (1.25, 3, 2**64 - 1)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +88,8 @@ def test_every_sampling_input_arrives() -> None:
 def test_top_k_and_top_p_mean_what_they_mean_upstream(
     changes: dict[str, Any], top_k: int, top_p: float
 ) -> None:
-    sampling = parts(**changes)[0].request.sampling
-    assert (sampling.top_k, sampling.top_p) == (top_k, top_p)
+    request = parts(**changes)[0].request
+    assert (request.top_k, request.top_p) == (top_k, top_p)
 
 
 def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
@@ -111,45 +104,16 @@ def test_batch_has_a_part_for_each_prompt_with_its_own_values() -> None:
     )
     assert (first.request.prompt, second.request.prompt) == ((1, 5, 6), (1, 9))
     assert (first.request.max_new_tokens, second.request.max_new_tokens) == (4, 5)
-    assert (first.request.sampling.temperature, second.request.sampling.temperature) == (0.5, 1.5)
+    assert (first.request.temperature, second.request.temperature) == (0.5, 1.5)
     assert (first.request.end_id, second.request.end_id) == (7, 8)
     assert (first.request.stop_words, second.request.stop_words) == (((8, 9),), ((3,),))
     assert (first.batch_index, second.batch_index) == (0, 1)
 
 
-def test_return_sequences_differ_by_their_seed() -> None:
-    found = parts(num_return_sequences=[3], random_seed=[2**64 - 1], runtime_top_k=[5])
-    assert [part.sequence_index for part in found] == [0, 1, 2]
-    assert [part.request.sampling.seed for part in found] == [2**64 - 1, 0, 1]
-
-
-def test_beam_search_returns_its_best_beams_in_one_answer() -> None:
-    (all_of_them,) = parts(beam_width=[4])
-    (best,) = parts(beam_width=[4], num_return_sequences=[2])
-    assert (all_of_them.request.beam_width, all_of_them.beams) == (4, 4)
-    assert (best.request.beam_width, best.beams) == (4, 2)
-
-
 def test_words_are_read_from_tokens_and_ends() -> None:
     words = [[[9, 10, 11, 0], [2, 3, -1, -1]]]
-    assert parts(bad_words_list=words)[0].request.bad_words == ((9, 10), (11,))
+    assert parts(stop_words_list=words)[0].request.stop_words == ((9, 10), (11,))
     assert parts(stop_words_list=[[[0], [-1]]])[0].request.stop_words == ()
-
-
-def test_bias_of_a_smaller_tokenizer_is_filled_up() -> None:
-    bias = parts(embedding_bias=[[0.0, 2.5]])[0].request.embedding_bias
-    assert bias is not None
-    assert bias.shape == (512,)
-    assert bias.dtype == np.float32
-    assert bias.sum() == bias[1] == 2.5
-
-
-def test_adapter_comes_with_its_number_its_weights_and_its_config() -> None:
-    lora = parts(lora_task_id=[7], lora_weights=[[[1.0, 2.0]]], lora_config=[[[1, 0, 8]]])[0].request.lora
-    assert lora is not None and lora.weights is not None and lora.config is not None
-    assert (lora.task_id, lora.weights.tolist(), lora.config.tolist()) == (7, [[1.0, 2.0]], [[1, 0, 8]])
-    known = parts(lora_task_id=[7])[0].request.lora
-    assert known is not None and known.weights is None
 
 
 def test_stop_request_of_tensorrt_llms_client() -> None:
@@ -157,37 +121,28 @@ def test_stop_request_of_tensorrt_llms_client() -> None:
     assert len(parts(stop=[False])) == 1
 
 
+def refuse(parameters: dict[str, object]) -> None:
+    check_parameters(SimpleNamespace(parameters=lambda: json.dumps(parameters)))
+
+
 def test_parameters_are_ignored_as_upstream_does() -> None:
-    refuse_parameters({"Streaming": True, "id": "seven", "user": "ana", "seed": 1, "priority": 2})
-    refuse_parameters({"triton_trtllm_request_type": "context_and_generation"})
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("temprature", "Did you mean temperature?"),
-        ("Temperature", "Did you mean temperature?"),
-        ("max_new_tokens", "Did you mean max_tokens?"),
-        ("streem", "Did you mean stream?"),
-        ("num_draft_tokens", "Leave it out."),
-        ("stop", "Leave it out."),
-    ],
-)
-def test_parameter_that_was_meant_as_an_input_is_refused(name: str, meant: str) -> None:
-    with pytest.raises(RequestFailed) as refusal:
-        refuse_parameters({"id": "seven", name: 1})
-    assert refusal.value.message == f"{name} is not an input of this model and would change nothing. {meant}"
+    refuse({"Streaming": True, "id": "seven", "user": "ana", "seed": 1, "priority": 2})
+    refuse({"triton_trtllm_request_type": "context_and_generation"})
 
 
 def test_half_a_disaggregated_request_is_refused() -> None:
     with pytest.raises(RequestFailed, match="context_only asks for disaggregated serving"):
-        refuse_parameters({"triton_trtllm_request_type": "context_only"})
+        refuse({"triton_trtllm_request_type": "context_only"})
 
 
 def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> None:
-    sentence = queue_is_full(3, 2)
-    assert "Maximum queue size of 2 has been reached" in sentence
-    assert "Exceeds maximum queue size" in sentence
+    busy = Load(max_requests=8, blocks_max=40, tokens_per_block=64, active=10, waiting=2)
+    check_room(busy, 1, 3)
+    check_room(busy, 99, 0)
+    with pytest.raises(
+        QueueFull, match=r"Exceeds maximum queue size.* Maximum queue size of 2 has been reached"
+    ):
+        check_room(busy, 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -199,12 +154,12 @@ def test_full_queue_is_told_in_the_words_that_upstreams_clients_look_for() -> No
         {"prompt_embedding_table": [[]], "encoder_output_lengths": [0]},
         {"return_kv_cache_reuse_stats": [False], "skip_cross_attn_blocks": [[False]]},
         {"runtime_top_p_decay": [1.0], "runtime_top_p_min": [0.1], "runtime_top_p_reset_ids": [-1]},
-        {"early_stopping": [False], "beam_search_diversity_rate": [0.5]},
-        {"early_stopping": [True], "beam_search_diversity_rate": [0.0], "beam_width": [2]},
+        {"early_stopping": [False], "beam_search_diversity_rate": [0.5], "beam_width": [1]},
+        {"bad_words_list": [[[0], [-1]]], "embedding_bias": [[0.0, 0.0]], "presence_penalty": [0.0]},
+        {"len_penalty": [1.0], "pad_id": [2], "return_context_logits": [False]},
     ],
 )
 def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
-    width = {"beam_width": changes["beam_width"]} if "beam_width" in changes else {}
     shapes = {
         "draft_input_ids": (1, 0),
         "prompt_embedding_table": (1, 0, 4),
@@ -212,50 +167,32 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
     given = {**inputs(), **inputs(**changes)}
     for name in shapes.keys() & given.keys():
         given[name] = given[name].reshape(shapes[name])
-    assert parse(given, INFO, decoupled=True)[0] == parts(**width)[0]
+    assert parse(given, INFO, decoupled=True)[0] == parts()[0]
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"beam_width": [5]}, "beam_width is 5; this engine was built for 1 to max_beam_width 4"),
-        ({"beam_width": [0]}, "beam_width is 0"),
-        ({"beam_width": [2], "streaming": [True]}, "streaming=true cannot be had with beam_width=2"),
-        ({"beam_width": [2], "temperature": [0.7]}, "temperature=0.7 cannot be had with beam_width=2"),
-        ({"beam_width": [2], "num_return_sequences": [3]}, "num_return_sequences is 3"),
-        ({"num_return_sequences": [0]}, "num_return_sequences is 0"),
-        ({"num_return_sequences": [2_000_000]}, "num_return_sequences is 2000000"),
         ({"temperature": [-0.5]}, "temperature is -0.5"),
         ({"temperature": [float("nan")]}, "temperature is nan"),
         ({"repetition_penalty": [0.0]}, "repetition_penalty is 0; it must be above 0"),
-        ({"presence_penalty": [float("inf")]}, "presence_penalty is inf"),
-        ({"beam_width": [2], "runtime_top_k": [5]}, "cannot be had with beam_width=2"),
-        ({"beam_width": [2], "runtime_top_p": [0.9]}, "cannot be had with beam_width=2"),
-        ({"len_penalty": [-1.0]}, "len_penalty (length_penalty) is -1"),
-        ({"len_penalty": [3e38]}, "it must be 0 to 32"),
-        ({"runtime_top_k": [-1]}, "runtime_top_k (top_k) is -1; it must be at least 0"),
-        ({"runtime_top_p": [1.5]}, "runtime_top_p (top_p) is 1.5; it must be 0 to 1"),
+        ({"runtime_top_k": [-1]}, "runtime_top_k is -1; it must be at least 0"),
+        ({"runtime_top_p": [1.5]}, "runtime_top_p is 1.5; it must be 0 to 1"),
         ({"min_length": [-1]}, "min_length is -1"),
-        ({"return_context_logits": [True]}, "built with gather_context_logits"),
-        ({"return_generation_logits": [True]}, "built with gather_generation_logits"),
         ({"stop_words_list": [[[9, 10], [2, 1]]]}, "second row of stop_words_list is [2, 1]"),
-        ({"bad_words_list": [[[9, 10], [3, -1]]]}, "second row of bad_words_list is [3, -1]"),
-        ({"bad_words_list": [[[9, 10], [-1, 2]]]}, "second row of bad_words_list"),
-        ({"bad_words_list": [[[512], [1]]]}, "bad_words_list holds 512"),
-        ({"bad_words_list": [[[9] * 65, [65] + [-1] * 64]]}, "a word of 65 tokens; it may have 64"),
-        ({"stop_words_list": [[[9] * 2049, [*range(1, 2050)]]]}, "2049 words; it may hold 2048"),
-        ({"embedding_bias": [[0.0] * 513]}, "embedding_bias holds 513 values"),
-        ({"embedding_bias": [[float("nan")]]}, "embedding_bias holds a NaN"),
-        ({"lora_config": [[[1, 0, 8]]]}, "need a lora_task_id"),
-        ({"lora_task_id": [1], "lora_config": [[[1, 0, 8]]]}, "belong together"),
-        (
-            {"lora_task_id": [1], "lora_weights": [[[1.0]]], "lora_config": [[[1, 0, 9]]]},
-            "lora_config names rank 9; this engine was built for 1 to 8",
-        ),
-        (
-            {"lora_task_id": [1], "lora_weights": [[[1.0]]], "lora_config": [[[1, 0, 8]] * 2]},
-            "lora_weights holds 1 modules and lora_config 2",
-        ),
+        ({"stop_words_list": [[[9, 10], [3, -1]]]}, "second row of stop_words_list is [3, -1]"),
+        ({"stop_words_list": [[[9, 10], [-1, 2]]]}, "second row of stop_words_list"),
+        ({"stop_words_list": [[[512], [1]]]}, "stop_words_list holds 512"),
+        ({"bad_words_list": [[[9, 10], [2, -1]]]}, "bad_words_list asks for bad words, which the reference"),
+        ({"num_return_sequences": [2]}, "num_return_sequences asks for several answers"),
+        ({"beam_width": [2]}, "beam_width asks for beam search"),
+        ({"presence_penalty": [0.5]}, "presence_penalty asks for"),
+        ({"frequency_penalty": [float("nan")]}, "frequency_penalty asks for"),
+        ({"return_context_logits": [True]}, "return_context_logits asks for logits"),
+        ({"return_generation_logits": [True]}, "return_generation_logits asks for logits"),
+        ({"embedding_bias": [[0.0, 1.0]]}, "embedding_bias asks for a bias of tokens"),
+        ({"lora_task_id": [0]}, "lora_task_id asks for LoRA adapters"),
+        ({"lora_weights": [[[1.0]]]}, "lora_weights asks for LoRA adapters"),
         ({"input_ids": [[]], "input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [0]}, "prompt is empty"),
         ({"input_lengths": [9]}, "input_lengths is 9, but input_ids holds 4"),
@@ -278,9 +215,6 @@ def test_what_asks_for_nothing_is_accepted(changes: dict[str, Any]) -> None:
         ({"context_phase_params": [[1]]}, "context_phase_params asks for disaggregated serving"),
         ({"return_kv_cache_reuse_stats": [True]}, "return_kv_cache_reuse_stats asks for statistics"),
         ({"runtime_top_p_decay": [0.9]}, "runtime_top_p_decay asks for"),
-        ({"beam_search_diversity_rate": [0.5], "beam_width": [2]}, "beam_search_diversity_rate asks for"),
-        ({"early_stopping": [False], "beam_width": [2]}, "early_stopping=false asks for"),
-        ({"pad_id": [-2]}, "pad_id is -2"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -293,7 +227,6 @@ def test_what_cannot_be_done_is_refused_with_a_sentence(changes: dict[str, Any],
     ("changes", "sentence"),
     [
         ({"streaming": [True]}, "streaming=true needs a decoupled model"),
-        ({"num_return_sequences": [2]}, "wants 2 answers"),
         (
             {"input_ids": [[1], [2]], "input_lengths": [1, 1], "request_output_len": [8, 8]},
             "wants 2 answers",
@@ -340,6 +273,5 @@ def test_whatever_triton_lets_pass_is_read_or_refused(
         return
     for part in found:
         assert 0 < len(part.request.prompt) <= INFO.max_input_len
-        assert part.request.total_tokens <= INFO.max_seq_len
+        assert len(part.request.prompt) + part.request.max_new_tokens <= INFO.max_seq_len
         assert all(0 <= token < INFO.vocab_size for token in part.request.prompt)
-        assert 1 <= part.beams <= part.request.beam_width <= INFO.max_beam_width

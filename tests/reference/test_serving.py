@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from .clients import ask_one, token_inputs
 from .conftest import Greedy
@@ -36,7 +36,7 @@ def infer(world: World, prompt: list[int], count: int, **values: Any) -> Any:
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_tokens_over_grpc_equal_transformers(
-    world: World, prompt: str, tokenizer: TextTokenizer, judge: Oracle
+    world: World, prompt: str, tokenizer: ModelTokenizer, judge: Oracle
 ) -> None:
     tokens = tokenizer.encode(prompt)
     answer = infer(world, tokens, NEW_TOKENS)
@@ -51,7 +51,7 @@ def test_tokens_over_grpc_equal_transformers(
     [*(("ensemble", prompt) for prompt in PROMPTS), ("tensorrt_llm_bls", PROMPTS[0])],
 )
 def test_text_over_http_equals_transformers(
-    world: World, model: str, prompt: str, tokenizer: TextTokenizer, greedy_alone: Greedy
+    world: World, model: str, prompt: str, tokenizer: ModelTokenizer, greedy_alone: Greedy
 ) -> None:
     words = {"bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
     status, answer = world.generate({"text_input": prompt, "max_tokens": 20, **words}, model)
@@ -61,7 +61,7 @@ def test_text_over_http_equals_transformers(
 
 
 def test_eight_requests_at_once_each_get_their_own_answer(
-    world: World, tokenizer: TextTokenizer, judge: Oracle, greedy_alone: Greedy
+    world: World, tokenizer: ModelTokenizer, judge: Oracle, greedy_alone: Greedy
 ) -> None:
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     alone = [greedy_alone(world, prompt, NEW_TOKENS, END) for prompt in prompts]
@@ -80,7 +80,7 @@ def test_eight_requests_at_once_each_get_their_own_answer(
             judge.check_text(answer["text_output"], tokenizer, prompt, known)
 
 
-def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy_alone: Greedy) -> None:
+def test_input_can_be_excluded(world: World, tokenizer: ModelTokenizer, greedy_alone: Greedy) -> None:
     tokens = tokenizer.encode(PROMPTS[0])
     new = greedy_alone(world, tokens, 5, END)
     outputs = infer(world, tokens, 5, exclude_input_in_output=True)
@@ -91,7 +91,7 @@ def test_input_can_be_excluded(world: World, tokenizer: TextTokenizer, greedy_al
 
 
 def test_generation_ends_at_the_end_token(
-    world: World, tokenizer: TextTokenizer, greedy_alone: Greedy
+    world: World, tokenizer: ModelTokenizer, greedy_alone: Greedy
 ) -> None:
     tokens = tokenizer.encode(PROMPTS[0])
     end = greedy_alone(world, tokens, 4, None)[3]

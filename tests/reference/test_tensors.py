@@ -12,7 +12,6 @@ import pytest
 from tests.reference import servers
 from tests.reference.servers import Form, tensors
 from trtllm_hpc.backends.reference import MODELS
-from trtllm_hpc.reference.inputs import KNOWN_INPUTS
 from trtllm_hpc.runtime.model_repository.schema import schema, text_format
 
 _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
@@ -126,13 +125,6 @@ def _is_listed(release: str, name: str, difference: str) -> bool:
     return any(
         is_between(first, release, last) and what == difference and entry in ("*", name)
         for first, last, entry, what in OTHER_RELEASES
-    )
-
-
-def test_names_that_a_slip_is_compared_with_are_those_of_the_models() -> None:
-    models = ("ensemble", "tensorrt_llm", "tensorrt_llm_bls")
-    assert sorted({key[2] for key in tensors() if key[0] in models and key[1] == "input"}) == sorted(
-        KNOWN_INPUTS
     )
 
 

@@ -17,7 +17,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from trtllm_hpc.reference.text import TextTokenizer
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 
 from . import clients
 from .clients import STOP, Answer, Stream, connect, stream, tensors, token_inputs
@@ -49,7 +49,7 @@ def ask(world: World, inputs: Mapping[str, Any]) -> list[Answer]:
 
 
 def are_of_tokens(
-    texts: list[str], answer: list[int], tokenizer: TextTokenizer, *, accumulates: bool
+    texts: list[str], answer: list[int], tokenizer: ModelTokenizer, *, accumulates: bool
 ) -> bool:
     """Whether the texts of a stream are those of an answer's tokens, in order and none left out.
 
@@ -92,7 +92,7 @@ class Visitor:
     """Each method is one visit: it raises an error if the server did not do what it must."""
 
     world: World
-    tokenizer: TextTokenizer
+    tokenizer: ModelTokenizer
 
     # Those that wait for their answer.
 

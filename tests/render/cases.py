@@ -239,7 +239,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "local": (
         {
             "name": "tiny-llama",
-            "engine": {"tensor_parallel": 2, "max_num_tokens": 64, "gather_context_logits": True},
+            "engine": {"tensor_parallel": 2, "max_num_tokens": 64},
             "repository": {"accumulate_tokens": True, "max_queue_size": 3, "bls_instances": 4},
             "serve": {"door": "none"},
         },

@@ -21,7 +21,7 @@ from trtllm_hpc.backends.base import (
 )
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
-from trtllm_hpc.config.job import KV_CACHE_FRACTION, JobFile
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
@@ -31,17 +31,16 @@ from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
 
-_ENGINE_WRITERS = ("build.py", "engine_config.py", "sharding.py", "synthetic.py", "weights.py")
+_ENGINE_WRITERS = ("build.py", "corpus.txt", "engine_config.py", "synthetic.py")
 
 _ENGINE_KEYS = (
     *("tensor_parallel", "dtype", "max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens"),
-    *("max_beam_width", "tokens_per_block", "max_lora_rank"),
-    *("gather_context_logits", "gather_generation_logits"),
+    "tokens_per_block",
 )
 """What the build has an option for, of the same name."""
 
 BLS_INSTANCES = 2
-"""Instances of the BLS model by default. Each is a process that answers any number of requests at once."""
+"""Instances of the BLS model by default: requests that it serves at once."""
 
 
 @cache
@@ -54,14 +53,13 @@ def _builder() -> str:
 
 def _engine_options(engine: Engine) -> tuple[str, ...]:
     """Options for the engine's keys that are set; the build has defaults for the others."""
-    words: list[str] = []
-    for key in _ENGINE_KEYS:
-        value, option = getattr(engine, key), f"--{key.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif value is not None and value is not False:
-            words += [option, str(value)]
-    return tuple(words)
+    values = {key: getattr(engine, key) for key in _ENGINE_KEYS}
+    return tuple(
+        word
+        for key, value in values.items()
+        if value is not None
+        for word in (f"--{key.replace('_', '-')}", str(value))
+    )
 
 
 def model_source(name: str) -> str:
@@ -71,15 +69,14 @@ def model_source(name: str) -> str:
 
 _KEYS = (
     *("backend", "directory", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
-    *("pipeline_parallel", "context_parallel", "max_input_len", "max_seq_len", "max_beam_width"),
-    *("tokens_per_block", "gather_context_logits", "gather_generation_logits", "max_lora_rank"),
+    *("pipeline_parallel", "context_parallel", "max_input_len", "max_seq_len", "tokens_per_block"),
 )
 """Of ``engine``; a rule of its own accepts two of them at 1 only."""
 _REPOSITORY_KEYS = (
     *("decoupled", "preprocessing_instances", "postprocessing_instances", "bls_instances"),
     *("accumulate_tokens", "max_queue_size"),
 )
-_KV_CACHE_KEYS = ("max_tokens", "free_gpu_memory_fraction")
+_KV_CACHE_KEYS = ("max_tokens",)
 
 
 def reference_keys(facts: JobFacts) -> Diagnostics:
@@ -104,6 +101,8 @@ class Reference(TritonBackend):
     """The backend of this package."""
 
     needs_gpus = False
+    why_no_adapters = "the reference backend has no LoRA adapters"
+    why_no_logits = "the reference backend returns no logits"
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS
@@ -160,7 +159,6 @@ class Reference(TritonBackend):
             "accumulate_tokens": str(values.accumulate_tokens).lower(),
             "max_queue_size": str(values.max_queue_size),
             "max_tokens_in_paged_kv_cache": str(job.kv_cache.max_tokens or ""),
-            "kv_cache_free_gpu_mem_fraction": str(job.kv_cache_fraction or KV_CACHE_FRACTION),
         }
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:

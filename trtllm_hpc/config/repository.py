@@ -66,7 +66,7 @@ class Repository(Section):
     """Requests that ``tensorrt_llm_bls`` serves at once; ``None``: ``engine.max_batch_size``, at most 8.
 
     Fewer instances than the engine's batch leave places in it empty, but each is a process with tens of MiB.
-    With the reference backend it is the number of processes that serve any number of requests; ``None``: 2.
+    With the reference backend ``None`` is 2.
     """
     models: list[ModelCopy] = Field(default=[])
     """Copies of ``tensorrt_llm`` for ``serve.mode: orchestrator``."""

@@ -10,7 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.synthetic_models import SHAPES, STAND_IN, shape_of
@@ -18,18 +18,13 @@ from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
 from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
+from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.runtime.records import add_event
 
-DTYPES = ("float32", "float16", "bfloat16")
 STEPS = 5
 _SHAPE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "max_position_embeddings"),
 )
 """Sizes of a model that ``config.json`` has, if the model has them."""
 _NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
@@ -66,8 +61,6 @@ def _write_model(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    from trtllm_hpc.reference import servable, weights  # they import torch, too
-
     transformers_logging.disable_progress_bar()
     if settings.model is None:
         progress(2, "initialising weights")
@@ -77,30 +70,41 @@ def _write_model(
     else:
         progress(2, "loading weights")
         model = _readable(AutoModelForCausalLM, settings.model, dtype=settings.dtype)
-    servable.check(model, settings.tensor_parallel, settings.max_seq_len)
-    progress(3, "writing weights")
-    weights.write(model, engine, settings.tensor_parallel)
     config = model.config.get_text_config()
+    _check(model, config, settings)
+    progress(3, "writing weights")
+    # One file, of which each rank reads its part.
+    model.save_pretrained(engine.model, max_shard_size="1000TB")
     return type(model).__name__, {name: getattr(config, name) for name in _SHAPE if hasattr(config, name)}
+
+
+def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
+    """Refuse a model that cannot be split over the ranks, or that continuous batching would change."""
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        value = getattr(config, name, None)
+        if value is not None and value % settings.tensor_parallel:
+            raise BuildFailed(
+                f"The model's {name} is {value}, which cannot be split over "
+                f"--tensor-parallel {settings.tensor_parallel} ranks."
+            )
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_seq_len > longest:
+        raise BuildFailed(f"--max-seq-len {settings.max_seq_len} exceeds the model's own limit of {longest}.")
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    limits_scores = getattr(config, "attn_logit_softcapping", None) is not None
+    sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    if model.config.is_encoder_decoder or kinds or model._is_stateful or limits_scores or sinks:
+        raise BuildFailed(
+            f"The reference backend cannot serve models of type {config.model_type}: it has plain attention "
+            "over all tokens, and no encoder, state, sinks or softcapping."
+        )
 
 
 def _write_stand_in(
     settings: argparse.Namespace, engine: EngineFolder, _progress: Progress
 ) -> tuple[str, dict[str, Any]]:
-    asked = {
-        "gather_context_logits": settings.gather_context_logits,
-        "gather_generation_logits": settings.gather_generation_logits,
-        "max_lora_rank": settings.max_lora_rank,
-        "max_beam_width": settings.max_beam_width > 1,
-    }
-    if any(asked.values()):
-        names = ", ".join(name for name, is_asked in asked.items() if is_asked)
-        raise BuildFailed(
-            f"The model {STAND_IN} computes nothing, and so has no {names}.",
-            hint="leave them out, or set model.synthetic to tiny-llama",
-        )
-    for rank in range(settings.tensor_parallel):
-        engine.weights(rank).write_bytes(_NO_TENSORS)
+    engine.model.mkdir()
+    engine.weights.write_bytes(_NO_TENSORS)
     return STAND_IN, {name: value for name, value in shape_of(STAND_IN).items() if name in _SHAPE}
 
 
@@ -112,18 +116,17 @@ def _write_tokenizer(settings: argparse.Namespace, engine: EngineFolder, vocab_s
 
     _readable(AutoTokenizer, settings.model).save_pretrained(engine.tokenizer)
     if not (engine.tokenizer / "tokenizer.json").is_file():
-        raise BuildFailed(
-            f"The tokenizer in {settings.model} cannot be written as tokenizer.json, which the server reads."
-        )
+        raise BuildFailed(f"The tokenizer in {settings.model} cannot be written as tokenizer.json.")
 
 
 def _readable(kind: Any, source: Path, **arguments: Any) -> Any:
     """Read a model or tokenizer from a local folder; any exception of transformers becomes one sentence."""
     try:
         return kind.from_pretrained(source, local_files_only=True, **arguments)
-    except Exception as error:  # transformers raises many kinds of errors for a bad folder
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BuildFailed(f"transformers cannot read the model in {source}: {first}") from error
+    except Exception as error:
+        raise BuildFailed(
+            f"transformers cannot read the model in {source}: {first_sentence(error)}"
+        ) from error
 
 
 def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,47 +138,34 @@ def _engine_config(settings: argparse.Namespace, model: Mapping[str, Any]) -> di
             "dtype": settings.dtype,
             **model,
             "mapping": {
-                "world_size": ranks,
-                "tp_size": ranks,
+                **dict.fromkeys(("world_size", "tp_size", "gpus_per_node"), ranks),
                 "pp_size": 1,
                 "cp_size": 1,
-                "gpus_per_node": settings.gpus_per_node,
             },
         },
         "build_config": {
             **{name: getattr(settings, name) for name in BUILD_LIMITS},
-            "lora_config": {"max_lora_rank": settings.max_lora_rank},
-            "plugin_config": {
-                "tokens_per_block": settings.tokens_per_block,
-                # Set for engines that take adapters.
-                "lora_plugin": settings.dtype if settings.max_lora_rank else None,
-            },
+            "max_beam_width": 1,
+            "plugin_config": {"tokens_per_block": settings.tokens_per_block, "lora_plugin": None},
         },
         "trtllm_hpc": {"backend": "reference", "seed": settings.seed},
     }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BuildFailed(f"{message[:1].upper()}{message[1:]}.", hint=f"{self.prog} --help")
+_NUMBERS = {
+    "--tensor-parallel": (None, "ranks"),
+    "--max-batch-size": (None, "requests that run at once"),
+    "--max-input-len": (None, "prompt, in tokens"),
+    "--max-seq-len": (None, "prompt and new tokens together"),
+    "--max-num-tokens": (0, "tokens of a step (default: 8192, or those of a full batch)"),
+    "--tokens-per-block": (64, "size of a block of the KV cache (default 64)"),
+    "--seed": (0, "of a synthetic model's weights (default 0)"),
+}
+"""Options that take a number: the default (``None``: it must be given), and the help."""
 
 
-_NUMBERS = (
-    ("--tensor-parallel", 1, None, "ranks"),
-    ("--max-batch-size", 1, None, "requests that run at once"),
-    ("--max-input-len", 1, None, "prompt, in tokens"),
-    ("--max-seq-len", 1, None, "prompt and new tokens together"),
-    ("--max-num-tokens", 1, 0, "tokens of a step (default: 8192, or those of a full batch)"),
-    ("--max-beam-width", 1, 1, "beams of a request (default 1)"),
-    ("--tokens-per-block", 1, 64, "size of a block of the KV cache (default 64)"),
-    ("--max-lora-rank", 0, 0, "highest rank of an adapter; 0 (the default): no LoRA"),
-    ("--gpus-per-node", 1, 0, "written into config.json (default: all ranks)"),
-)
-"""Options that take a number: the least, the default (``None``: it must be given), and the help."""
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
         prog="python -m trtllm_hpc.reference.build",
         description="Build an engine for the reference backend. Limits are those of trtllm-build.",
     )
@@ -183,48 +173,17 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--model", type=Path, metavar="PATH", help="local folder in transformers' format")
     source.add_argument("--synthetic", choices=(*SHAPES, STAND_IN), help="a small random model")
-    parser.add_argument("--seed", type=int, default=0, help="of a synthetic model's weights (default 0)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    for option, least, default, text in _NUMBERS:
-        required = default is None
+    parser.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    for option, (default, text) in _NUMBERS.items():
         parser.add_argument(
-            option, type=_at_least(least), default=default, required=required, metavar="N", help=text
-        )
-    for kind, what in (("context", "prompt"), ("generation", "answer")):
-        parser.add_argument(
-            f"--gather-{kind}-logits", action="store_true", help=f"allow requests for the logits of a {what}"
+            option, type=int, default=default, required=default is None, metavar="N", help=text
         )
     parser.add_argument("--run", type=Path, metavar="DIR", help="write the progress into this run's events")
-    return parser
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is below {least}")
-        return value
-
-    return number
-
-
-def _settings(argv: Sequence[str] | None) -> argparse.Namespace:
-    settings = _parser().parse_args(argv)
-    if settings.max_input_len >= settings.max_seq_len:
-        raise BuildFailed(
-            f"--max-input-len {settings.max_input_len} leaves no room for new tokens "
-            f"within --max-seq-len {settings.max_seq_len}."
-        )
-    if settings.model is not None:
-        settings.model = settings.model.absolute()
-        if not (settings.model / "config.json").is_file():
-            raise BuildFailed(
-                f"There is no model in {settings.model}: config.json is missing.", hint="check --model"
-            )
-    settings.gpus_per_node = settings.gpus_per_node or settings.tensor_parallel
-    if not settings.max_num_tokens:
-        # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
-        settings.max_num_tokens = min(8192, settings.max_batch_size * settings.max_seq_len)
+    settings = parser.parse_args(argv)
+    # trtllm-build's default of 8192 tokens, or those of a full batch if these are fewer.
+    settings.max_num_tokens = settings.max_num_tokens or min(
+        8192, settings.max_batch_size * settings.max_seq_len
+    )
     return settings
 
 

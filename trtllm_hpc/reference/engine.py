@@ -1,165 +1,257 @@
-"""Loads one rank's engine: weights, KV cache and executor."""
+"""An engine that computes a model with transformers' continuous batching.
+
+The library has the scheduler, the paged KV cache, and the tensor parallelism. What it lacks is here: settings
+of each request that the library has for a whole batch only (seed, stop words), and the end of all ranks when
+one is lost.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
+import queue
+import random
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
+import transformers
+from transformers.distributed import DistributedConfig
+from transformers.generation.continuous_batching.cb_logits_processors import (
+    ContinuousBatchingLogitsProcessorList,
+)
 
-from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.reference import executor
-from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.attention import LayerShape, PagedCache, layer_shapes
-from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
-from trtllm_hpc.reference.executor import Executor
-from trtllm_hpc.reference.fusion import can_compile
-from trtllm_hpc.reference.leader import Chosen, Logits, Results, no_logits
-from trtllm_hpc.reference.lora import Adapters
-from trtllm_hpc.reference.sampling import Sampler, to_host
-from trtllm_hpc.reference.scheduler import Limits, Step
-from trtllm_hpc.reference.weights import load_model
-from trtllm_hpc.reference.world import Channel, World, rank_device
+from trtllm_hpc.errors import RequestFailed, StartFailed
+from trtllm_hpc.reference.engine_config import REBUILD, EngineFolder, EngineInfo
+from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
+from trtllm_hpc.reference.shutdown import first_sentence
+from trtllm_hpc.reference.world import Channel, World
 
 _log = logging.getLogger(__name__)
 
 
-class Engine:
-    """One rank's part of a loaded engine: see ``leader.Engine``."""
+class Chooser(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]
+    """Chooses the next token of each request in a step by the request's own settings.
+
+    The library then takes the likeliest token: the scores of the others are minus infinity. It chooses the
+    same on every rank, and whatever else is in the batch: a draw depends on seed and place alone.
+    """
+
+    def __init__(self, load: Load) -> None:
+        super().__init__(transformers.LogitsProcessorList())
+        self.do_processing = True
+        self.step = load
+        """The limits, what the last step computed, and the number of steps."""
+        self._states: list[Any] = []
+
+    def check_kwargs(self, kwargs: dict[str, Any]) -> None:
+        """Any: it is the request itself."""
+
+    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
+        """Before a step: keep its requests, and set the tokens that end them."""
+        context = [it.query_length for it in requests_in_batch if it.query_length > 1]
+        self.step = replace(
+            self.step,
+            scheduled=len(requests_in_batch),
+            context=len(context),
+            context_tokens=sum(context),
+            generation_requests=len(requests_in_batch) - len(context),
+            iteration=self.step.iteration + 1,
+        )
+        self._states = [it.state for it in requests_in_batch if it.has_new_token]
+        for state in self._states:
+            state._eos_token_ids = self._ends(state)
+        return arg_storage
+
+    def __call__(
+        self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor
+    ) -> torch.Tensor:
+        """Of the scores [requests, vocabulary], leave one of each row."""
+        chosen = torch.full_like(scores, -torch.inf)
+        for row, state in enumerate(self._states):
+            request, logits = state.logit_processor_kwargs["request"], scores[row]
+            token = self._token(request, state, logits)
+            chosen[row, token] = 0
+            if request.return_log_probs:
+                state.logprobs.append(float(logits[token] - logits.logsumexp(0)))
+        return chosen
+
+    @staticmethod
+    def _token(request: GenerationRequest, state: Any, logits: torch.Tensor) -> int:
+        processors = transformers.LogitsProcessorList()
+        place = len(state.initial_tokens) + len(state.generated_tokens) - len(request.prompt)
+        if request.repetition_penalty != 1:
+            processors.append(transformers.RepetitionPenaltyLogitsProcessor(request.repetition_penalty))
+        if place < request.min_new_tokens and request.end_id >= 0:
+            length = len(request.prompt)
+            processors.append(
+                transformers.MinNewTokensLengthLogitsProcessor(length, request.min_new_tokens, request.end_id)
+            )
+        if request.top_k != 1:
+            processors.append(transformers.TemperatureLogitsWarper(request.temperature))
+            if request.top_k:
+                processors.append(transformers.TopKLogitsWarper(request.top_k))
+            if request.top_p < 1:
+                processors.append(transformers.TopPLogitsWarper(request.top_p))
+        if processors:
+            tokens = torch.tensor([state.initial_tokens + state.generated_tokens], device=logits.device)
+            logits = processors(tokens, logits[None])[0]
+        if request.top_k == 1:
+            return int(logits.argmax())
+        seed = random.Random(f"{request.seed} {place}").getrandbits(63)
+        generator = torch.Generator(logits.device).manual_seed(seed)
+        return int(logits.softmax(0).multinomial(1, generator=generator))
+
+    @staticmethod
+    def _ends(state: Any) -> set[int]:
+        """The end token, and the last tokens of the stop words that all but those have been generated of.
+
+        A stop word may begin in the prompt, as in TensorRT-LLM.
+        """
+        request, tokens = state.logit_processor_kwargs["request"], None
+        ends = {request.end_id}
+        for *start, last in request.stop_words:
+            tokens = tokens or [*state.initial_tokens, *state.generated_tokens]
+            if not start or tokens[-len(start) :] == start:
+                ends.add(last)
+        return ends
+
+
+class ModelEngine:
+    """One rank's part: see ``generation.Engine``. Raises StartFailed if it cannot be loaded."""
 
     def __init__(
-        self, info: EngineInfo, executor: Executor, limits: Limits, channel: Channel, *, is_leader: bool
+        self, folder: EngineFolder, info: EngineInfo, world: World, *, max_queue_size: int, max_tokens: int
     ) -> None:
-        self.info, self.limits, self.channel = info, limits, channel
-        self.sizes: Sizes = executor.adapters.sizes if executor.adapters else {}
-        self._executor = executor
-        self._sampler = (
-            Sampler(slots=limits.slots, vocab_size=info.vocab_size, device=executor.device)
-            if is_leader
-            else None
+        self._rank, self._max_queue_size = world.rank, max_queue_size
+        self._channel = Channel(world)
+        if world.size > 1:
+            world.join()
+        began = time.monotonic()
+        model = _load(folder, info.dtype, world)
+        _log.info("rank %d: weights loaded in %.1f s", world.rank, time.monotonic() - began)
+        # The library takes one block more than a sequence fills.
+        size = info.tokens_per_block
+        full = info.max_batch_size * (info.max_seq_len // size + 1)
+        blocks = min(full, max_tokens // size + 1) if max_tokens else full
+        self._manager = model.init_continuous_batching(
+            transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
+            transformers.ContinuousBatchingConfig(
+                block_size=size,
+                num_blocks=blocks,
+                max_batch_tokens=max(info.max_num_tokens, info.max_batch_size),
+                max_requests_per_batch=info.max_batch_size,
+                max_blocks_per_request=0,
+                allow_block_sharing=False,
+                use_async_batching=False,
+                use_cuda_graph=False,
+                safety_margin=0.0,
+                cpu_group_timeout=None,
+            ),
         )
+        self._chooser = Chooser(Load(info.max_batch_size, blocks, size))
+        self._manager.logit_processor = self._chooser
+        self._manager.start()
+        self._loop = self._manager._generation_thread
 
-    @property
-    def is_prepared(self) -> bool:
-        """Whether nothing is left to prepare."""
-        return self._executor.is_prepared
+    def start(self, hear: Hear, die: Die) -> None:
+        """Pass on outputs from a thread of their own; of those that are ready for a request, the last."""
+        self._watch(die)
+        outputs: queue.Queue[Any] = self._manager.output_router.output_queue
 
-    def compute(self, step: Step) -> Results:
-        """Carry out a step and choose the tokens."""
-        assert self._sampler is not None, "only rank 0 chooses tokens"
-        for admission in step.admitted:
-            if admission.request.beam_width == 1:
-                self._sampler.admit(admission.slot, admission.request)
-        outcome = self._executor.run(step)
-        context = {slot: _on_host(logits) for slot, logits in outcome.context_logits.items()}
-        rows = outcome.logits
-        if rows is None:
-            return Results((), no_logits, context, outcome.beams)
-        slots = outcome.slots
-        device_slots = torch.tensor(slots, dtype=torch.long).to(rows.device, non_blocking=True)
-        sampled = to_host(self._sampler.sample(rows, device_slots, slots))
-        chosen = [Chosen(*row) for row in zip(slots, *sampled, strict=True)]
-        return Results(chosen, lambda row: _on_host(rows[row]), context, outcome.beams)
+        def pass_on() -> None:
+            while (output := outputs.get()) is not None:
+                ready = {output.request_id: output}
+                while not outputs.empty() and outputs.queue[0] is not None:
+                    output = outputs.get()
+                    ready[output.request_id] = output
+                for number, it in ready.items():
+                    progress = Progress(it.generated_tokens, it.logprobs, it.is_finished())
+                    failed = None if it.error is None else RequestFailed(f"The request failed: {it.error}")
+                    hear(int(number), failed or progress)
 
-    def take_part(self, step: Step) -> None:
-        """Carry out a step."""
-        self._executor.run(step)
+        self._passing_on = threading.Thread(target=pass_on, name="outputs", daemon=True)
+        self._passing_on.start()
 
-    def release(self, slot: int) -> None:
-        """Forget the request of a slot."""
-        assert self._sampler is not None, "only rank 0 chooses tokens"
-        self._sampler.release(slot)
+    def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        """Queue requests, all or none."""
+        load = self.load()
+        room = (load.blocks_max - 1) * load.tokens_per_block
+        for _, request in requests:
+            total = len(request.prompt) + request.max_new_tokens
+            if total > room:
+                raise RequestFailed(
+                    f"The request may need {total} tokens in the KV cache, which holds {room}."
+                )
+        check_room(load, len(requests), self._max_queue_size)
+        for number, request in requests:
+            self._manager.add_request(
+                list(request.prompt),
+                request_id=str(number),
+                max_new_tokens=request.max_new_tokens,
+                streaming=True,
+                request=request,
+            )
 
-    def close(self) -> None:
-        """Free what must be free before the ranks disconnect."""
-        self._executor.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    def cancel(self, number: int) -> None:
+        """End a request, and free its place."""
+        self._manager.cancel_request(str(number))
 
+    def load(self) -> Load:
+        """What the engine does now."""
+        processor, step = self._manager.batch_processor, self._chooser.step
+        if processor is None:
+            return step
+        waiting = len(processor.scheduler.waiting_requests) + self._manager.input_queue.qsize()
+        running = len(processor.scheduler.active_requests)
+        used = step.blocks_max - processor.cache.get_num_free_blocks()
+        if not running:
+            step = replace(step, scheduled=0, context=0, context_tokens=0, generation_requests=0)
+        return replace(step, active=running + waiting, waiting=waiting, blocks_used=used)
 
-def _on_host(logits: torch.Tensor) -> Logits:
-    array: Logits = logits.float().cpu().numpy()
-    return array
+    def stop(self) -> None:
+        """Finish what is queued, stop the other ranks and return."""
+        self._manager.stop()
+        self._manager.output_router.output_queue.put(None)
+        self._passing_on.join()
+        self._channel.send(b"")
+        self._channel.close()
 
+    def follow(self, die: Die) -> None:
+        """Compute with the leader until it stops."""
+        self._watch(die)
+        self._loop.join()
+        if not self._channel.receive():
+            self._channel.close()
 
-@torch.no_grad()
-def load(folder: EngineFolder, settings: ServeSettings, world: World) -> Engine:
-    """Load this rank's part and prepare it for the first request. Collective.
+    def _watch(self, die: Die) -> None:
+        """Have the rank ended when another is lost, or its own loop has failed: no rank can go on alone."""
+        self._channel.watch(die)
 
-    Raises StartFailed if there is no engine, it is for another number of ranks, or there is no memory for its
-    KV cache.
-    """
-    channel = Channel(world)
-    world.join()
-    info = EngineInfo.read(folder)
-    if "OMP_NUM_THREADS" not in os.environ:
-        # An equal share of the cores: ranks that each start a thread for every core slow each other down.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.size))
-    _log.info("rank %d: Python and the libraries took %.1f s", world.rank, _age_s())
-    started = time.perf_counter()
-    if os.access(folder.folder, os.W_OK):
-        # Triton keeps compiled kernels, named by GPU and its own version, with the engine for the next start.
-        os.environ.setdefault("TRITON_CACHE_DIR", str(folder.kernels))
-    # A second start only finds the kernels, which takes half as long as the weights.
-    kernels = ThreadPoolExecutor(1).submit(can_compile, rank_device())
-    adapters = None
-    if info.max_lora_rank:
-        adapters = Adapters(info.max_lora_rank, slots=info.max_batch_size, rank=world.rank, ranks=world.size)
-    model = load_model(folder, info, world, None if adapters is None else adapters.attach)
-    executor.prepare(model)
-    _log.info("rank %d: weights loaded in %.1f s", world.rank, time.perf_counter() - started)
-    layers = layer_shapes(model)
-    limits = Limits(
-        slots=info.max_batch_size,
-        step_tokens=info.max_num_tokens,
-        blocks=_lowest(_blocks(model, layers, info, settings)),
-        tokens_per_block=info.tokens_per_block,
-    )
-    blocks, size = limits.blocks, limits.tokens_per_block
-    cache = PagedCache(model, layers, blocks=blocks, tokens_per_block=size)
-    runner = Executor(
-        model,
-        cache,
-        slots=limits.slots,
-        blocks_per_sequence=-(-info.max_seq_len // size),
-        adapters=adapters,
-    )
-    runner.warm_up(has_kernels=_lowest(kernels.result()) > 0)
-    _log.info("rank %d: KV cache of %d tokens (%d blocks of %d)", world.rank, blocks * size, blocks, size)
-    return Engine(info, runner, limits, channel, is_leader=world.is_leader)
+        def look() -> None:
+            self._loop.join()
+            status = self._manager.background_thread_status
+            if status.tp_status != status.FLUSH_AND_STOP:
+                error = status.fatal_error or RuntimeError("a collective failed")
+                die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
+
+        threading.Thread(target=look, name="loop", daemon=True).start()
 
 
-def _age_s() -> float:
-    """Seconds since the start of this process: proc(5), field 22 of stat."""
-    began = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
-    up = float(Path("/proc/uptime").read_text(encoding="utf-8").split()[0])
-    return up - began / os.sysconf("SC_CLK_TCK")
-
-
-def _blocks(model: Any, layers: list[LayerShape], info: EngineInfo, settings: ServeSettings) -> int:
-    """Number of KV-cache blocks on this rank: as the settings allow, at most what a full batch can use."""
-    tokens, size = info.most_tokens(settings), info.tokens_per_block
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        values = sum(layer.heads * (layer.key_size + layer.value_size) for layer in layers)
-        room = free * settings.kv_cache_free_gpu_mem_fraction / (values * model.dtype.itemsize)
-        tokens = min(tokens, int(room))
-    if tokens < size:
-        raise StartFailed(
-            f"The KV cache would hold {tokens} tokens, which is less than one block of {size}.",
-            hint="raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction",
+def _load(folder: EngineFolder, dtype: str, world: World) -> Any:
+    """The model, of which each rank has a part; raises StartFailed if its files cannot be read."""
+    transformers.utils.logging.disable_progress_bar()
+    split = {"distributed_config": DistributedConfig(tp_plan="auto")} if world.size > 1 else {}
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder.model,
+            local_files_only=True,
+            dtype=getattr(torch, dtype),
+            attn_implementation="paged|sdpa",
+            **split,
         )
-    return tokens // size
-
-
-def _lowest(number: int) -> int:
-    """The smallest number of all ranks. Collective."""
-    value = torch.tensor([number], dtype=torch.int64)
-    if dist.is_initialized():
-        dist.all_reduce(value, op=dist.ReduceOp.MIN)
-    return int(value.item())
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
+    except Exception as error:
+        raise StartFailed(f"{folder.model} cannot be read: {first_sentence(error)}", hint=REBUILD) from error

@@ -12,69 +12,48 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trtllm_hpc.reference.generation import Load
+from trtllm_hpc.reference.generation import Engine, Load
 
-if TYPE_CHECKING:
-    from trtllm_hpc.reference.engine_process import EngineProcess
+PERIOD_S = 0.1
+"""Time between two updates of the gauges."""
 
-LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
-"""Upper bounds of the histograms' buckets, in tokens."""
+REQUESTS = "nv_trt_llm_request_metrics"
+MEMORY = "nv_trt_llm_runtime_memory_metrics"
+KV_CACHE = "nv_trt_llm_kv_cache_block_metrics"
+BATCHER = "nv_trt_llm_inflight_batcher_metrics"
+GENERAL = "nv_trt_llm_general_metrics"
+LENGTHS = ("nv_llm_input_token_len", "nv_llm_output_token_len")
+LABELS = {
+    REQUESTS: "request_type",
+    MEMORY: "memory_type",
+    KV_CACHE: "kv_cache_block_type",
+    BATCHER: "inflight_batcher_specific_metric",
+    GENERAL: "general_type",
+    **dict.fromkeys(LENGTHS, "response_metric_type"),
+}
+"""The label in which the metrics of a family differ."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Family:
-    """A group of metrics that differ in one label."""
-
-    name: str
-    label: str
-    help: str
-
-
-REQUESTS = Family("nv_trt_llm_request_metrics", "request_type", "Requests in the engine.")
-MEMORY = Family("nv_trt_llm_runtime_memory_metrics", "memory_type", "Bytes of the model and its engine.")
-KV_CACHE = Family("nv_trt_llm_kv_cache_block_metrics", "kv_cache_block_type", "Blocks of the KV cache.")
-BATCHER = Family(
-    "nv_trt_llm_inflight_batcher_metrics", "inflight_batcher_specific_metric", "What the last step computed."
-)
-GENERAL = Family("nv_trt_llm_general_metrics", "general_type", "Steps, and microseconds since 1970.")
-OUTPUT_LENGTH = Family("nv_llm_output_token_len", "response_metric_type", "Tokens of each finished answer.")
-INPUT_LENGTH = Family("nv_llm_input_token_len", "response_metric_type", "Tokens of each finished prompt.")
-
-Gauges = Mapping[Family, Mapping[str, float]]
-
-
-def gauges(load: Load, memory: Mapping[str, int], now: float) -> Gauges:
+def gauges(load: Load, memory: Mapping[str, int], now: float) -> dict[str, Mapping[str, float]]:
     """Values by family and label, at ``now``, in seconds since 1970; ``memory`` is in bytes, by kind."""
+    used, most = load.blocks_used, load.blocks_max
+    requests = ("active", "scheduled", "context", "waiting")
     return {
-        REQUESTS: {
-            "active": load.active,
-            "max": load.max_requests,
-            "scheduled": load.scheduled,
-            "context": load.context,
-            "waiting": load.waiting,
-        },
+        REQUESTS: {"max": load.max_requests, **{name: getattr(load, name) for name in requests}},
         MEMORY: memory,
         KV_CACHE: {
-            "max": load.blocks_max,
-            "free": load.blocks_max - load.blocks_used,
-            "used": load.blocks_used,
-            "tokens_per": load.tokens_per_block,
-            # No block is ever shared between requests.
-            "reused": 0,
-            "fraction": load.blocks_used / load.blocks_max if load.blocks_max else 0,
+            **{"max": most, "free": most - used, "used": used, "reused": 0},
+            **{"tokens_per": load.tokens_per_block, "fraction": used / most if most else 0},
         },
         BATCHER: {
             "total_context_tokens": load.context_tokens,
             "generation_requests": load.generation_requests,
-            # There is one batch at a time, and no request is ever paused for another.
-            "micro_batch_id": 0,
-            "paused_requests": 0,
+            **dict.fromkeys(("micro_batch_id", "paused_requests"), 0),
         },
         GENERAL: {"timestamp": int(now * 1e6), "iteration_counter": load.iteration},
     }
@@ -91,34 +70,28 @@ def memory_used() -> dict[str, int]:
 class Metrics:
     """Keeps Triton's copy of the metrics up to date, from a thread of its own.
 
-    Each update is a message to another process. So only changes are sent, and never from the engine's thread.
-    Name and version of the model are labels of every metric.
+    Each update is a message to another process, so only changes are sent. Name and version of the model are
+    labels of every metric.
     """
 
-    def __init__(
-        self, engine: EngineProcess, triton: Any, *, model: str, version: str, period_s: float
-    ) -> None:
+    def __init__(self, engine: Engine, triton: Any, *, model: str, version: str) -> None:
         self._engine = engine
         self._triton = triton
         self._labels = {"model": model, "version": version}
-        self._period_s = period_s
         self._closing = threading.Event()
         self._using = threading.Lock()
-        self._families: dict[Family, Any] = {}
-        buckets = list(LENGTH_BUCKETS)
-        self._input = self._metric(INPUT_LENGTH, "total_input_tokens", buckets=buckets)
-        self._output = self._metric(OUTPUT_LENGTH, "total_output_tokens", buckets=buckets)
-        self._metrics: dict[tuple[Family, str], Any] = {}
-        self._sent: dict[tuple[Family, str], float] = {}
+        self._families: dict[str, Any] = {}
+        self._lengths = [
+            self._metric(family, f"total_{kind}_tokens", buckets=[10.0, 50.0, 100.0, 500.0, 1000.0])
+            for family, kind in zip(LENGTHS, ("input", "output"), strict=True)
+        ]
+        self._metrics: dict[tuple[str, str], Any] = {}
+        self._sent: dict[tuple[str, str], float] = {}
         self._update()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Start the updates.
-
-        Not while Triton still initialises the model: its stub has crashed when another thread sent messages
-        to Triton then. Nothing changes before the first request.
-        """
+        """Start the updates; not while Triton initialises the model, when its stub crashes of them."""
         if not self._thread.is_alive():
             self._thread.start()
 
@@ -126,51 +99,42 @@ class Metrics:
         """Count a finished sequence by its tokens, at once."""
         # The stub of Triton 2.51 crashes when two threads use its metrics at the same time.
         with self._using:
-            self._input.observe(prompt)
-            self._output.observe(answer)
+            for metric, length in zip(self._lengths, (prompt, answer), strict=True):
+                metric.observe(length)
 
     def close(self) -> None:
-        """End the thread and delete Triton's objects.
-
-        Each sends a message to Triton when it is deleted; one that is left to
-        the end of the process finds no channel any more, and the stub crashes.
-        """
+        """End the thread and delete Triton's objects: later they find no channel, and the stub crashes."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        del self._input, self._output
+        self._lengths.clear()
         self._metrics.clear()
         self._families.clear()
 
     def _run(self) -> None:
-        while not self._closing.wait(self._period_s):
+        while not self._closing.wait(PERIOD_S):
             try:
                 self._update()
             except Exception:  # noqa: BLE001 - after any error serving must go on
                 _log.exception("the metrics could not be updated")
 
     def _update(self) -> None:
-        engine = self._engine.memory
-        # Of the model's process and the engine's together.
-        memory = {kind: size + engine[kind] for kind, size in memory_used().items()}
-        for family, values in gauges(self._engine.load(), memory, time.time()).items():
+        for family, values in gauges(self._engine.load(), memory_used(), time.time()).items():
             for label, value in values.items():
                 key = family, label
                 if self._sent.get(key) == value:
                     continue
-                if key not in self._metrics:
-                    self._metrics[key] = self._metric(family, label)
                 with self._using:
+                    if key not in self._metrics:
+                        self._metrics[key] = self._metric(family, label)
                     self._metrics[key].set(value)
                 self._sent[key] = value
 
-    def _metric(self, family: Family, label: str, **histogram: Any) -> Any:
+    def _metric(self, family: str, label: str, **histogram: Any) -> Any:
         """A metric of a family: a histogram if buckets are given."""
         kinds = self._triton.MetricFamily
         if family not in self._families:
-            self._families[family] = kinds(
-                name=family.name,
-                description=family.help,
-                kind=kinds.HISTOGRAM if histogram else kinds.GAUGE,
-            )
-        return self._families[family].Metric(labels={**self._labels, family.label: label}, **histogram)
+            kind = kinds.HISTOGRAM if histogram else kinds.GAUGE
+            self._families[family] = kinds(name=family, description="As TensorRT-LLM's.", kind=kind)
+        labels = {**self._labels, LABELS[family]: label}
+        return self._families[family].Metric(labels=labels, **histogram)

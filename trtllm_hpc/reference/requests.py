@@ -3,66 +3,92 @@
 Names, types, defaults and meanings of the tensors are those of NVIDIA's TensorRT-LLM 0.16 and its backend for
 Triton (``inflight_batcher_llm/src/utils.cc`` of tensorrtllm_backend v0.16.0,
 ``cpp/tensorrt_llm/executor/samplingConfig.cpp`` and ``layers/defaultDecodingParams.h`` of TensorRT-LLM). What
-this backend cannot do is refused by name, never ignored.
+this backend cannot do is refused by name, never ignored. Triton has checked types and shapes by
+``config.pbtxt``, and that every input has a row for each prompt.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from difflib import get_close_matches
+from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, GenerationRequest, LoraRequest, Sampling, Words
-from trtllm_hpc.reference.inputs import (
-    KNOWN_INPUTS,
-    Array,
-    Inputs,
-    Row,
-    named,
-    refuse_unsupported,
-    rows,
-    shown,
-)
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Words
 
-HARMLESS_PARAMETERS = frozenset({"Streaming"})
-"""Request parameters that TensorRT-LLM's own client sends besides the tensor of the same meaning."""
+Array = np.ndarray[Any, Any]
+Inputs = Mapping[str, Array]
+_Number = TypeVar("_Number", int, float)
 
-_SLIP = 0.8
-"""How alike two names are when one is taken for a slip of the other: above the ratio of "id" and "end_id"."""
+TEXT_NAMES = {
+    "top_k": "runtime_top_k",
+    "top_p": "runtime_top_p",
+    "length_penalty": "len_penalty",
+    "stream": "streaming",
+    "max_tokens": "request_output_len",
+}
+"""Inputs of the models that take text, by name, to the same of ``tensorrt_llm`` that have another name."""
 
+_ENCODER = "models with an encoder"
+_DRAFT = "speculative decoding"
+_IMAGES = "images and videos"
+_LORA = "LoRA adapters"
+_BIAS = "a bias of tokens"
+
+_TENSORS = {
+    "encoder_input_features": _ENCODER,
+    "draft_input_ids": _DRAFT,
+    "draft_logits": _DRAFT,
+    "prompt_embedding_table": "prompt tuning",
+    "lora_weights": _LORA,
+    "lora_config": _LORA,
+    "lora_task_id": _LORA,
+}
+"""Refused inputs of ``tensorrt_llm`` in which zero is a value."""
+_TOKEN_INPUTS = {
+    "encoder_output_lengths": (0, _ENCODER),
+    "cross_attention_mask": (0, _ENCODER),
+    "skip_cross_attn_blocks": (0, _ENCODER),
+    "context_phase_params": (0, "disaggregated serving"),
+    "return_kv_cache_reuse_stats": (0, "statistics of a reused KV cache"),
+    "return_context_logits": (0, "logits"),
+    "return_generation_logits": (0, "logits"),
+    "embedding_bias": (0, _BIAS),
+    "presence_penalty": (0, "a penalty for presence"),
+    "frequency_penalty": (0, "a penalty for frequency"),
+    "runtime_top_p_decay": (1, "a top p that changes during a request"),
+    "beam_width": (1, "beam search"),
+    "num_return_sequences": (1, "several answers to a prompt"),
+}
+"""Others with the value that asks for nothing. What only qualifies one of them asks for nothing either."""
+_TEXT_INPUTS = {
+    "decoder_text_input": ("DECODER_QUERY", _ENCODER),
+    "image_input": ("", _IMAGES),
+    "image_bytes_input": ("IMAGE_BYTES", _IMAGES),
+    "image_url_input": ("IMAGE_URL", _IMAGES),
+    "video_bytes_input": ("VIDEO_BYTES", _IMAGES),
+    "num_draft_tokens": ("", _DRAFT),
+    "bad_words": ("BAD_WORDS_DICT", "bad words"),
+    "embedding_bias_words": ("EMBEDDING_BIAS_WORDS", _BIAS),
+}
+"""Those of the models that take text: the name in ``preprocessing``, if any, and what they ask for."""
 _REQUEST_TYPE = "triton_trtllm_request_type"
-
-MOST_SEQUENCES = 1024
-"""Most sequences of one prompt: without a limit they would fill the memory before generation starts."""
-
-MOST_WORDS = 2048
-LONGEST_WORD = 64
-"""Limits of a request's bad and stop words: every slot reserves room for the most and longest."""
-
-MOST_LENGTH_PENALTY = 32.0
-"""Any length to this power is finite; above it, transformers' beam search fails."""
-
 _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True)
 class Part:
-    """One answer to a Triton request: for one row of its batch and one of its return sequences."""
+    """One answer to a Triton request: for one row of its batch."""
 
     request: GenerationRequest
     batch_index: int | None = None
     """Index of its prompt in the request; ``None`` for the only one, since upstream does not send it then."""
-    sequence_index: int | None = None
-    """Its index among the sequences of its prompt; ``None`` for the only one."""
-    beams: int = 1
-    """Number of beams to return; it may be lower than the beam width."""
 
 
 def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, ...]:
@@ -70,14 +96,17 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 
     Raises RequestFailed if it exceeds the engine's limits, or this backend does not support it.
     """
-    stop = inputs.get("stop")
+    stop, prompts = inputs.get("stop"), inputs.get("input_ids")
     if stop is not None and stop.any():
         return ()
-    batch = rows(inputs)
+    if prompts is None:
+        raise RequestFailed("input_ids is missing: it must hold the tokens of the prompt.")
     parts = tuple(
-        part
-        for index, row in enumerate(batch)
-        for part in _sequences(row, _request(row, info), index if len(batch) > 1 else None)
+        Part(
+            _request(_Row({name: array[index] for name, array in inputs.items()}), info),
+            index if len(prompts) > 1 else None,
+        )
+        for index in range(len(prompts))
     )
     if not decoupled and len(parts) > 1:
         raise RequestFailed(
@@ -92,140 +121,132 @@ def parse(inputs: Inputs, info: EngineInfo, *, decoupled: bool) -> tuple[Part, .
 
 
 def check_parameters(request: Any) -> None:
-    """Read the parameters of a Triton request in the Python backend, and refuse those that cannot be meant.
+    """Refuse a Triton request whose parameters ask for disaggregated serving; ignore others, as upstream.
 
-    Raises RequestFailed if a name or a text is not valid UTF-8; or see ``refuse_parameters``.
+    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model.
     """
     try:
-        parameters = json.loads(request.parameters() or "{}")
+        kind = json.loads(request.parameters() or "{}").get(_REQUEST_TYPE, "context_and_generation")
     except ValueError as error:
-        # A parameter is a JSON key that is not an input; Triton's own parser lets such bytes pass.
+        # Triton's own parser lets such bytes pass.
         raise RequestFailed(f"A request parameter is not valid UTF-8: {error}.") from error
-    refuse_parameters(parameters)
+    if kind != "context_and_generation":
+        raise _refusal(f"{_REQUEST_TYPE}={kind}", "disaggregated serving")
 
 
-def refuse_parameters(parameters: Mapping[str, object]) -> None:
-    """Refuse request parameters that were meant as inputs; any other is ignored, as upstream does.
+def refuse_unsupported_text(arrays: Mapping[str, Array]) -> None:
+    """Refuse what the inputs of a model that takes text ask for in vain, by its own names or preprocessing's.
 
-    Triton's generate endpoint makes a parameter of each JSON key that is not an input of the model. Raises
-    RequestFailed if one has the name of an input, or almost, or asks for disaggregated serving.
+    Empty texts and zeros ask for nothing. Raises RequestFailed with the input's name.
     """
-    for name in sorted(set(parameters) - HARMLESS_PARAMETERS):
-        near = get_close_matches(name, KNOWN_INPUTS, n=1, cutoff=_SLIP)
-        if near:
-            meant = f"Did you mean {near[0]}?" if near[0] != name else "Leave it out."
-            raise RequestFailed(f"{name} is not an input of this model and would change nothing. {meant}")
-    request_type = parameters.get(_REQUEST_TYPE, "context_and_generation")
-    if request_type != "context_and_generation":
+    for name, (inner, what) in _TEXT_INPUTS.items():
+        if any(arrays[it].any() for it in (name, inner) if it in arrays):
+            raise _refusal(f"{name} ({inner})" if inner else name, what)
+
+
+class _Row:
+    """The inputs of one prompt of a request."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        self._arrays = arrays
+
+    def array(self, name: str) -> Array | None:
+        """A tensor without its batch dimension; ``None`` if it was not sent or is empty."""
+        array = self._arrays.get(name)
+        return None if array is None or array.size == 0 else array
+
+    def integer(self, name: str, default: int = 0, *, least: int = -(2**63), most: int = 2**64) -> int:
+        """An integer input, or a boolean one. Raises RequestFailed if it is not within bounds."""
+        array = self.array(name)
+        return _within(name, default if array is None else int(array.item()), least, most)
+
+    def number(self, name: str, default: float, *, least: float = 0.0, most: float = math.inf) -> float:
+        """A finite number. Raises RequestFailed if it is not, or not within bounds."""
+        array = self.array(name)
+        value = default if array is None else float(array.item())
+        if not math.isfinite(value):
+            raise RequestFailed(f"{name} is {value}; it must be a finite number.")
+        return _within(name, value, least, most)
+
+
+def _within(name: str, value: _Number, least: float, most: float) -> _Number:
+    if not least <= value <= most:
+        # A value as the client wrote it: 0.7 as a 32-bit float is 0.699999988.
+        shown = value if isinstance(value, int) else f"{value:.6g}"
+        bounds = f"at least {least:g}" if most >= 2**64 else f"{least:g} to {most}"
+        raise RequestFailed(f"{name} is {shown}; it must be {bounds}.")
+    return value
+
+
+def _refusal(name: str, what: str) -> RequestFailed:
+    return RequestFailed(f"{name} asks for {what}, which the reference backend does not have. Leave it out.")
+
+
+def _refuse_unsupported(row: _Row) -> None:
+    for name, what in _TENSORS.items():
+        if row.array(name) is not None:
+            raise _refusal(name, what)
+    for name, (nothing, what) in _TOKEN_INPUTS.items():
+        array = row.array(name)
+        if array is not None and (array != nothing).any():
+            raise _refusal(name, what)
+    # Upstream's preprocessing always makes one token, which a model without an encoder does not read.
+    decoder, bad_words = row.array("decoder_input_ids"), row.array("bad_words_list")
+    if decoder is not None and decoder.size > 1:
+        raise _refusal("decoder_input_ids", _ENCODER)
+    # The second row holds the ends of the words, and then -1.
+    if bad_words is not None and (bad_words[1] > 0).any():
+        raise _refusal("bad_words_list", "bad words")
+
+
+def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
+    _refuse_unsupported(row)
+    if row.array("request_output_len") is None:
+        raise RequestFailed("request_output_len (max_tokens) is missing.")
+    array, new = row.array("input_ids"), row.integer("request_output_len", least=1)
+    prompt = [] if array is None else array.tolist()
+    length = row.integer("input_lengths", len(prompt))
+    total = length + new
+    if not 0 <= length <= len(prompt):
+        raise RequestFailed(f"input_lengths is {length}, but input_ids holds {len(prompt)} tokens.")
+    if length == 0:
+        raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
+    if length > info.max_input_len:
         raise RequestFailed(
-            f"{_REQUEST_TYPE}={request_type} asks for disaggregated serving, which the reference backend "
-            "does not have. Leave it out."
+            f"The prompt has {length} tokens; this engine was built for max_input_len {info.max_input_len}."
         )
-
-
-def queue_is_full(waiting: int, max_queue_size: int) -> str:
-    """Why a request is refused now, with the words by which upstream's clients know it.
-
-    They look for "Maximum queue size of" (TensorRT-LLM's executor) and for "Exceeds maximum queue size"
-    (Triton), see ``test_max_queue_size.py`` of NVIDIA's tensorrtllm_backend v0.16.0.
-    """
-    return (
-        f"Exceeds maximum queue size: {waiting} requests wait. "
-        f"Maximum queue size of {max_queue_size} has been reached; try again later."
-    )
-
-
-def _sequences(row: Row, request: GenerationRequest, index: int | None) -> list[Part]:
-    """The parts of the answer to one prompt.
-
-    Sampled sequences differ by their seed: each adds its index (``LlmRequest::createChildRequest`` in
-    TensorRT-LLM's llmRequest.cpp). A beam search returns its best beams in one part.
-    """
-    width = request.beam_width
-    if width > 1:
-        return [Part(request, index, beams=row.integer("num_return_sequences", width, least=1, most=width))]
-    count = row.integer("num_return_sequences", 1, least=1, most=MOST_SEQUENCES)
-    seed = request.sampling.seed
-    return [
-        Part(
-            replace(request, sampling=replace(request.sampling, seed=(seed + sequence) % _SEEDS)),
-            index,
-            sequence if count > 1 else None,
+    if total > info.max_seq_len:
+        raise RequestFailed(
+            f"The prompt's {length} tokens and the {new} asked for make {total}; "
+            f"this engine was built for max_seq_len {info.max_seq_len}."
         )
-        for sequence in range(count)
-    ]
-
-
-def _request(row: Row, info: EngineInfo) -> GenerationRequest:
-    refuse_unsupported(row, beam_width=row.integer("beam_width", 1))
-    if "request_output_len" not in row:
-        # Triton only compares the number of inputs with that of the required ones.
-        raise RequestFailed(f"{named('request_output_len')} is missing: the most tokens to generate.")
-    last = info.vocab_size - 1
-    request = GenerationRequest(
-        prompt=_prompt(row),
-        max_new_tokens=row.integer("request_output_len", least=1),
-        end_id=row.integer("end_id", NO_END, least=NO_END, most=last),
-        pad_id=max(row.integer("pad_id", NO_END, least=NO_END, most=last), 0),
-        sampling=_sampling(row),
-        stop_words=_words(row, "stop_words_list", info),
-        bad_words=_words(row, "bad_words_list", info),
-        embedding_bias=_embedding_bias(row, info),
-        beam_width=row.integer("beam_width", 1),
-        length_penalty=row.number("len_penalty", 0.0, least=0, most=MOST_LENGTH_PENALTY),
-        return_log_probs=row.flag("return_log_probs"),
-        return_context_logits=row.flag("return_context_logits"),
-        return_generation_logits=row.flag("return_generation_logits"),
-        exclude_input=row.flag("exclude_input_in_output"),
-        streaming=row.flag("streaming"),
-        lora=_lora(row, info),
-    )
-    _check_lengths(request, info)
-    _check_vocabulary("input_ids", request.prompt, info)
-    _check_beams(request, info)
-    _check_logits(request, info)
-    return request
-
-
-def _prompt(row: Row) -> tuple[int, ...]:
-    array = row.array("input_ids")
-    tokens = [] if array is None else array.tolist()
-    length = row.integer("input_lengths", len(tokens))
-    if not 0 <= length <= len(tokens):
-        raise RequestFailed(f"input_lengths is {length}, but input_ids holds {len(tokens)} tokens.")
-    return tuple(tokens[:length])
-
-
-def _sampling(row: Row) -> Sampling:
-    """Read the sampling settings.
-
-    Without ``runtime_top_k`` and ``runtime_top_p``, or with zeros, decoding is
-    greedy; if only one is set, the other sets no limit. A temperature of 0 is
-    greedy, too: TensorRT-LLM divides the logits by it plus 1e-6.
-    """
-    top_k = row.integer("runtime_top_k", least=0)
-    top_p = row.number("runtime_top_p", 0.0, least=0, most=1)
-    temperature = row.number("temperature", 1.0, least=0)
-    repetition = row.number("repetition_penalty", 1.0)
-    if repetition <= 0:
-        raise RequestFailed(f"repetition_penalty is {shown(repetition)}; it must be above 0.")
-    if temperature == 0 or (top_k == 0 and top_p == 0):
-        top_k = 1
-    return Sampling(
+    _check_vocabulary("input_ids", prompt[:length], info)
+    # Without both, or with zeros, decoding is greedy; if only one is set, the other sets no limit. It is
+    # greedy at a temperature of 0, too: TensorRT-LLM divides the logits by it plus 1e-6.
+    top_k, top_p = row.integer("runtime_top_k", least=0), row.number("runtime_top_p", 0.0, most=1)
+    temperature, repetition = row.number("temperature", 1.0), row.number("repetition_penalty", 1.0)
+    if repetition == 0:
+        raise RequestFailed("repetition_penalty is 0; it must be above 0.")
+    return GenerationRequest(
+        prompt=tuple(prompt[:length]),
+        max_new_tokens=new,
+        end_id=row.integer("end_id", NO_END, least=NO_END, most=info.vocab_size - 1),
         temperature=temperature or 1.0,
-        top_k=top_k,
+        top_k=1 if temperature == 0 or (top_k == 0 and top_p == 0) else top_k,
         top_p=top_p or 1.0,
         repetition_penalty=repetition,
-        presence_penalty=row.number("presence_penalty", 0.0),
-        frequency_penalty=row.number("frequency_penalty", 0.0),
         min_new_tokens=row.integer("min_length", least=0),
         seed=row.integer("random_seed") % _SEEDS,
+        stop_words=_stop_words(row, info),
+        return_log_probs=bool(row.integer("return_log_probs")),
+        exclude_input=bool(row.integer("exclude_input_in_output")),
+        streaming=bool(row.integer("streaming")),
     )
 
 
-def _words(row: Row, name: str, info: EngineInfo) -> Words:
+def _stop_words(row: _Row, info: EngineInfo) -> Words:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
-    array = row.array(name)
+    array = row.array("stop_words_list")
     if array is None:
         return ()
     tokens, ends = array.tolist()
@@ -233,75 +254,12 @@ def _words(row: Row, name: str, info: EngineInfo) -> Words:
     bounds = list(pairwise([0, *ends[:count]]))
     if set(ends[count:]) - {-1} or any(not start < end <= len(tokens) for start, end in bounds):
         raise RequestFailed(
-            f"The second row of {name} is {ends}; it must hold the ends of the words within "
+            f"The second row of stop_words_list is {ends}; it must hold the ends of the words within "
             "the first row, each above the one before, and then -1."
         )
     words = tuple(tuple(tokens[start:end]) for start, end in bounds)
-    if len(words) > MOST_WORDS:
-        raise RequestFailed(f"{name} holds {len(words)} words; it may hold {MOST_WORDS} at most.")
-    longest = max(map(len, words), default=0)
-    if longest > LONGEST_WORD:
-        raise RequestFailed(f"{name} holds a word of {longest} tokens; it may have {LONGEST_WORD} at most.")
-    _check_vocabulary(name, chain.from_iterable(words), info)
+    _check_vocabulary("stop_words_list", chain.from_iterable(words), info)
     return words
-
-
-def _embedding_bias(row: Row, info: EngineInfo) -> Array | None:
-    """The bias of each token; a tokenizer may have fewer tokens than the model."""
-    bias = row.array("embedding_bias")
-    if bias is None:
-        return None
-    if len(bias) > info.vocab_size:
-        raise RequestFailed(
-            f"embedding_bias holds {len(bias)} values; this engine's vocabulary has {info.vocab_size} tokens."
-        )
-    # Minus infinity forbids a token; the other two would make every probability NaN.
-    if np.isnan(bias).any() or np.isposinf(bias).any():
-        raise RequestFailed("embedding_bias holds a NaN or an infinite value.")
-    whole = np.zeros(info.vocab_size, dtype=np.float32)
-    whole[: len(bias)] = bias
-    return whole
-
-
-def _lora(row: Row, info: EngineInfo) -> LoraRequest | None:
-    weights, config = row.array("lora_weights"), row.array("lora_config")
-    if row.array("lora_task_id") is None:
-        if weights is None and config is None:
-            return None
-        raise RequestFailed("lora_weights and lora_config need a lora_task_id, the adapter's number.")
-    if info.max_lora_rank == 0:
-        raise RequestFailed(
-            "This engine was built without LoRA: leave lora_task_id out, or build it with "
-            "engine.max_lora_rank."
-        )
-    if (weights is None) != (config is None):
-        raise RequestFailed("lora_weights and lora_config belong together: send both, or only lora_task_id.")
-    if weights is not None and config is not None:
-        if len(weights) != len(config):
-            raise RequestFailed(
-                f"lora_weights holds {len(weights)} modules and lora_config {len(config)}; they must agree."
-            )
-        wrong = [rank for rank in config[:, 2].tolist() if not 1 <= rank <= info.max_lora_rank]
-        if wrong:
-            raise RequestFailed(
-                f"lora_config names rank {wrong[0]}; this engine was built for 1 to {info.max_lora_rank}."
-            )
-    return LoraRequest(row.integer("lora_task_id"), weights, config)
-
-
-def _check_lengths(request: GenerationRequest, info: EngineInfo) -> None:
-    prompt, new = len(request.prompt), request.max_new_tokens
-    if prompt == 0:
-        raise RequestFailed("The prompt is empty: input_ids must hold at least one token.")
-    if prompt > info.max_input_len:
-        raise RequestFailed(
-            f"The prompt has {prompt} tokens; this engine was built for max_input_len {info.max_input_len}."
-        )
-    if request.total_tokens > info.max_seq_len:
-        raise RequestFailed(
-            f"The prompt's {prompt} tokens and the {new} asked for make {request.total_tokens}; "
-            f"this engine was built for max_seq_len {info.max_seq_len}."
-        )
 
 
 def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> None:
@@ -310,34 +268,3 @@ def _check_vocabulary(name: str, tokens: Iterable[int], info: EngineInfo) -> Non
         raise RequestFailed(
             f"{name} holds {outside}; this engine's vocabulary is 0 to {info.vocab_size - 1}."
         )
-
-
-def _check_beams(request: GenerationRequest, info: EngineInfo) -> None:
-    """Refuse what a beam search cannot do. It draws nothing: TensorRT-LLM ignores top k and top p there."""
-    width, sampling = request.beam_width, request.sampling
-    if not 1 <= width <= info.max_beam_width:
-        raise RequestFailed(
-            f"beam_width is {width}; this engine was built for 1 to max_beam_width {info.max_beam_width}."
-        )
-    for what, is_asked in (
-        ("streaming=true", request.streaming),
-        (f"{named('runtime_top_k')} and {named('runtime_top_p')}", not sampling.is_greedy),
-        (f"temperature={shown(sampling.temperature)}", sampling.temperature != 1),
-    ):
-        if width > 1 and is_asked:
-            raise RequestFailed(
-                f"{what} cannot be had with beam_width={width}: a beam search draws nothing, "
-                "and knows its beams at the end. Leave one of them out."
-            )
-
-
-def _check_logits(request: GenerationRequest, info: EngineInfo) -> None:
-    for kind, wanted, built in (
-        ("context", request.return_context_logits, info.gather_context_logits),
-        ("generation", request.return_generation_logits, info.gather_generation_logits),
-    ):
-        if wanted and not built:
-            raise RequestFailed(
-                f"return_{kind}_logits needs an engine that was built with gather_{kind}_logits. "
-                "Leave it out, or build the engine anew."
-            )

@@ -85,13 +85,13 @@ class Shutdown:
 def stop_server_when_started() -> None:
     """End the Triton server with exit code 0, from a thread, after the model's ``initialize`` has returned.
 
-    SIGTERM would kill a server that is still loading its models; only
-    afterwards does it handle the signal and end in order.
+    SIGTERM would kill a server that is still loading its models; only afterwards does it handle the signal
+    and end in order.
     """
 
     def stop() -> None:
         deadline = time.monotonic() + SERVER_START_S
-        while not _catches(os.getppid(), signal.SIGTERM) and time.monotonic() < deadline:
+        while not _handles_sigterm(os.getppid()) and time.monotonic() < deadline:
             time.sleep(0.05)
         watchdog.signal_server(os.getppid(), signal.SIGTERM)
 
@@ -104,11 +104,9 @@ def first_sentence(error: BaseException) -> str:
     return re.sub(r"^\[[^\]]*:\d+\] ", "", lines[0]).split(". ")[0].rstrip(".") + "."
 
 
-def _catches(pid: int, number: signal.Signals) -> bool:
-    """Whether a process handles a signal (``SigCgt`` in proc(5))."""
-    try:
+def _handles_sigterm(pid: int) -> bool:
+    """Whether a process handles the signal (``SigCgt`` in proc(5))."""
+    with suppress(OSError):
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
-    except OSError:
-        return False
-    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) & 1 << (number - 1))
+        return bool(int(status.partition("SigCgt:")[2].split()[0], 16) & 1 << (signal.SIGTERM - 1))
+    return False

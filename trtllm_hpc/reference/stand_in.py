@@ -7,16 +7,14 @@ that has died ends the others, and one that is stopped holds them up.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
-from trtllm_hpc.config.synthetic_models import STAND_IN
-from trtllm_hpc.errors import StartFailed
-from trtllm_hpc.paths import read_json
-from trtllm_hpc.reference.adapter_places import Sizes
-from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, ServeSettings
-from trtllm_hpc.reference.generation import GenerationRequest
-from trtllm_hpc.reference.leader import Chosen, Results, no_logits
-from trtllm_hpc.reference.scheduler import Limits, Step
+from trtllm_hpc.reference.engine_config import EngineInfo
+from trtllm_hpc.reference.generation import Die, GenerationRequest, Hear, Load, Progress, check_room
+from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.reference.world import Channel, World
 
 STEP_S = 0.002
@@ -28,64 +26,98 @@ _STRIDE = 37
 """Between the tokens of an answer, so that its text does not repeat soon."""
 
 
-def is_stand_in(folder: EngineFolder) -> bool:
-    """Return whether the engine in this folder has no model."""
-    try:
-        record = read_json(folder.config)
-    except (ValueError, OSError):
-        return False
-    pretrained = record.get("pretrained_config") if isinstance(record, dict) else None
-    return isinstance(pretrained, dict) and pretrained.get("architecture") == STAND_IN
-
-
-def load(folder: EngineFolder, settings: ServeSettings, world: World) -> StandIn:
-    """Connect the ranks. Collective. Raises StartFailed if a rank cannot read the engine or connect."""
-    info = EngineInfo.read(folder)
-    if info.world_size != world.size:
-        raise StartFailed(f"The engine was built for {info.world_size} ranks, and there are {world.size}.")
-    size = info.tokens_per_block
-    blocks = info.most_tokens(settings) // size
-    limits = Limits(info.max_batch_size, info.max_num_tokens, blocks, size)
-    return StandIn(info, limits, Channel(world))
-
-
 class StandIn:
-    """One rank's part: see ``leader.Engine``."""
+    """One rank's part: see ``generation.Engine``."""
 
-    def __init__(self, info: EngineInfo, limits: Limits, channel: Channel) -> None:
-        self.info, self.limits, self.channel = info, limits, channel
-        self.sizes: Sizes = {}
-        self.is_prepared = True
-        self._requests: dict[int, GenerationRequest] = {}
-        self._lengths: dict[int, int] = {}
-        """Tokens of each slot's answer so far."""
+    def __init__(self, info: EngineInfo, world: World, *, max_queue_size: int) -> None:
+        size = info.tokens_per_block
+        blocks = -(-info.max_seq_len // size) * info.max_batch_size
+        self._limits = Load(info.max_batch_size, blocks, size)
+        self._max_queue_size, self._rank, self._iteration = max_queue_size, world.rank, 0
+        self._words = info.vocab_size - _FIRST_TOKEN
+        self._channel = Channel(world)
+        self._open: dict[int, tuple[GenerationRequest, list[int]]] = {}
+        """Each request with the tokens of its answer; the first ones run."""
+        self._changed = threading.Condition()
+        self._is_stopping = False
 
-    def compute(self, step: Step) -> Results:
-        """Wait for the other ranks, and give each sequence its next token."""
-        for admission in step.admitted:
-            self._requests[admission.slot] = admission.request
-            self._lengths[admission.slot] = 0
-        time.sleep(STEP_S)
-        self.channel.gather()
-        complete = [
-            chunk.slot for chunk in step.chunks if chunk.end == len(self._requests[chunk.slot].prompt)
-        ]
-        slots = [*(decode.slot for decode in step.decodes), *complete]
-        return Results([self._next(slot) for slot in slots], no_logits, {}, {})
+    def start(self, hear: Hear, die: Die) -> None:
+        """Make steps in a thread of their own while there are requests."""
+        self._thread = threading.Thread(target=self._run, args=(hear, die), name="steps", daemon=True)
+        self._thread.start()
 
-    def take_part(self, step: Step) -> None:
-        """Meet the leader."""
-        self.channel.gather()
+    def submit(self, requests: Sequence[tuple[int, GenerationRequest]]) -> None:
+        """Queue requests, all or none."""
+        check_room(self.load(), len(requests), self._max_queue_size)
+        with self._changed:
+            self._open.update({number: (request, []) for number, request in requests})
+            self._changed.notify()
 
-    def release(self, slot: int) -> None:
-        """Keep nothing of the request."""
-        del self._requests[slot], self._lengths[slot]
+    def cancel(self, number: int) -> None:
+        """Forget a request."""
+        with self._changed:
+            self._open.pop(number, None)
 
-    def close(self) -> None:
-        """Nothing to free."""
+    def load(self) -> Load:
+        """What the engine does now."""
+        slots, size = self._limits.max_requests, self._limits.tokens_per_block
+        with self._changed:
+            requests = list(self._open.values())
+        used = sum(-(-(len(request.prompt) + len(new)) // size) for request, new in requests[:slots])
+        running = min(slots, len(requests))
+        return replace(
+            self._limits,
+            active=len(requests),
+            waiting=len(requests) - running,
+            blocks_used=used,
+            scheduled=running,
+            generation_requests=running,
+            iteration=self._iteration,
+        )
 
-    def _next(self, slot: int) -> Chosen:
-        request, length = self._requests[slot], self._lengths[slot]
-        place = (len(request.prompt) + length) * _STRIDE % (self.info.vocab_size - _FIRST_TOKEN)
-        self._lengths[slot] = length + 1
-        return Chosen(slot, _FIRST_TOKEN + place, length + 1 == request.max_new_tokens, 0.0)
+    def stop(self) -> None:
+        """Finish what is queued, stop the other ranks and return."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify()
+        self._thread.join()
+        self._channel.send(b"")
+        self._channel.close()
+
+    def follow(self, die: Die) -> None:
+        """Meet the leader in every step until it stops."""
+        try:
+            self._channel.watch(die)
+            while self._channel.receive():
+                self._channel.gather()
+            self._channel.close()
+        except Exception as error:  # noqa: BLE001 - after any error the ranks are out of step
+            die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
+
+    def _run(self, hear: Hear, die: Die) -> None:
+        self._channel.watch(die)
+        try:
+            while self._step(hear):
+                time.sleep(STEP_S)
+        except Exception as error:  # noqa: BLE001 - as above
+            die(f"Rank {self._rank} lost another rank or failed: {first_sentence(error)}")
+
+    def _step(self, hear: Hear) -> bool:
+        """Wait for requests, meet the other ranks, and give each that runs its next token."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open or self._is_stopping)
+            if not self._open:
+                return False
+        self._channel.send(b"step")
+        self._channel.gather()
+        with self._changed:
+            running = list(self._open.items())[: self._limits.max_requests]
+            self._iteration += 1
+        for number, (request, new) in running:
+            place = (len(request.prompt) + len(new)) * _STRIDE % self._words
+            new.append(_FIRST_TOKEN + place)
+            is_final = len(new) == request.max_new_tokens
+            if is_final:
+                self.cancel(number)
+            hear(number, Progress(new[:], [0.0] * len(new), is_final))
+        return True

@@ -23,33 +23,6 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
-_CORPUS = """
-The scheduler holds a queue of jobs and gives each of them a set of nodes for a bounded time. A job
-that asks
-for two nodes waits until two nodes are free at once, and then its first script runs on the first of
-them.
-Machine learning is a part of computer science in which programs improve with the examples that they
-are shown.
-A language model reads a text as a row of tokens and says which token is likely to come next; taking
-the
-likeliest one again and again is called greedy decoding. When a model is too large for one device,
-its matrices
-are cut into slices: every rank multiplies with its own slice, and the ranks add up their results
-after each layer.
-What is the weather like today? The morning was cold and clear, but towards evening clouds came over
-the hills.
-Where does the river begin? It begins under the glacier, passes three villages, and reaches the sea
-after ten days.
-Who wrote the letter, and why was it never answered? How many questions can one person ask before
-lunch?
-The quick brown fox jumps over the lazy dog. Numbers: 0 1 2 3 4 5 6 7 8 9 10 12 16 24 32 48 64 100
-128 256 512.
-Der Rechner steht im Keller und rechnet die ganze Nacht; am Morgen liegen die Ergebnisse für alle
-bereit.
-Le modèle répond à chaque question, même quand il n'a rien à dire; où est passé l'été?
-"""
-"""Text for training the tokenizer's merges. Every line counts: another text makes another tokenizer."""
-
 _SPELLING = ("bdfghklmnprstvwz", "aeiou", "bdfghklmnprstvwz", "aeiou", "bdfghklmnprstvwz")
 """The letters of a made-up word, by place. All words are equally long, so none begins with another."""
 
@@ -91,7 +64,9 @@ def make_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_CORPUS.splitlines(), trainer)
+    # Every line counts: another text makes another tokenizer.
+    corpus = Path(__file__).with_name("corpus.txt").read_text(encoding="utf-8")
+    tokenizer.train_from_iterator(corpus.splitlines(), trainer)
     if vocab_size > VOCAB_SIZE:
         _add_words(tokenizer, vocab_size - VOCAB_SIZE)
     unknown, begin, end = SPECIAL_TOKENS

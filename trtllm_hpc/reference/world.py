@@ -1,14 +1,11 @@
-"""A rank's number, and its connections to the other ranks.
+"""A rank's number, and its connections to the other ranks, as the rank supervisor's environment says.
 
-The rank supervisor starts one Triton server for each rank and passes its number in environment variables. The
-connections need no PyTorch, so that an engine without a model is ready at once.
+The connections need no PyTorch, so that an engine without a model is ready at once.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-import pickle
 import select
 import socket
 import struct
@@ -18,14 +15,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.errors import StartFailed
-
-if TYPE_CHECKING:
-    import torch
+from trtllm_hpc.reference.engine_config import plain_path
 
 RANK_FAILURE = "TRTLLM_HPC_RANK_FAILURE"
 """Environment variable: the text file in which a rank writes why it had to end."""
@@ -39,6 +34,15 @@ Its file ``key`` is a secret of the ranks, and torch's store is a file there.
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Time limit for all ranks to connect and to load, and for one collective of the model."""
 
+GREETING_TIMEOUT_S = 10
+"""Time limit for the other end of a connection to prove that it knows the secret."""
+
+_OPTIONS = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
+"""Of tcp(7): no step waits for another, and a host that vanished is noticed after 30 s."""
+
+_NO_GREETING = (EOFError, OSError, AuthenticationError, AssertionError, struct.error)
+"""What a connection to somebody else leads to."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -51,24 +55,11 @@ class World:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> World:
-        """Read RANK, WORLD_SIZE and LOCAL_RANK; without them, this is the only rank.
-
-        Raises StartFailed if they are not numbers or contradict each other, or the address of rank 0
-        or the folder of the rendezvous is missing.
-        """
-        try:
-            rank, size, local_rank = (
-                int(environ.get(name, default))
-                for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
-            )
-        except ValueError as error:
-            raise StartFailed(f"RANK, WORLD_SIZE and LOCAL_RANK must be whole numbers: {error}.") from error
-        if not 0 <= rank < size or local_rank < 0:
-            raise StartFailed(f"RANK={rank}, LOCAL_RANK={local_rank} cannot be in WORLD_SIZE={size}.")
-        names = ("MASTER_ADDR", "MASTER_PORT", RENDEZVOUS)
-        missing = [name for name in names if size > 1 and not environ.get(name)]
-        if missing:
-            raise StartFailed(f"A world of {size} ranks needs {' and '.join(missing)} in the environment.")
+        """Read what the rank supervisor sets; without it, this is the only rank."""
+        rank, size, local_rank = (
+            int(environ.get(name) or default)
+            for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+        )
         failure = environ.get(RANK_FAILURE)
         return cls(rank, size, local_rank, Path(failure) if failure else None)
 
@@ -78,67 +69,35 @@ class World:
         return self.rank == 0
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Host and port at which rank 0 waits for the others."""
-        return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-
-    def proof(self, by: bytes, rank: int, nonces: bytes) -> bytes:
-        """Prove to another rank that this process knows the ranks' secret."""
-        key = (Path(os.environ[RENDEZVOUS]) / "key").read_bytes()
-        return hmac.digest(key, by + struct.pack("!I", rank) + nonces, "sha256")
+    def meeting(self) -> Path:
+        """The folder of this start."""
+        return Path(os.environ[RENDEZVOUS])
 
     def join(self) -> None:
         """Make torch's collectives possible between the ranks, if any: gloo between CPUs, NCCL between GPUs.
 
         Raises StartFailed if the ranks did not connect in time.
         """
-        if self.size == 1:
-            return
         import torch
         import torch.distributed as dist
         from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+        backend, timeout = "gloo", timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         if torch.cuda.is_available():
             # If each task sees one GPU only, the local rank is not a device index.
             device = self.local_rank % torch.cuda.device_count()
             os.environ["LOCAL_RANK"] = str(device)
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
-        else:
-            backend = "gloo"
-        file, timeout = Path(os.environ[RENDEZVOUS]) / "store", timedelta(seconds=RENDEZVOUS_TIMEOUT_S)
         try:
             # Not TCPStore, which listens on every interface and asks nobody for a key.
-            store = FileStore(str(file), self.size)
+            store = FileStore(plain_path(os.fsencode(self.meeting).decode()) + "/store", self.size)
             store.set_timeout(timeout)
             dist.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
         except RuntimeError as error:
-            raise StartFailed(f"The ranks did not connect through {file}: {error}") from error
-
-
-def rank_device() -> torch.device:
-    """This rank's GPU, once it is connected, or the CPU where there is none."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-GREETING_TIMEOUT_S = 10.0
-"""Time limit for rank 0 to greet a rank that has connected, and to prove itself."""
-
-_NONCE_BYTES = 32
-_GREETING = struct.Struct("!4xI32s32s")
-"""A rank's greeting on the wire: length of the rest (4 bytes), rank, nonce, proof."""
-
-_MOST_STRANGERS = 64
-"""Connections without a greeting that rank 0 keeps beyond the number of ranks; then it closes the oldest."""
-
-_KEEPALIVE = {socket.TCP_NODELAY: 1, socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 4}
-"""Options (tcp(7)): no step waits for another, and a host that vanished is noticed after 30 s."""
+            raise StartFailed(f"The ranks did not connect through {self.meeting}: {error}") from error
 
 
 class Channel:
@@ -149,157 +108,107 @@ class Channel:
 
     def __init__(self, world: World) -> None:
         self._is_leaving = threading.Event()
-        self._is_leader = world.is_leader
+        self._world = world
         self._others: Mapping[int, Connection] = {}
         if world.size > 1:
-            self._others = _accept(world) if world.is_leader else {0: _connect(world)}
+            host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            connect = _accept if world.is_leader else _connect
+            try:
+                self._others = connect(world, (host, port))
+            except OSError as error:
+                raise StartFailed(f"The ranks did not connect at {host}:{port}: {error}.") from error
 
-    def watch(self, on_lost: Callable[[RuntimeError], object]) -> None:
-        """Call ``on_lost`` from another thread when the first rank is lost, whatever this one waits for.
-
-        A collective between GPUs raises no error then: NCCL's kernels wait on the device for a rank that is
-        gone, and the host waits for the kernels.
-        """
+    def watch(self, die: Callable[[str], object]) -> None:
+        """Call ``die`` with a sentence from another thread when the first rank is lost."""
         if self._others:
-            threading.Thread(target=self._look, args=(on_lost,), name="ranks", daemon=True).start()
+            threading.Thread(target=self._look, args=(die,), name="ranks", daemon=True).start()
 
-    def send(self, message: Any) -> None:
-        """Leader: send a message to all other ranks; ``None`` stops them."""
-        if message is None:
+    def send(self, message: bytes) -> None:
+        """Leader: send a message to all other ranks; an empty one stops them."""
+        if not message:
             # Now, and not when this rank closes: another may have left before that.
             self._is_leaving.set()
-        content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         for connection in self._others.values():
-            connection.send_bytes(content)
+            connection.send_bytes(message)
 
-    def receive(self) -> Any:
+    def receive(self) -> bytes:
         """Other ranks: wait for the leader's next message."""
-        # pickle is safe here: the sender is rank 0 of the same job.
-        message = pickle.loads(self._hear(0))
-        if message is None:
+        message = self._others[0].recv_bytes()
+        if not message:
             self._is_leaving.set()
         return message
 
     def gather(self) -> None:
         """Leader: wait for a sign of each other rank; the others send it. Collective."""
-        if not self._is_leader:
-            self._others[0].send_bytes(b"here")
-            return
-        for rank in self._others:
-            self._hear(rank)
+        for connection in self._others.values():
+            connection.recv_bytes() if self._world.is_leader else connection.send_bytes(b"here")
 
     def close(self) -> None:
         """Leave, together with the other ranks. Collective."""
         self._is_leaving.set()
         for connection in self._others.values():
-            if self._is_leader:
+            if self._world.is_leader:
                 # The others leave first, so that none of them takes the leader's end for a loss.
                 with suppress(EOFError, OSError):
                     connection.recv_bytes()
             connection.close()
 
-    def _hear(self, rank: int) -> bytes:
-        try:
-            return self._others[rank].recv_bytes()
-        except (EOFError, OSError) as error:
-            raise RuntimeError(f"the connection to rank {rank} was closed") from error
-
-    def _look(self, on_lost: Callable[[RuntimeError], object]) -> None:
+    def _look(self, die: Callable[[str], object]) -> None:
         poller = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in self._others.items()}
         for handle in ranks:
             poller.register(handle, select.POLLRDHUP)
-        closed = poller.poll()
+        lost = ranks[poller.poll()[0][0]]
         if not self._is_leaving.is_set():
-            on_lost(RuntimeError(f"the connection to rank {ranks[closed[0][0]]} was closed"))
+            die(f"Rank {self._world.rank} lost another rank: the connection to rank {lost} was closed.")
 
 
-def _accept(world: World) -> dict[int, Connection]:
+def _accept(world: World, address: tuple[str, int]) -> dict[int, Connection]:
     """Rank 0: wait for all others; each proves first that it knows the ranks' secret, and so does rank 0."""
     others: dict[int, Connection] = {}
-    waiting: dict[int, tuple[socket.socket, bytes]] = {}
-    deadline, poller = time.monotonic() + RENDEZVOUS_TIMEOUT_S, select.poll()
-    try:
-        with socket.create_server(world.address, backlog=world.size + _MOST_STRANGERS) as listener:
-            poller.register(listener, select.POLLIN)
-            while len(others) < world.size - 1:
-                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-                if not ready:
-                    raise TimeoutError(f"{world.size - 1 - len(others)} ranks are missing")
-                for handle, _ in ready:
-                    if handle in waiting:
-                        poller.unregister(handle)
-                        rank, connection = _greeted(world, *waiting.pop(handle))
-                        if rank is not None and rank not in others:
-                            others[rank] = connection
-                    elif handle == listener.fileno():
-                        opened, nonce = listener.accept()[0], os.urandom(_NONCE_BYTES)
-                        # Readable means: a whole greeting, or the end.
-                        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _GREETING.size)
-                        poller.register(opened, select.POLLIN)
-                        waiting[opened.fileno()] = opened, nonce
-                        with suppress(OSError):
-                            opened.sendall(struct.pack("!i", len(nonce)) + nonce)
-                    if len(waiting) > world.size + _MOST_STRANGERS:
-                        poller.unregister(oldest := next(iter(waiting)))
-                        waiting.pop(oldest)[0].close()
-    except OSError as error:
-        raise _not_connected(world, error) from error
-    finally:
-        for opened, _ in waiting.values():
-            opened.close()
+    deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    with socket.create_server(address, backlog=world.size + 64) as listener:
+        while len(others) < world.size - 1:
+            listener.settimeout(max(0.1, deadline - time.monotonic()))
+            opened, _ = listener.accept()
+            with suppress(*_NO_GREETING):
+                connection = _greeted(opened, world, deliver_challenge, answer_challenge)
+                others[struct.unpack("!I", connection.recv_bytes(4))[0]] = connection
     return others
 
 
-def _greeted(world: World, opened: socket.socket, nonce: bytes) -> tuple[int | None, Connection]:
-    """Rank 0: answer a greeting; the rank is ``None`` if the other end does not know the secret."""
-    greeting = b""
-    with suppress(OSError):
-        greeting = opened.recv(_GREETING.size, socket.MSG_DONTWAIT)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
-    connection = _connection(opened)
-    with suppress(struct.error, OSError):
-        rank, theirs, proof = _GREETING.unpack(greeting)
-        if hmac.compare_digest(proof, world.proof(b"rank", rank, nonce + theirs)) and 0 < rank < world.size:
-            connection.send_bytes(world.proof(b"leader", rank, nonce + theirs))
-            return rank, connection
-    connection.close()
-    return None, connection
-
-
-def _connect(world: World) -> Connection:
-    """Other ranks: connect to rank 0, which may listen later and proves itself, too."""
+def _connect(world: World, address: tuple[str, int]) -> dict[int, Connection]:
+    """Other ranks: connect to rank 0, which may listen later."""
     deadline = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
-            connection = _connection(socket.create_connection(world.address, timeout=10))
-            nonces = _heard(connection) + (own := os.urandom(_NONCE_BYTES))
-            proof = world.proof(b"rank", world.rank, nonces)
-            connection.send_bytes(struct.pack("!I", world.rank) + own + proof)
-            if hmac.compare_digest(_heard(connection), world.proof(b"leader", world.rank, nonces)):
-                return connection
-            connection.close()
-            raise ConnectionError("what listens there does not know the secret of the ranks")
-        except (EOFError, OSError) as error:
+            opened = socket.create_connection(address, timeout=GREETING_TIMEOUT_S)
+            connection = _greeted(opened, world, answer_challenge, deliver_challenge)
+            connection.send_bytes(struct.pack("!I", world.rank))
+            return {0: connection}
+        except _NO_GREETING as error:
             if time.monotonic() > deadline:
-                raise _not_connected(world, error) from error
+                raise OSError(f"rank 0 has not proved itself ({error})") from error
             time.sleep(0.1)
 
 
-def _heard(connection: Connection) -> bytes:
-    if not connection.poll(GREETING_TIMEOUT_S):
-        raise TimeoutError("rank 0 did not greet this rank")
-    return connection.recv_bytes(_NONCE_BYTES)
-
-
-def _connection(opened: socket.socket) -> Connection:
+def _greeted(
+    opened: socket.socket, world: World, *steps: Callable[[Connection, bytes], object]
+) -> Connection:
+    """A connection whose ends have proved to each other that they know the secret."""
     opened.setblocking(True)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
+    for option, value in _OPTIONS.items():
         opened.setsockopt(socket.IPPROTO_TCP, option, value)
-    return Connection(opened.detach())
-
-
-def _not_connected(world: World, error: Exception) -> StartFailed:
-    host, port = world.address
-    return StartFailed(f"The ranks did not connect at {host}:{port}: {error}")
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", GREETING_TIMEOUT_S, 0))
+    connection = Connection(opened.detach())
+    try:
+        for step in steps:
+            step(connection, (world.meeting / "key").read_bytes())
+    except BaseException:
+        connection.close()
+        raise
+    # On the same socket: as long as it takes from now on.
+    with socket.socket(fileno=os.dup(connection.fileno())) as same:
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
+    return connection

@@ -106,7 +106,9 @@ def _new(folder: Path, record: Mapping[str, Any]) -> EngineConfig:
         pipeline=int(mapping.get("pp_size", 1)),
         context=int(mapping.get("cp_size", 1)),
         gpus_per_node=mapping.get("gpus_per_node"),
-        files=tuple(f"rank{rank}.{'safetensors' if is_reference else 'engine'}" for rank in range(world)),
+        files=("model/model.safetensors",)
+        if is_reference
+        else tuple(f"rank{rank}.engine" for rank in range(world)),
         # "PAGED", or the Python enumeration's "KVCacheType.PAGED".
         paged_kv_cache=str(cache).upper().endswith("PAGED") if cache else plugins.get("paged_kv_cache"),
         **_shared(build, plugins),

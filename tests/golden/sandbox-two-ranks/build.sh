@@ -20,9 +20,7 @@ case "${1:-}" in
       --max-batch-size 8 \
       --max-input-len 256 \
       --max-seq-len 512 \
-      --max-beam-width 1 \
       --tokens-per-block 64 \
-      --max-lora-rank 0 \
       --run "$run"
     ;;
   *)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import plain_path
-from trtllm_hpc.reference.text import TextTokenizer, switch
+from trtllm_hpc.reference.text import switch
 
 
 class TritonPythonModel:
@@ -20,7 +22,7 @@ class TritonPythonModel:
         found = json.loads(args["model_config"])["parameters"]
         parameters = {key: value["string_value"] for key, value in found.items()}
         self._skip_special = switch(parameters, "skip_special_tokens", default=True)
-        self._tokenizer = TextTokenizer(plain_path(parameters["tokenizer_dir"]))
+        self._tokenizer = ModelTokenizer(Path(plain_path(parameters["tokenizer_dir"])))
 
     def execute(self, triton_requests: list[Any]) -> list[Any]:
         """Decode the sequences of each request: its texts in one row, beam after beam, prompt after prompt.

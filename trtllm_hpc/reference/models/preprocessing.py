@@ -8,8 +8,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from trtllm_hpc.errors import RequestFailed
-from trtllm_hpc.reference.inputs import refuse_unsupported_text
-from trtllm_hpc.reference.requests import check_parameters
+from trtllm_hpc.reference.requests import check_parameters, refuse_unsupported_text
 from trtllm_hpc.reference.text import Preprocessor
 
 

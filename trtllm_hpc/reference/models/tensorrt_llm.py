@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.reference.delivery import Delivery, submit
-from trtllm_hpc.reference.engine_config import ServeSettings, plain_path
-from trtllm_hpc.reference.engine_process import EngineProcess, Start
-from trtllm_hpc.reference.generation import Outcome
+from trtllm_hpc.errors import StartFailed
+from trtllm_hpc.reference.delivery import Delivery
+from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
+from trtllm_hpc.reference.generation import Engine
 from trtllm_hpc.reference.metrics import Metrics
 from trtllm_hpc.reference.requests import Part, parse
 from trtllm_hpc.reference.shutdown import Shutdown, stop_server_when_started
+from trtllm_hpc.reference.stand_in import StandIn
 from trtllm_hpc.reference.world import World
 
 
@@ -34,57 +35,61 @@ class TritonPythonModel:
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
-        self._engine: EngineProcess | None = None
         world = World.from_environment(os.environ)
         self._shutdown = Shutdown(world)
         with self._shutdown.reporting_failure():
-            settings = ServeSettings.from_parameters(parameters)
-            folder = Path(plain_path(parameters["gpt_model_path"]))
-            engine = EngineProcess(Start(folder, settings, world, os.getppid()))
+            engine, self._info = _load(parameters, world)
+            gc.freeze()
             if world.is_leader:
-                self._serve(engine, settings, args)
+                self._engine = engine
+                self._metrics = Metrics(
+                    engine,
+                    pb_utils,
+                    model=args["model_name"],
+                    version=args["model_version"],
+                )
+                self._delivery = Delivery(engine, pb_utils, observe=self._metrics.observe)
+                engine.start(self._delivery.hear, self._shutdown.die)
         if not world.is_leader:
-            engine.wait_ended(self._shutdown.die)
+            engine.follow(self._shutdown.die)
             stop_server_when_started()
 
     def execute(self, triton_requests: list[Any]) -> None:
         """Submit the requests; ``Delivery`` sends the answers."""
-        submit(triton_requests, pb_utils, self._read)
+        # Only a request makes steps, and Triton takes none before its models are initialised.
+        self._metrics.start()
+        for request in triton_requests:
+            self._delivery.submit(request, self._read)
 
     def finalize(self) -> None:
         """Stop the engines of all ranks and all threads."""
-        if self._engine is not None:
+        if hasattr(self, "_delivery"):
             self._engine.stop()
             self._delivery.close()
             self._metrics.close()
         self._shutdown.release()
 
-    def _serve(self, engine: EngineProcess, settings: ServeSettings, args: dict[str, str]) -> None:
-        self._info = engine.info
-        self._metrics = Metrics(
-            engine,
-            pb_utils,
-            model=args["model_name"],
-            version=args["model_version"],
-            period_s=settings.stats_check_period_ms / 1000,
-        )
-        self._delivery = Delivery(
-            engine,
-            pb_utils,
-            cancellation_check_s=settings.cancellation_check_period_ms / 1000,
-            observe=self._metrics.observe,
-        )
-        engine.serve(self._hear, self._shutdown.die, self._metrics.observe)
-        self._engine = engine
-
-    def _hear(self, outcomes: Mapping[int, Sequence[Outcome]]) -> None:
-        # Only a request makes steps, and Triton takes none before its models are initialised.
-        if self._engine is not None and self._engine.load().iteration:
-            self._metrics.start()
-        self._delivery.hear(outcomes)
-
-    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
+    def _read(self, request: Any) -> tuple[Part, ...]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs}
-        # Copied: the arrays lie in memory that Triton uses again.
-        arrays = {name: tensor.as_numpy().copy() for name, tensor in tensors.items() if tensor is not None}
-        return self._delivery, parse(arrays, self._info, decoupled=self._decoupled)
+        arrays = {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+        return parse(arrays, self._info, decoupled=self._decoupled)
+
+
+def _load(parameters: Mapping[str, str], world: World) -> tuple[Engine, EngineInfo]:
+    folder = EngineFolder(plain_path(parameters["gpt_model_path"]))
+    info = EngineInfo.read(folder)
+    if world.size != info.world_size:
+        raise StartFailed(
+            f"The engine in {folder.folder} was built for {info.world_size} ranks; {world.size} were started."
+        )
+    queue, tokens = (
+        int(parameters.get(name) or 0) for name in ("max_queue_size", "max_tokens_in_paged_kv_cache")
+    )
+    if info.is_stand_in:
+        return StandIn(info, world, max_queue_size=queue), info
+    # GNU OpenMP's threads spin for milliseconds while they wait for each other, as if alone on their cores.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "120000")
+    from trtllm_hpc.reference.engine import ModelEngine
+
+    return ModelEngine(folder, info, world, max_queue_size=queue, max_tokens=tokens), info

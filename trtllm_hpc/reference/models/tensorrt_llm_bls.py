@@ -1,26 +1,21 @@
-"""Triton model ``tensorrt_llm_bls``: text in, text out, by the engine's process. In Triton's Python stub."""
+"""Triton model ``tensorrt_llm_bls``: text in, text out, by ``tensorrt_llm``. Runs in Triton's Python stub."""
 
 from __future__ import annotations
 
 import faulthandler
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from trtllm_hpc.reference import engine_process
-from trtllm_hpc.reference.delivery import Delivery, TextAnswer, submit
-from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import EngineLost
-from trtllm_hpc.reference.inputs import TEXT_NAMES, refuse_unsupported_text
-from trtllm_hpc.reference.requests import Part, parse
+from trtllm_hpc.errors import RequestFailed
+from trtllm_hpc.reference.requests import TEXT_NAMES, check_parameters, refuse_unsupported_text
 from trtllm_hpc.reference.text import Preprocessor, switch
 from trtllm_hpc.wire.served_model import FROM_PREPROCESSING, TO_PREPROCESSING
-
-CANCELLATION_CHECK_S = 0.1
-"""Seconds between two checks whether a client has disconnected."""
 
 
 class TritonPythonModel:
@@ -32,52 +27,97 @@ class TritonPythonModel:
         faulthandler.enable()
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
+        self._model = parameters["tensorrt_llm_model_name"]
         self._decoupled = pb_utils.using_decoupled_model_transaction_policy(config)
         self._preprocessor = Preprocessor(parameters)
-        self._make_answer = partial(
-            TextAnswer,
-            tokenizer=self._preprocessor.tokenizer,
-            skip_special_tokens=switch(parameters, "skip_special_tokens", default=True),
-            accumulates=switch(parameters, "accumulate_tokens", default=False),
-        )
-        self._engine: tuple[EngineInfo, Delivery] | None = None
+        self._skips = switch(parameters, "skip_special_tokens", default=True)
+        self._accumulates = switch(parameters, "accumulate_tokens", default=False)
 
     def execute(self, triton_requests: list[Any]) -> None:
-        """Submit the requests; ``Delivery`` sends the answers."""
-        submit(triton_requests, pb_utils, self._read)
+        """Answer the requests one by one: Triton 2.51 crashes where threads ask other models at once."""
+        for request in triton_requests:
+            sender = request.get_response_sender()
+            try:
+                self._answer(request, sender)
+            except RequestFailed as refusal:
+                _fail(sender, pb_utils.TritonError(refusal.message, pb_utils.TritonError.INVALID_ARG))
+            except Exception as failure:  # noqa: BLE001 - whatever it is, its client must hear of it
+                _fail(sender, pb_utils.TritonError(f"The request failed: {failure}"))
 
-    def finalize(self) -> None:
-        """End the threads; Triton has waited for the requests."""
-        if self._engine is not None:
-            self._engine[1].close()
+    def _answer(self, request: Any, sender: Any) -> None:
+        """Send a text in place of the tokens of each response.
 
-    def _connect(self) -> tuple[EngineInfo, Delivery]:
-        """Connect to the engine, at the first request: only then it is certainly loaded."""
-        engine = engine_process.connect()
-        delivery = Delivery(
-            engine, pb_utils, cancellation_check_s=CANCELLATION_CHECK_S, make_answer=self._make_answer
-        )
-        self._engine = engine.info, delivery
-        engine.serve(delivery.hear, self._forget)
-        return engine.info, delivery
+        Tokens that are decoded apart from those before them may begin or end within a letter, and lose the
+        space before them; so does upstream's BLS model. With accumulation each text of a stream is that of
+        all tokens so far.
+        """
+        check_parameters(request)
+        inputs = self._inputs({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
+        wanted = set(request.requested_output_names())
+        # The id of the client lets it stop the request.
+        inner = request.request_id() or uuid.uuid4().hex
+        outputs = {"output_ids", "sequence_length", "batch_index", *wanted} - {"text_output"}
+        so_far: dict[int, list[int]] = defaultdict(list)
+        final, is_stopped = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, False
+        for response in self._ask(inner, inputs, outputs):
+            if response.has_error():
+                _fail(sender, response.error())
+                return
+            found = {tensor.name(): tensor for tensor in response.output_tensors()}
+            if not found:
+                continue
+            length = found.pop("sequence_length").as_numpy().item()
+            new = found.pop("output_ids").as_numpy()[0, 0, :length].tolist()
+            index = int(found["batch_index"].as_numpy().item()) if "batch_index" in found else 0
+            tokens = so_far[index] = [*so_far[index], *new] if self._accumulates else new
+            text = self._preprocessor.tokenizer.decode(tokens, skip_special_tokens=self._skips)
+            tensors = [tensor for name, tensor in found.items() if name in wanted]
+            if "text_output" in wanted:
+                tensors.append(pb_utils.Tensor("text_output", np.array([text.encode()], dtype=np.object_)))
+            sender.send(pb_utils.InferenceResponse(tensors), flags=0 if self._decoupled else final)
+            if self._decoupled and not is_stopped and sender.is_cancelled():
+                is_stopped = True
+                list(self._ask(inner, _STOP, ()))
+        if self._decoupled:
+            sender.send(flags=final)
 
-    def _forget(self, sentence: str) -> None:
-        """The engine is gone: its open requests fail, and the next one connects again."""
-        if self._engine is not None:
-            _, delivery = self._engine
-            self._engine = None
-            delivery.close()
-            delivery.fail_all(EngineLost(sentence))
-
-    def _read(self, request: Any) -> tuple[Delivery, Sequence[Part]]:
-        # Copied: the arrays lie in memory that Triton uses again.
-        arrays = {tensor.name(): tensor.as_numpy().copy() for tensor in request.inputs()}
+    def _inputs(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         refuse_unsupported_text(arrays)
         prepared = self._preprocessor.process(_renamed(arrays, TO_PREPROCESSING))
-        others = {TEXT_NAMES.get(name, name): array for name, array in arrays.items()}
-        info, delivery = self._engine or self._connect()
-        inputs = {**others, **_renamed(prepared, FROM_PREPROCESSING)}
-        return delivery, parse(inputs, info, decoupled=self._decoupled)
+        others = {
+            TEXT_NAMES.get(name, name): array
+            for name, array in arrays.items()
+            if name not in TO_PREPROCESSING and not name.startswith(("image_", "video_"))
+        }
+        return {**others, **_renamed(prepared, FROM_PREPROCESSING)}
+
+    def _ask(self, inner: str, inputs: Mapping[str, Any], outputs: Iterable[str]) -> Iterable[Any]:
+        """The responses of ``tensorrt_llm``."""
+        request = pb_utils.InferenceRequest(
+            model_name=self._model,
+            request_id=inner,
+            requested_output_names=sorted(outputs),
+            # A scalar is [1] for clients and has no dimension for a model.
+            inputs=[
+                pb_utils.Tensor(name, array[:, None] if array.ndim == 1 else array)
+                for name, array in inputs.items()
+                if array.size
+            ],
+        )
+        return request.exec(decoupled=True) if self._decoupled else [request.exec()]
+
+
+_STOP = {
+    "input_lengths": np.zeros(1, dtype=np.int32),
+    "request_output_len": np.zeros(1, dtype=np.int32),
+    "stop": np.ones(1, dtype=np.bool_),
+}
+"""A request that stops the one with its id."""
+
+
+def _fail(sender: Any, error: Any) -> None:
+    flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+    sender.send(pb_utils.InferenceResponse(error=error), flags=flags)
 
 
 def _renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -31,8 +31,6 @@ from trtllm_hpc.runtime.records import JsonRecord
 
 MANIFEST = "trtllm-hpc-manifest.json"
 """File in a complete output that lists all others."""
-KERNELS = "kernels"
-"""Folder in an engine in which servers keep what they compiled for their GPU; no part of the output."""
 _ENTRY = re.compile(rf"[a-z_][a-z0-9_]*-[0-9a-f]{{{NAME_DIGITS}}}")
 _REMOVED = re.compile(rf"\.removed-(output|{_ENTRY.pattern})-[0-9a-f]{{8}}")
 _LEFTOVER = re.compile(r"\.(key\.json|damaged\.txt|building)\..*")
@@ -268,11 +266,9 @@ def size_fault(path: Path, name: str, size: int) -> str | None:
 
 
 def files_in(output: Path) -> Iterator[Path]:
-    """Yield every file of an output but its manifest and what servers compiled, in the order of names."""
+    """Yield every file of an output but its manifest, in the order of names."""
     for parent, folders, names in os.walk(output):
         folders.sort()
-        if Path(parent) == output and KERNELS in folders:
-            folders.remove(KERNELS)
         yield from (Path(parent, name) for name in sorted(names) if Path(parent, name) != output / MANIFEST)
 
 
