@@ -26,7 +26,7 @@ test: setup ## lint and every test, the real Slurm ones too
 N := 20
 .PHONY: test-unstable
 test-unstable: setup ## chosen tests N times, half of them beside busy loops: N=20 TESTS='tests/FILE.py::TEST'
-	@$(BIN)/python -m tests.unstable $(N) $(TESTS)
+	@.ci/unstable $(BIN) $(N) $(TESTS)
 
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*

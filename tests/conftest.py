@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-rerunfailures
 def pytest_configure(config: pytest.Config) -> None:
     """Name what the workers of this run of pytest share."""
     if not hasattr(config, "workerinput"):
@@ -90,7 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
         workers = config.getoption("numprocesses", None) or 0
         waiting = range(EQUAL_WORKERS, workers) if config.getoption("dist") == "loadgroup" else ()
         os.environ[WAITING_WORKERS] = " ".join(f"gw{number}" for number in waiting)
-    elif os.environ["PYTEST_XDIST_WORKER"] in os.environ[WAITING_WORKERS].split():
+        return
+    # Each test waits 40 ms for pytest-rerunfailures otherwise: it writes twice, and then reads.
+    config.failures_db.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[attr-defined]
+    if os.environ["PYTEST_XDIST_WORKER"] in os.environ[WAITING_WORKERS].split():
         os.nice(5)
 
 
