@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long]
+pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.thorough]
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--model", "tiny", "--dtype", "float32", "--concurrency", "2", "--seconds", "1"]
@@ -26,7 +26,6 @@ def has_sandbox(benchmark: subprocess.Popen[str]) -> bool:
     return Path(f"/run/trtllm-hpc/gpu-story-{benchmark.pid}").exists()
 
 
-@pytest.mark.thorough
 def test_a_story_is_measured_and_told(tmp_path: Path) -> None:
     with subprocess.Popen(
         benchmark(tmp_path, "tp1"),
