@@ -46,7 +46,7 @@ test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm
 unit: export PYTHONDONTWRITEBYTECODE :=
 unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
 	$(BIN)/pytest -q -n 4 --dist worksteal --ignore tests/reference/in_process \
-	  -m 'not slurm and not triton and not model and not long and not browser'
+	  -m 'not slurm and not triton and not model and not long and not browser and not thorough'
 
 .PHONY: lint
 lint: setup ## ruff, mypy --strict, import-linter, shellcheck
