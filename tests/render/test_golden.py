@@ -58,11 +58,6 @@ def test_every_mode_of_serving_and_every_kind_of_cluster_has_a_record() -> None:
     assert runtimes == {"none", "pyxis", "apptainer"}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_rendering_twice_gives_the_same_bytes(name: str) -> None:
-    assert render_case(name) == render_case(name)
-
-
 def step_of(text: str, log: str) -> list[str]:
     """The lines of the srun that writes a log, without the program that it starts and its number of cores."""
     lines = re.sub(" --het-group=0| --cpus-per-task=[0-9]+", "", text).splitlines()
