@@ -139,3 +139,10 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match=r"No space left on device: '.*/a\.json'"):
         write_json(tmp_path / "a.json", {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_attempt_that_was_removed_leaves_no_name_that_is_taken(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    first, second = paths.new_attempt(), paths.new_attempt()
+    first.folder.rmdir()
+    assert second.run_id == "2" and paths.new_attempt().run_id == "3"

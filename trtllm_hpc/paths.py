@@ -313,6 +313,14 @@ class RunPaths:
         files = [file for file in self.results.glob("*.jsonl") if not file.stem.endswith(RESERVED_ENDINGS)]
         return [file.stem for file in sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)]
 
+    def new_attempt(self) -> RunPaths:
+        """Make the next folder in ``attempts/``, and return its paths; earlier ones may have been removed."""
+        self.attempts.mkdir(exist_ok=True)
+        numbers = [int(folder.name) for folder in self.attempts.iterdir() if folder.name.isdecimal()]
+        attempt = RunPaths(self.attempts / str(1 + max(numbers, default=0)))
+        attempt.folder.mkdir()
+        return attempt
+
     def make_folders(self) -> None:
         """Make the run folder (mode 0700) and the folders in it.
 

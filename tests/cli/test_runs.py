@@ -193,6 +193,17 @@ def test_the_newest_stay(made: Callable[..., RunPaths], types: Types, home: Path
     assert left(home) == []
 
 
+def test_a_run_whose_record_cannot_be_read_saves_no_other(
+    made: Callable[..., RunPaths], types: Types, home: Path
+) -> None:
+    made("ended-1", "COMPLETED")
+    damaged = made("damaged-1", "RUNNING")
+    damaged.jobs.unlink()
+    damaged.jobs.mkdir()
+    assert [run["run_id"] for run in pruned(types, "--keep", "0", "--yes")["runs"]] == ["ended-1"]
+    assert left(home) == ["damaged-1"]
+
+
 def test_a_run_that_served_long_is_as_old_as_its_end(
     made: Callable[..., RunPaths], types: Types, home: Path
 ) -> None:

@@ -236,15 +236,16 @@ def test_an_answer_ends_before_the_text_to_stop_at(client: openai.OpenAI, stream
     assert ask(stop=["never there"])[:2] == (whole, "length")
 
 
-def test_an_answer_ends_at_the_end_token(client: openai.OpenAI, tokenizer_folder: Path) -> None:
-    end = TextTokenizer(tokenizer_folder).end_id
-    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9, "logit_bias": {str(end): 100}, **GREEDY}
-    ended = client.completions.create(**options)
-    assert (ended.choices[0].text, ended.choices[0].finish_reason) == ("", "stop")
-    on = client.completions.create(extra_body={"ignore_eos": True}, **options)
-    assert on.usage.completion_tokens == 9 and on.choices[0].finish_reason == "length"
-    later = client.completions.create(extra_body={"min_tokens": 4}, **options)
-    assert later.usage.completion_tokens > 4 and later.choices[0].finish_reason == "stop"
+def test_an_answer_ends_at_the_end_token(client: openai.OpenAI) -> None:
+    def ask(**options: Any) -> tuple[int, str]:
+        asked = {"model": NAME, "prompt": PROMPT, "max_tokens": 9, "temperature": 4.0, **options}
+        answer = client.completions.create(**asked)
+        return answer.usage.completion_tokens, answer.choices[0].finish_reason
+
+    # A seed that draws it: one in some sixty.
+    seed = next(seed for seed in range(2000) if (found := ask(seed=seed))[1] == "stop" and found[0] < 8)
+    assert ask(seed=seed, extra_body={"ignore_eos": True}) == (9, "length")
+    assert ask(seed=seed, extra_body={"min_tokens": 9})[0] == 9
 
 
 def test_log_probabilities(client: openai.OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from tests.runs.conftest import RunOf
 from tests.runs.made import submitted, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
 from trtllm_hpc.errors import SubmissionError
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs import cancel as module
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.status import RunState
 from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.records import StopRequest, add_event
+from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
 
 def test_every_job_that_has_not_ended_is_cancelled(run_of: RunOf, fake_slurm: FakeSlurm) -> None:
@@ -146,3 +149,21 @@ def test_jobs_are_cancelled_even_if_the_stop_request_cannot_be_written(run_of: R
     paths = run_of("COMPLETED", "RUNNING", "RUNNING")
     paths.stop_request.mkdir()  # nothing can take the place of a folder
     assert cancel_run(paths).state is RunState.CANCELLED
+
+
+def test_a_job_in_no_record_is_cancelled_on_a_full_disk(
+    run_of: RunOf, fake_slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The submission was killed when Slurm had taken the job."""
+    paths = run_of("COMPLETED", "RUNNING", "PENDING")
+    record = read_submission(paths)
+    assert record is not None
+    record.complete, record.stages = False, {"build": record.stages["build"]}
+    record.write(paths)
+
+    def write(record: SubmissionRecord, paths: RunPaths) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), paths.jobs)
+
+    monkeypatch.setattr(SubmissionRecord, "write", write)
+    cancel_run(paths)
+    assert all(fake_slurm.state(job).startswith("CANCELLED") for job in ("102", "103"))

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from tests.logs.runs import add_rank
 from tests.runs.made import written
+from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench.progress import Snapshot, Step, write_progress
 from trtllm_hpc.cli import command
 from trtllm_hpc.evaluation.scores import EvaluationSummary
@@ -128,6 +129,7 @@ def shown(paths: RunPaths, *others: str) -> tuple[RunState, str]:
     for name in ("status", *others):
         answer = CliRunner().invoke(command, [name, *options.get(name, [folder])], standalone_mode=False)
         assert answer.exception is None and answer.output, answer
+    assert isinstance(Run(paths).jobs, dict), "what `resume` asks for first"
     status = next(follow(paths)).status
     return status.state, status.sentence
 

@@ -172,12 +172,22 @@ def test_a_refused_next_job_is_told_and_the_server_goes_on(
 
 
 @pytest.mark.parametrize(
-    "words", ["--comment=*", "--none=*"], ids=["comments are overwritten", "comments are kept"]
+    ("words", "name"),
+    [
+        ("--comment=*", "demo-serve"),
+        ("--none=*", "demo-serve"),
+        ("--none=*", "demo-serve:0123456789abcdef"),
+    ],
+    ids=["comments are overwritten", "comments are kept", "the profile sets a comment"],
 )
 def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
-    runtime: Runtime, fake_slurm: FakeSlurm, job: dict[str, str], words: str
+    runtime: Runtime, fake_slurm: FakeSlurm, job: dict[str, str], words: str, name: str
 ) -> None:
     after_sbatch(fake_slurm, TIMED_OUT, without=words)
+    job["SLURM_JOB_NAME"] = name
+    if ":" in name:
+        with runtime.paths.sbatch("serve").open("a") as script:
+            script.write("#SBATCH --comment=project-7\n")
     (runtime.paths.folder / "bad_nodes.json").write_text('[{"host": "n9", "reason": "x", "job_id": "1"}]')
     answer = runtime("queue-next", **job)
     assert answer.returncode == 0, answer
@@ -186,7 +196,7 @@ def test_an_unclear_answer_to_the_next_job_queues_no_second_one(
     assert renewal is not None and renewal.next_job_id == following
     facts = fake_slurm.jobs[following]
     assert facts["environment"]["TRTLLM_HPC_FOLLOWS"] == job["SLURM_JOB_ID"]
-    assert facts["dependency"] == f"afterany:{job['SLURM_JOB_ID']}" and facts["name"] == "demo-serve"
+    assert facts["dependency"] == f"afterany:{job['SLURM_JOB_ID']}" and facts["name"] == name
 
 
 def test_the_downtime_counts_from_the_withdrawal_of_the_endpoint(runtime: Runtime) -> None:

@@ -160,7 +160,7 @@ def test_a_node_that_does_not_see_the_cache_does_not_say_that_the_engine_was_rem
     assert answer.returncode == ExitCode.START
     [event] = read_events(runtime.paths, "serve")
     assert event.data["reason"] == (
-        f"{host} does not see the engine {entry.name}: it was removed, or is not mounted"
+        f"node {host} does not see the engine {entry.name}: it was removed, or is not mounted"
     )
     assert event.data["next"].startswith(f"ls {entry} where you submit: if it is there, mount it on {host}")
     assert answer.stderr == f"error: {event.data['reason']}.\n  next: {event.data['next']}\n"

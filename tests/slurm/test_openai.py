@@ -378,7 +378,7 @@ def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
 def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
     (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
     said, _ = site.submit(site.job("no-launcher", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
-    assert "there is no trtllm-llmapi-launch on" in said
+    assert "here is no trtllm-llmapi-launch on" in said, said
 
 
 @pytest.mark.thorough

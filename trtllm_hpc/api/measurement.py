@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -417,7 +417,7 @@ def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
             message = f"another command measures {paths.run_id} as {chosen!r} right now. Choose another name."
             try:
                 held.enter_context(locked(lock, NameRefused(message)))
-                held.callback(lock.unlink, missing_ok=True)
+                held.callback(_forget, lock)
                 _checked(paths, chosen)  # the other command may just have ended
                 break
             except NameRefused:
@@ -426,6 +426,11 @@ def _reserved(paths: RunPaths, name: str | None) -> Iterator[Measurement]:
             except OSError:  # the results will be kept elsewhere
                 break
         yield Measurement(paths, chosen)
+
+
+def _forget(lock: Path) -> None:
+    with suppress(OSError):  # the folder may be gone, or closed by now
+        lock.unlink()
 
 
 def _checked(paths: RunPaths, chosen: str) -> str:

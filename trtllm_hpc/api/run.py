@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.logs.snapshot import RunSnapshot, plan_of
 from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.runs.find import find_run, list_runs
 
@@ -160,9 +160,7 @@ class Run:
     @property
     def jobs(self) -> dict[str, str]:
         """The job id of each submitted stage; with the profile ``local`` a process id."""
-        from trtllm_hpc.scheduler.submission_record import read_submission
-
-        record = read_submission(self.paths)
+        record = RunSnapshot(self.paths).submission
         return {} if record is None else {stage: job.job_id for stage, job in record.stages.items()}
 
     # Its state ----------------------------------------------------------------------------------
@@ -212,9 +210,8 @@ class Run:
         """
         from trtllm_hpc.runs.cancel import end_orphans
         from trtllm_hpc.runs.watch import follow, follow_until_ready
-        from trtllm_hpc.scheduler.submission_record import read_submission
 
-        record = read_submission(self.paths)
+        record = RunSnapshot(self.paths).submission
         with _shown(progress) as show:
             if until == "ready":
                 return follow_until_ready(self.paths, timeout_s, show)
@@ -237,7 +234,6 @@ class Run:
             instance: of the server; ``None``: of all, one after the other.
         """
         from trtllm_hpc.logs.files import list_logs
-        from trtllm_hpc.logs.snapshot import RunSnapshot
 
         logs = list_logs(RunSnapshot(self.paths), stage, rank, instance)
         files = [log.path for log in logs if log.rank == rank and log.path.exists()]

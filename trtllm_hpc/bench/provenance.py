@@ -22,7 +22,6 @@ from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, rank_records
-from trtllm_hpc.scheduler.submission_record import read_submission
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
 """Packages of the client whose versions are recorded, if installed."""
@@ -58,7 +57,7 @@ def workload_provenance(file: Path) -> dict[str, Any]:
 
 
 def _run(paths: RunPaths) -> dict[str, Any]:
-    submission = read_submission(paths)
+    submission = RunSnapshot(paths).submission
     stages = submission.stages if submission else {}
     return {
         "id": paths.run_id,

@@ -28,8 +28,8 @@ from trtllm_hpc.paths import RunPaths, call_name
 from trtllm_hpc.report.formatting import format_bytes
 from trtllm_hpc.runs.causes import UNKNOWN
 from trtllm_hpc.runs.find import find_run, is_run
+from trtllm_hpc.runs.stages import job_ids
 from trtllm_hpc.runs.status import RunState, RunStatus, status_or_files, unanswered_status
-from trtllm_hpc.scheduler.submission_record import read_submission
 
 _EXIT_CODES = {Degree.KNOWN: 1, Degree.LIKELY: 3, Degree.FIRST_ERROR: 4}
 
@@ -131,8 +131,8 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
     """Return what each log shows, and the causes of all together; ``piped`` is read for the name ``-``."""
     of_files = iter(logs_facts([Path(it) for it in logs if it != "-"]))
     facts = [facts_of_stream(piped, it) if it == "-" else next(of_files) for it in logs]
-    # A run is explained because it has failed; the program of another log may have gone on.
-    # In logs/ of the run, or in attempts/N/logs/.
+    # A run is explained because it has failed; the program of another log may have gone on. Logs of a run
+    # are in its logs/ or attempts/N/logs/.
     of_run = [any(is_run(folder) for folder in Path(name).parents[1:4:2]) for name in logs]
     causes = [() if it.survived and not run else it.causes for it, run in zip(facts, of_run, strict=True)]
     return facts, tuple(_named(it).shown(quoted) for it in likeliest_first(of_lines(causes)))
@@ -141,12 +141,15 @@ def _explained(logs: Sequence[str], piped: BinaryIO) -> tuple[list[LogFacts], tu
 def _named(finding: Finding) -> Finding:
     """Return a finding in the log of a run with the run's name, and its job, in what to do."""
     log = Path(finding.file or "")
-    run = RunPaths(log.parent.parent)
-    if not is_run(run.folder):
+    # attempts/N may hold a copy of jobs.json, and look like a run.
+    folder = next(filter(is_run, reversed(log.parents[1:4:2])), None)
+    if folder is None:
         return finding
-    submission, stage = read_submission(run), stage_of(log.name.partition("_")[0])
-    job = None if submission is None else submission.stages.get(stage)
-    return finding.naming(call_name(run), None if job is None else job.job_id)
+    run, stage = RunSnapshot(RunPaths(folder)), stage_of(log.name.partition("_")[0])
+    failed = () if run.renewal is None else run.renewal.failed
+    before = {str(job["attempt"]): job["job_id"] for job in failed}
+    job = job_ids(RunSnapshot(RunPaths(log.parents[1]))).get(stage) or before.get(log.parents[1].name)
+    return finding.naming(call_name(run.paths), job)
 
 
 def _say_nearest(name: str, facts: LogFacts, log: BinaryIO, *, alone: bool) -> None:
@@ -197,8 +200,8 @@ def _logs_in(names: Sequence[str], runs: Path) -> tuple[list[str], list[RunStatu
             if status.causes or (has_ended_well and not status.failed_jobs):
                 told.append(status)
                 continue
-            before = [] if run.renewal is None else run.renewal.failed
-            attempts = [RunPaths(run.paths.attempts / str(job["attempt"])) for job in reversed(before)]
+            before = reversed(status.failed_jobs)
+            attempts = [RunPaths(run.paths.attempts / str(job.attempt)) for job in before]
             folders = [paths.logs for paths in (run.paths, *attempts)]
             refusals = [it for it in _files_below(run.paths.events) if _tells_of_a_refusal(it)]
         is_folder = os.path.isdir(folder)  # noqa: PTH112 - never raises

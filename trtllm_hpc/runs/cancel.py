@@ -60,16 +60,20 @@ def _cancel(paths: RunPaths) -> RunStatus:
         # the server obeys the request, and the companion ends with it.
         if run.submission is not None:
             cancel_local(paths, run.submission)
-        return run_status(paths)
+        deadline = time.monotonic() + _SETTLE_TIMEOUT_S
+        while not (status := run_status(paths)).settled and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return status
     watcher = watcher_of(run)
     if run.submission is not None and run.submission.within is not None:
         for stage in busy:  # its sweep's job sees that, and goes on with the next variant
             add_event(paths, stage.stage, "stage_cancelled")
     else:
+        watcher.slurm.cancel(left)
         for job in left:  # of a submission that did not come to its end
             if run.submission is not None and job.stage not in run.submission.stages:
-                run.submission.add(paths, job.stage, job.job_id)
-        watcher.slurm.cancel(left)
+                with suppress(OSError):
+                    run.submission.add(paths, job.stage, job.job_id)
     deadline, cancelled = time.monotonic() + _SETTLE_TIMEOUT_S, {job.job_id for job in left}
     while True:
         late = time.monotonic() > deadline

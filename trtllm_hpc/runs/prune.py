@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STAGES, SWEEPS, RunPaths
 from trtllm_hpc.runs.find import REMOVED, list_runs
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
@@ -19,7 +20,6 @@ from trtllm_hpc.runs.submit import sole_command
 from trtllm_hpc.runtime.engine_cache.cache import Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import read_submission
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,9 @@ def prune_runs(
     """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
     A sweep is chosen as a whole, as if it were one run. A run of which a job has not ended, or may not have,
-    is never chosen. One that a link beside it leads to,
-    that the job file of a run that stays names, or of which a script is queued by hand, stays. Arguments are
-    those of :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not
-    answer.
+    is never chosen. A chosen run stays if a link beside it leads to it, the job file of a run that stays
+    names it, or one of its scripts is queued by hand. Arguments are those of
+    :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not answer.
     """
     sweeps = [it for it in (runs_folder.absolute() / SWEEPS).glob("*") if not it.name.startswith(REMOVED)]
     # Before the runs are looked at: one that is resumed meanwhile has another token when it would be removed.
@@ -118,7 +117,7 @@ def _queued_by_hand(runs: Sequence[ListedRun]) -> dict[str, str]:
     clusters: dict[str | None, dict[Path, str]] = {}
     for run in runs:
         paths = RunPaths(run.folder)
-        record = read_submission(paths)
+        record = RunSnapshot(paths).submission
         if record is not None and record.scheduler != "local":
             scripts = {paths.sbatch(stage): run.folder for stage in STAGES}
             clusters.setdefault(record.slurm_conf, {}).update(scripts)
@@ -187,8 +186,8 @@ def _removed(run: PrunedRun, tokens: list[str] | None) -> PrunedRun:
 
 def _tokens(folder: Path) -> list[str]:
     """Return the submissions of a run, or of the variants of a sweep."""
-    records = map(read_submission, (RunPaths(folder), *list_runs(folder)))
-    return [record.token for record in records if record is not None]
+    runs = (RunSnapshot(paths) for paths in (RunPaths(folder), *list_runs(folder)))
+    return [run.submission.token for run in runs if run.submission is not None]
 
 
 _CREATION_S = 3_600.0

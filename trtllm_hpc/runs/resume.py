@@ -108,9 +108,7 @@ def _stages_again(status: RunStatus, job: JobFile) -> set[str]:
 
 def _set_aside(paths: RunPaths, stages: Collection[str]) -> None:
     """Move what an earlier attempt wrote about these stages to a folder of its own."""
-    paths.attempts.mkdir(exist_ok=True)
-    aside = paths.attempts / str(1 + len(list(paths.attempts.iterdir())))
-    aside.mkdir()
+    aside = paths.new_attempt().folder
     files = [file for folder in (paths.events, paths.logs, paths.ranks) for file in folder.iterdir()]
     # The stage that wrote a file begins its name, e.g. serve.1_0.out.
     files = [file for file in files if stage_of(re.split(r"[._]", file.name)[0]) in stages]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +84,7 @@ class StageStatus:
     waited_s: float | None = None
     """From its submission to its start; ``None`` before that."""
     waiting: Waiting | None = None
-    """Where it stands in the queue; ``None`` unless it is pending in Slurm."""
+    """Why it waits in the queue; ``None`` unless it is pending in Slurm."""
     gpu_hours: float | None = None
     """Its GPUs times the hours from its start to its end, or until now."""
     energy_j: float | None = None
@@ -124,7 +124,7 @@ def stages_of(
     ``places`` as for :func:`run_status`; ``queued`` are the jobs in the queue by their script, if Slurm was
     already asked for them. Raises SubmissionError if Slurm does not answer.
     """
-    jobs = _job_ids(run)
+    jobs = job_ids(run)
     waiting: dict[str, Waiting] = {}
     if run.is_local:
         stages = [_local_stage(run, name) for name in jobs]
@@ -145,7 +145,7 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
 
     ``queued`` as for :func:`stages_of`.
     """
-    jobs = _job_ids(run)
+    jobs = job_ids(run)
     if run.submission is not None and run.submission.within is not None:
         job = next(iter(run.submission.stages.values()))
         return dict.fromkeys(jobs, sweep_job(run.submission.within, job.job_id))
@@ -170,7 +170,7 @@ def sweep_job(folder: str, job_id: str) -> RunJob:
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:
     """Return what is known of the stages of a submitted run before Slurm has answered for the first time."""
     jobs = watched_jobs(run, {})
-    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in _job_ids(run)]
+    return [_slurm_stage(run, name, jobs.get(name), None, answered=False) for name in job_ids(run)]
 
 
 def silent_for_s(run: RunSnapshot, stage: str) -> float:
@@ -203,21 +203,26 @@ def queued_jobs(run: RunSnapshot) -> dict[str, RunJob]:
     A job is in no record if ``submit`` was killed, or the job before it (``serve.renew``) was cancelled, just
     when Slurm took it. Raises SubmissionError if Slurm does not answer.
     """
-    scripts = {run.paths.sbatch(stage): stage for stage in run.stages}
-    tokens = dict.fromkeys(scripts, run.submission.token if run.submission else None)
-    found = {} if run.is_local else Slurm(run.slurm_conf).find_scripts(tokens)
-    return RunJob.of(run.paths, run.plan, {scripts[script]: job for script, job in found.items()})
+    return RunJob.of(run.paths, run.plan, {} if run.is_local else _queued(run, run.stages))
+
+
+def _queued(
+    run: RunSnapshot, stages: Iterable[str], queued: Mapping[Path, str] | None = None
+) -> dict[str, str]:
+    """Return the newest queued job of each of these stages; ``queued`` as for :func:`stages_of`."""
+    scripts = {run.paths.sbatch(stage): stage for stage in stages}
+    if queued is None:
+        token = run.submission.token if run.submission else None
+        queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
+    return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
 def _unrecorded(
     run: RunSnapshot, jobs: dict[str, str | None], queued: Mapping[Path, str] | None
 ) -> dict[str, str]:
     """Return by stage jobs that have not begun: submitted by hand, or lost by ``submit``."""
-    scripts = {run.paths.sbatch(stage): stage for stage, job in jobs.items() if job is None}
     try:
-        if queued is None:
-            token = run.submission.token if run.submission else None
-            queued = Slurm(run.slurm_conf).find_scripts(dict.fromkeys(scripts, token))
+        return _queued(run, [stage for stage, job in jobs.items() if job is None], queued)
     except SubmissionError as error:
         if run.submission is None:
             error.message = (
@@ -225,11 +230,10 @@ def _unrecorded(
                 f"Whether its scripts were then submitted by hand is unknown: {error.message}"
             )
         raise
-    return {scripts[script]: job for script, job in queued.items() if script in scripts}
 
 
-def _job_ids(run: RunSnapshot) -> dict[str, str | None]:
-    """Return the job id of each stage, from the record or, for scripts run by hand, from their events."""
+def job_ids(run: RunSnapshot) -> dict[str, str | None]:
+    """Return the job id of each stage: of its last script that has begun, else from the record."""
     jobs: dict[str, str | None] = dict.fromkeys(run.stages)
     for event in run.all_events:
         if event.name == "stage_begin" and event.stage in jobs:

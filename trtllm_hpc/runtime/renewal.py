@@ -68,7 +68,9 @@ def queue_next(paths: RunPaths) -> bool:
     node. Then the next job must not get that node either.
     """
     this, follows = os.environ["SLURM_JOB_ID"], os.environ["TRTLLM_HPC_FOLLOWS"]
-    named = [f"--job-name={os.environ['SLURM_JOB_NAME']}", f"--dependency=afterany:{this}"]
+    name = os.environ["SLURM_JOB_NAME"]
+    named = [f"--job-name={name}", f"--dependency=afterany:{this}"]
+    token = name.partition(":")[2] or os.urandom(8).hex()  # in the name, if the profile sets a comment
     next_job_id, why, excluded = None, "", exclude_option(paths)
     for option in dict.fromkeys([excluded, ""] if follows == this else [excluded]):
         try:
@@ -76,12 +78,12 @@ def queue_next(paths: RunPaths) -> bool:
                 captured,
                 [*named, option] if option else named,
                 paths.sbatch("serve"),
-                os.urandom(8).hex(),
+                token,
                 lambda answer, what: SubmissionError(f"{what}: {answer.stderr.strip()}"),
             )
             break
         except (SubmissionError, OSError) as error:
-            why = str(error)
+            why = getattr(error, "message", str(error))
             if isinstance(error, UnclearSubmission):
                 break  # another job could be a second one
     if next_job_id is not None or follows == this:
@@ -206,15 +208,13 @@ def _set_aside(paths: RunPaths) -> int:
     """
     for file in paths.ranks.glob("*.gpus.*"):  # 36 MB per GPU and day
         file.unlink()
-    paths.attempts.mkdir(exist_ok=True)
-    number = 1 + len(list(paths.attempts.iterdir()))
-    aside = RunPaths(paths.attempts / str(number))
+    aside = paths.new_attempt()
     for folder, target in ((paths.logs, aside.logs), (paths.ranks, aside.ranks)):
-        target.mkdir(parents=True)
+        target.mkdir()
         for file in folder.iterdir():
             if _OF_RANK.match(file.name):
                 file.rename(target / file.name)
-    return number
+    return int(aside.run_id)
 
 
 def _refused(why: str) -> bool:

@@ -113,7 +113,7 @@ def _engine_fault(paths: RunPaths) -> tuple[str, str] | None:
     if faults := entry.faults():
         return f"the engine {entry.name} is broken ({faults[0]}) since this run was rendered", again
     following = f"ls {entry.folder} where you submit: if it is there, mount it on {host} too; if not, {again}"
-    return f"{host} does not see the engine {entry.name}: it was removed, or is not mounted", following
+    return f"node {host} does not see the engine {entry.name}: it was removed, or is not mounted", following
 
 
 def _remove_last_attempt(paths: RunPaths) -> None:

@@ -68,7 +68,7 @@ def submit_script(
             raise refused(answer, f"sbatch refused {script}")
     until = time.monotonic() + LOOKUP_S
     while True:
-        with suppress(SubmissionError, TimeoutExpired):
+        with suppress(SubmissionError, OSError, TimeoutExpired):  # OSError: no squeue here, in a job
             this = os.environ.get("SLURM_JOB_ID")  # runs the same script if the server is renewed
             jobs = [job for job in queued(run(QUEUE, _LOOK_TIMEOUT_S).stdout) if job[0] != this]
             marked = list(dict.fromkeys(job[0] for job in jobs if mark in job[3]))
@@ -82,6 +82,6 @@ def submit_script(
             said = (answer.stderr or answer.stdout).strip() or f"no word, exit code {answer.returncode}"
             said = f"It is not clear whether Slurm has taken {script}: {said}"
             said += f"\nFor {LOOKUP_S:.0f} s squeue has shown no job with {kept}."
-            hint = "squeue --me --format='%i %j %k' (has one it now? scancel it), then the same command again"
+            hint = "squeue --me -o '%i %j %k' (scancel that job if it is there), then this command again"
             raise UnclearSubmission(said, hint=hint, transient=True)
         time.sleep(_PAUSE_S)

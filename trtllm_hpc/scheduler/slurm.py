@@ -1,4 +1,4 @@
-"""Slurm's commands: the one place that starts them."""
+"""Slurm's commands: the one place that starts them outside of jobs."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Slurm:
     ) -> str:
         """Submit a script unchanged; return the job id, or raise SubmissionError with sbatch's message.
 
-        Slurm keeps the token in ``environment``, or another one. ``further`` options go before those in the
-        script; after a ``:`` they are of the next component of a heterogeneous job.
+        The job carries the token in ``environment``, else a new one. ``further`` options go before those in
+        the script; after a ``:`` they are of the next component of a heterogeneous job.
         """
         options: list[str] = []
         if dependency is not None:
@@ -282,7 +282,7 @@ def run_command(
     extra: dict[str, str] | None = None,
     new_session: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm's (all are started here), or its replacement; raises SubmissionError.
+    """Run a command of Slurm's, or its replacement; raises SubmissionError.
 
     Args:
         conf: value for ``SLURM_CONF``; ``None`` leaves it as it is.

@@ -75,7 +75,7 @@ class JobWatcher:
         return job in self._answered
 
     def waiting(self) -> dict[str, Waiting]:
-        """Return where the pending jobs stand in the queue, by id; asked once after each query at most."""
+        """Return why the pending jobs wait, by id; asked once after each query at most."""
         if self._looked_after != self.queries:
             self._looked_after = self.queries
             self._waiting = self._queue.look(self._known.values())

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from trtllm_hpc.config.files import read_cluster
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.stages import sweep_job
 from trtllm_hpc.scheduler.slurm import Slurm
-from trtllm_hpc.scheduler.submission_record import read_submission
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, read_record, run_folders
 from trtllm_hpc.sweeps.status import SweepStatus, sweep_status
 from trtllm_hpc.sweeps.submit import alone
@@ -47,7 +47,8 @@ def _cancel_single_job(paths: SweepPaths) -> None:
     cluster = read_cluster(runs[0].cluster) if runs and script.exists() else None
     if cluster is not None and cluster.scheduler == "slurm":
         slurm = Slurm(cluster.slurm_conf)
-        recorded = (job.job_id for run in runs if (it := read_submission(run)) for job in it.stages.values())
+        records = filter(None, (RunSnapshot(run).submission for run in runs))
+        recorded = (job.job_id for record in records for job in record.stages.values())
         jobs = {*recorded, *slurm.find_scripts({script: None}).values()}
         slurm.cancel([sweep_job(str(paths.folder), job_id) for job_id in jobs])
 
