@@ -26,7 +26,7 @@ test: setup ## lint and every test, the real Slurm ones too
 N := 20
 .PHONY: test-unstable
 test-unstable: setup ## chosen tests N times, half of them beside busy loops: N=20 TESTS='tests/FILE.py::TEST'
-	@$(BIN)/python -m tests.unstable $(N) $(TESTS)
+	@.ci/unstable $(BIN) $(N) $(TESTS)
 
 test-%: setup ## the tests of one kind: test-slurm, test-triton, test-model, test-browser or test-thorough
 	@.ci/test $(BIN) $*
@@ -46,7 +46,7 @@ test-trixie: setup ## the tests with Slurm, and the faults, on Debian 13's Slurm
 unit: export PYTHONDONTWRITEBYTECODE :=
 unit: setup ## the fast tests only: no server, no Slurm, no model, no browser, no fuzzing
 	$(BIN)/pytest -q -n 4 --dist worksteal \
-	  -m 'not slurm and not triton and not model and not long and not browser'
+	  -m 'not slurm and not triton and not model and not long and not browser and not thorough'
 
 .PHONY: lint
 lint: setup ## ruff, mypy --strict, import-linter, shellcheck

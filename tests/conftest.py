@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -20,35 +21,11 @@ from tests.waiting import eventually
 ONE_BY_ONE = ("tests/local/", "tests/slurm/", "tests/reference/test_ranks.py", "tests/reference/test_soak.py")
 """Where each test, of half a minute, goes to the next free worker."""
 
-TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py", "tests/slurm/test_sandbox.py")
-"""Files below those whose tests share one run, or one sandbox."""
+TOGETHER = ("tests/local/test_api.py", "tests/local/test_door.py")
+"""Files below those whose tests share one run."""
 
-MOSTLY_WAITING = (
-    *("tests/local/test_door_runs.py", "tests/local/test_local_profile.py", "tests/local/test_resume.py"),
-    *(
-        f"tests/slurm/test_{name}"
-        for name in (
-            *("doctor", "edited_scripts", "identity", "lock", "mpirun"),
-            *("pairs", "queue", "sandbox", "spawn", "sweep", "templates"),
-            "backbone.py::test_a_failed_build",
-            "backbone.py::test_a_killed",
-            "backbone.py::test_a_re",
-            "backbone.py::test_a_submit",
-            "backbone.py::test_a_wrong",
-            "backbone.py::test_an_mpi_",
-            "backbone.py::test_names_",
-            "openai.py::test_a_rank_",
-            "openai.py::test_a_server_",
-            "openai.py::test_an_image_",
-        )
-    ),
-)
-"""What begins like these waits for Slurm or for processes to end, and measures nothing. Workers of their own
-run them beside the others, with what these leave of the processors."""
-WAITING_WORKERS = "TRTLLM_HPC_TEST_WAITING_WORKERS"
-EQUAL_WORKERS = 2
-"""Workers for the other tests. With more, servers and loads would get so little of two processors that their
-own limits strike."""
+SLURM = "tests/slurm/"
+"""But for the thorough ones, its tests share one sandbox and so one worker: each looks for what it left."""
 
 SHARED_SERVERS = " ".join(
     f"tests/reference/test_{name}.py"
@@ -83,15 +60,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-rerunfailures
 def pytest_configure(config: pytest.Config) -> None:
     """Name what the workers of this run of pytest share."""
     if not hasattr(config, "workerinput"):
         os.environ[sharing.RUN] = str(os.getpid())
-        workers = config.getoption("numprocesses", None) or 0
-        waiting = range(EQUAL_WORKERS, workers) if config.getoption("dist") == "loadgroup" else ()
-        os.environ[WAITING_WORKERS] = " ".join(f"gw{number}" for number in waiting)
-    elif os.environ["PYTEST_XDIST_WORKER"] in os.environ[WAITING_WORKERS].split():
-        os.nice(5)
+        return
+    # Each test waits 40 ms for pytest-rerunfailures otherwise: it writes twice, and then reads.
+    config.failures_db.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # type: ignore[attr-defined]
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist kills the workers
@@ -134,6 +110,8 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.startswith(SLURM) and "not thorough" in self.config.getoption("markexpr"):
+            return SLURM
         if file.startswith(ONE_BY_ONE) and file not in TOGETHER:
             return nodeid
         return SHARED_SERVERS if file in SHARED_SERVERS else file
@@ -148,14 +126,9 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]
             self.workqueue.move_to_end(scope)
 
     def _assign_work_unit(self, node: Any) -> None:
-        """Give the workers for tests that wait only these, and the others these last of all."""
-        waits = node.gateway.id in os.environ[WAITING_WORKERS].split()
-        scope = next((it for it in self.workqueue if it.startswith(MOSTLY_WAITING) is waits), None)
-        if scope is not None:
-            self.workqueue.move_to_end(scope, last=False)
-        elif waits and len(self.nodes) > 1:  # with few groups, the others may have been shut down already
-            node.shutdown()
-            return
+        """Begin with Slurm, which takes longest."""
+        if SLURM in self.workqueue:
+            self.workqueue.move_to_end(SLURM, last=False)
         super()._assign_work_unit(node)
 
     def _reschedule(self, node: Any) -> None:

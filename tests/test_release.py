@@ -39,6 +39,7 @@ def tracked() -> list[str]:
     return [name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
 
 
+@pytest.mark.thorough
 @pytest.mark.long
 def test_the_wheel_has_every_file_and_works_outside_the_checkout(tmp_path: Path) -> None:
     pins = {"UV_CONSTRAINT": str(ROOT / "constraints.txt")} if sys.version_info >= (3, 11) else {}

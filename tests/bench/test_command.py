@@ -279,6 +279,7 @@ def test_a_recorded_workload_can_be_sent_again(run: RunPaths, tmp_path: Path) ->
     assert "The workload has 6 requests, but 7 are needed" in str(refused.exception)
 
 
+@pytest.mark.thorough
 @pytest.mark.alone
 @pytest.mark.long
 def test_the_search_finds_what_one_instance_can_do(run: RunPaths) -> None:

@@ -72,12 +72,14 @@ def parsed(group: click.Group, arguments: list[str], parent: click.Context | Non
             kind.convert(given, parameter, inner)
 
 
-@pytest.mark.parametrize(("place", "line"), COMMANDS, ids=lambda value: str(value)[:60])
-def test_every_command_parses(place: str, line: str) -> None:
-    try:
-        parsed(command, words(line), None)
-    except click.ClickException as error:
-        pytest.fail(f"{place}: {line}: {error.format_message()}")
+def test_every_command_parses() -> None:
+    wrong = []
+    for place, line in COMMANDS:
+        try:
+            parsed(command, words(line), None)
+        except click.ClickException as error:
+            wrong.append(f"{place}: {line}: {error.format_message()}")
+    assert len(COMMANDS) > 200 and wrong == []
 
 
 STARTS_A_JOB = re.compile(r"trtllm-hpc .*(\bsubmit\b|\bresume\b|--on-nodes)")

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -61,20 +62,31 @@ def test_the_excerpt_of_a_public_log_is_explained(name: str) -> None:
     assert excerpt.get("shows", "") in first.match
 
 
-@pytest.mark.parametrize(
-    ("name", "line"), [(name, line) for name, entry in EXCERPTS.items() for line in entry["not"]]
-)
-def test_a_near_miss_is_not_taken_for_the_cause(name: str, line: str) -> None:
-    assert name not in {one.id for one in found(f"fine\n{line}\nfine\n")}
+def test_a_near_miss_is_not_taken_for_the_cause() -> None:
+    near_misses = [(name, line) for name, entry in EXCERPTS.items() for line in entry["not"]]
+    assert len(near_misses) > 900
+    taken = [it for it in near_misses if it[0] in {one.id for one in found(f"fine\n{it[1]}\nfine\n")}]
+    assert taken == []
 
 
-@pytest.mark.parametrize("cause", causes().values(), ids=lambda cause: cause.id)
-def test_every_cause_says_what_happened_and_what_to_do(cause: Cause) -> None:
-    assert cause.sentence.endswith((".", "}")) and cause.sources
-    assert cause.kind is Kind.NOISE or cause.next
+def faults(cause: Cause) -> Iterator[str]:
+    """What an entry of the table does not say, or names that no pattern finds."""
+    if not (cause.sentence.endswith((".", "}")) and cause.sources):
+        yield "sentence and sources"
+    if cause.kind is not Kind.NOISE and not cause.next:
+        yield "what to do"
     names = set(re.findall(r"(?<!\$)\{(\w+)\}", cause.sentence + cause.next))
     groups = set().union(*(pattern.regex.groupindex for pattern in cause.patterns), set())
-    assert names <= groups or not cause.patterns, f"{names - groups} is in no pattern"
+    if cause.patterns and not names <= groups:
+        yield f"{names - groups} is in no pattern"
+    for pattern in cause.patterns:
+        first_line = pattern.text.partition(r"\n")[0].replace("\\", "")
+        if not pattern.anchors or any(len(it) < 4 or it not in first_line for it in pattern.anchors):
+            yield f"the first line of a match of {pattern.text} has no text to search for"
+
+
+def test_every_cause_says_what_happened_and_what_to_do_and_can_be_searched_for() -> None:
+    assert {cause.id: list(faults(cause)) for cause in causes().values() if any(faults(cause))} == {}
 
 
 def test_a_sentence_does_without_what_the_log_does_not_say() -> None:
@@ -110,14 +122,6 @@ def test_a_killed_process_is_told_in_the_words_of_open_mpi_5_too() -> None:
     said = "prterun noticed that process rank 1 with PID 23786 on node n1 exited on\nsignal 9 (Killed).\n"
     [only] = found(said)
     assert only.id == "mpirun-signal" and "on n1 ended by signal 9 (Killed)" in only.sentence
-
-
-@pytest.mark.parametrize("cause", causes().values(), ids=lambda cause: cause.id)
-def test_the_first_line_of_each_match_has_a_text_to_search_for(cause: Cause) -> None:
-    for pattern in cause.patterns:
-        first_line = pattern.text.partition(r"\n")[0].replace("\\", "")
-        assert pattern.anchors and all(len(anchor) >= 4 for anchor in pattern.anchors)
-        assert all(anchor in first_line for anchor in pattern.anchors)
 
 
 OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (tllmBuffers.h:112)\n"

@@ -142,6 +142,8 @@ ELSEWHERE = {
     **{f"options.{role}": "test_raw_options.py" for role in (*RAW_ROLES, "lora")},
 }
 
+pytestmark = pytest.mark.thorough  # tests/golden/outcomes has the words of each release, and what it refuses
+
 SITE = cluster()
 RELEASE = re.compile(r"\b(" + "|".join(re.escape(release.version) for release in releases()) + r")\b")
 

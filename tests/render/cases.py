@@ -101,6 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "qos": "normal",
             "gpus_per_node": 4,
             "gpu_request": "gres",
+            "gpu_type": "a100",
             "exclusive": True,
             "companion_partition": "cpu",
             "container": {
@@ -127,7 +128,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "apptainer",
             "gpus_per_node": 2,
             "companion": "overlap",
-            "container": {"runtime": "apptainer", "image": "/images/triton.sif", "mounts": ["/engines"]},
+            "container": {
+                "runtime": "apptainer",
+                "image": "/images/triton.sif",
+                "mounts": ["/engines"],
+                "overlay": "/images/more of it",
+                "cache_folder": "/scratch/ana/cache",
+            },
         },
     ),
     "tensorrt-llm-two-nodes": (
@@ -205,6 +212,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "apptainer",
             "gpus_per_node": 8,
+            "gpu_request": "none",
             "container": {
                 "runtime": "apptainer",
                 "image": "/images/triton.sif",
@@ -233,6 +241,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "bare",
             "gpus_per_node": 4,
+            "gpu_request": "gpus",
+            "gpu_type": "h100",
+            "qos": "long",
+            "reservation": "june",
+            "constraint": "nvlink&ib",
+            "exclusive": True,
             "container": {"tensorrt_llm_version": "0.16.0", "all_models": "/opt/all models"},
         },
     ),
@@ -247,52 +261,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
-_LLAMA_70B = CASES["pyxis-large-instances"][0]
 _SPLIT = CASES["disaggregated"][0]
 _TWO_COPIES = CASES["orchestrator"][0]
 _IN_IMAGE = {"tensorrt_llm_version": "0.16.0", "all_models": "/opt/all models"}
-_APPTAINER = {"runtime": "apptainer", "image": "/images/triton.sif"}
 _PYXIS = {"runtime": "pyxis", "image": "nvcr.io#nvidia/tritonserver:24.12-trtllm-python-py3"}
 
 CASES |= {
-    # What the cases above lack of: every mode of serving on every kind of cluster.
-    "bare-disaggregated": (
-        _SPLIT,
-        {
-            "name": "bare",
-            "gpus_per_node": 8,
-            "gpu_request": "gpus",
-            "gpu_type": "h100",
-            "qos": "long",
-            "reservation": "june",
-            "constraint": "nvlink&ib",
-            "exclusive": True,
-            "container": {"tensorrt_llm_version": "0.16.0"},
-        },
-    ),
-    "apptainer-instances": (
-        _LLAMA_70B,
-        {
-            "name": "apptainer",
-            "gpus_per_node": 4,
-            "gpu_request": "gres",
-            "gpu_type": "a100",
-            "container": {
-                **_APPTAINER,
-                "overlay": "/images/more of it",
-                "cache_folder": "/scratch/ana/cache",
-            },
-        },
-    ),
-    "apptainer-orchestrator": (
-        _TWO_COPIES,
-        {
-            "name": "apptainer",
-            "gpus_per_node": 4,
-            "gpu_request": "none",
-            "container": {**_APPTAINER, **_IN_IMAGE},
-        },
-    ),
     "pyxis-orchestrator": (
         _TWO_COPIES,
         {"name": "pyxis", "gpus_per_node": 4, "container": {**_PYXIS, **_IN_IMAGE, "scope": "global"}},
@@ -379,15 +353,18 @@ _FRONTENDS = {
     "disaggregated": _SPLIT_SERVERS,
 }
 for _name, _job in _FRONTENDS.items():
-    for _container in (_NEW_PYXIS, _NEW_APPTAINER):
-        _kind = _container["runtime"]
-        _profile = {
-            "name": _kind,
-            "gpus_per_node": 8,
-            "container": _container,
-            "node_models_folder": "/local",
-        }
-        CASES[f"openai-{_name}-{_kind}"] = (_job, _profile)
+    _profile = {
+        "name": "pyxis",
+        "gpus_per_node": 8,
+        "container": _NEW_PYXIS,
+        "node_models_folder": "/local",
+    }
+    CASES[f"openai-{_name}-pyxis"] = (_job, _profile)
+
+CASES["openai-one-gpu-apptainer"] = (
+    _ONE_GPU,
+    {"name": "apptainer", "gpus_per_node": 8, "container": _NEW_APPTAINER, "node_models_folder": "/local"},
+)
 
 CASES["openai-profiled"] = (
     {
@@ -432,7 +409,7 @@ CASES |= {
 
 _COMMANDS = (
     *("vllm-llama-3.1-8b", "vllm-llama-3.1-405b-two-nodes"),
-    *("sglang-llama-3.1-8b", "sglang-llama-3.1-405b-two-nodes"),
+    "sglang-llama-3.1-8b",
 )
 for _name in _COMMANDS:
     _job = read_job(jobs()[_name]).model_dump()
@@ -450,23 +427,22 @@ BASES = {
     "local": "local-door",
     "pyxis-large-instances": "sandbox-two-ranks",
     "pyxis-two-nodes": "pyxis-large-instances",
-    "apptainer-instances": "pyxis-large-instances",
     "apptainer-overlap-keeps-running": "pyxis-large-instances",
     "disaggregated": "pyxis-disaggregated",
-    "bare-disaggregated": "pyxis-disaggregated",
     "orchestrator": "pyxis-orchestrator",
-    "apptainer-orchestrator": "pyxis-orchestrator",
     "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
     "openai-gb200-pyxis": "openai-one-gpu-pyxis",
     "openai-experts-pyxis": "openai-one-gpu-pyxis",
     "openai-quantized-pyxis": "openai-one-gpu-pyxis",
     "openai-heterogeneous-pyxis": "openai-disaggregated-pyxis",
-    "openai-heterogeneous-apptainer": "openai-heterogeneous-pyxis",
-    **{f"openai-{name}-apptainer": f"openai-{name}-pyxis" for name in _FRONTENDS},
+    "openai-engine-pyxis": "openai-quantized-pyxis",
+    "openai-heterogeneous-apptainer": "openai-disaggregated-pyxis",
+    "openai-one-gpu-apptainer": "openai-one-gpu-pyxis",
+    "pyxis-disaggregated": "pyxis-orchestrator",
 }
 """For each case that is kept as its difference from another case: that case, which may be derived, too."""
 
-NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-apptainer": 1, "openai-engine-pyxis": 2}
+NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-pyxis": 1, "openai-engine-pyxis": 2}
 """Cases with the script of ``doctor --on-nodes``, on that many nodes."""
 
 

@@ -31,29 +31,40 @@ def browser() -> Iterator[Browser]:
         yield opened_browser
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("reports")
-    found = {}
-    for name, case in CASES.items():
+class Reports(dict[str, Path]):
+    """The report of each case, written when a test asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Path:
         # A folder may have such a name.
         run = "<img src=x onerror='window.broken = 3'>" if name == "hostile" else name
-        paths = write_run(folder / run, case())
-        found[name] = folder / f"{name}.html"
-        write_report(paths, "benchmark", found[name])
-    return found
+        paths = write_run(self.folder / run, CASES[name]())
+        self[name] = self.folder / f"{name}.html"
+        write_report(paths, "benchmark", self[name])
+        return self[name]
 
 
 @pytest.fixture(scope="module")
-def sweep(browser: Browser, reports: dict[str, Path]) -> Iterator[Opened]:
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Reports:
+    return Reports(tmp_path_factory.mktemp("reports"))
+
+
+@pytest.fixture(scope="module")
+def sweep(browser: Browser, reports: Reports) -> Iterator[Opened]:
     """One window for the tests that only look; those that make it narrow come last."""
     with opened(browser, reports["sweep"]) as report:
         yield report
 
 
-@pytest.mark.parametrize("name", CASES)
+OTHERS = [pytest.param(name, marks=pytest.mark.thorough) for name in CASES if name != "sweep"]
+
+
+@pytest.mark.parametrize("name", ["sweep", *OTHERS])
 def test_every_chart_is_drawn_without_a_complaint_or_a_request(
-    browser: Browser, reports: dict[str, Path], name: str
+    browser: Browser, reports: Reports, name: str
 ) -> None:
     """In a wide and light window, and in a narrow and dark one; every other report begins with that."""
     views: list[tuple[int, Scheme]] = [(1280, "light"), (390, "dark")]
@@ -72,6 +83,7 @@ def test_every_chart_is_drawn_without_a_complaint_or_a_request(
             assert report.overflow() == 0
 
 
+@pytest.mark.thorough
 def test_a_point_tells_its_figures(sweep: Opened) -> None:
     sweep.page.locator("#chart-curve-ttft .mark-symbol path").first.hover(force=True)
     sweep.page.wait_for_selector("#vg-tooltip-element.visible")
@@ -79,6 +91,7 @@ def test_a_point_tells_its_figures(sweep: Opened) -> None:
     assert "/s" in told and re.search(r"latency:?\s+\d", told)
 
 
+@pytest.mark.thorough
 def test_headings_and_charts_can_be_read_out(sweep: Opened) -> None:
     levels = sweep.page.evaluate(
         "() => [...document.querySelectorAll('h1, h2, h3')].map(heading => +heading.tagName[1])"
@@ -98,11 +111,13 @@ def narrow(report: Opened) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_charts_follow_the_width_of_the_window(sweep: Opened) -> None:
     narrow(sweep)
     assert sweep.overflow() == 0 and sweep.complaints == []
 
 
+@pytest.mark.thorough
 def test_wide_tables_scroll_within_their_box(sweep: Opened) -> None:
     narrow(sweep)
     wide, seen = sweep.page.evaluate(
@@ -112,7 +127,8 @@ def test_wide_tables_scroll_within_their_box(sweep: Opened) -> None:
     assert wide > seen and sweep.overflow() == 0
 
 
-def test_charts_follow_the_colours_of_the_page(browser: Browser, reports: dict[str, Path]) -> None:
+@pytest.mark.thorough
+def test_charts_follow_the_colours_of_the_page(browser: Browser, reports: Reports) -> None:
     ink = "() => document.querySelector('#chart-curve-ttft .role-legend text').getAttribute('fill')"
     with opened(browser, reports["sweep"]) as report:
         before = report.page.evaluate(ink)
@@ -121,7 +137,7 @@ def test_charts_follow_the_colours_of_the_page(browser: Browser, reports: dict[s
         assert all(report.marks().values()) and report.complaints == []
 
 
-def test_hostile_text_stays_text(browser: Browser, reports: dict[str, Path]) -> None:
+def test_hostile_text_stays_text(browser: Browser, reports: Reports) -> None:
     with opened(browser, reports["hostile"]) as report:
         failed = report.page.locator('#chart-time-latency .mark-symbol path[aria-label*="failed"]').first
         failed.hover(force=True)
@@ -132,7 +148,8 @@ def test_hostile_text_stays_text(browser: Browser, reports: dict[str, Path]) -> 
         assert HOSTILE.split("\u2028")[0] in report.page.inner_text(".verdict")
 
 
-def test_the_page_may_run_no_other_script(browser: Browser, reports: dict[str, Path]) -> None:
+@pytest.mark.thorough
+def test_the_page_may_run_no_other_script(browser: Browser, reports: Reports) -> None:
     with opened(browser, reports["single"]) as report:
         report.page.evaluate(
             "() => { const script = document.createElement('script');"
@@ -142,9 +159,8 @@ def test_the_page_may_run_no_other_script(browser: Browser, reports: dict[str, P
         assert any("Content Security Policy" in complaint for complaint in report.complaints)
 
 
-def test_without_scripts_the_tables_and_a_sentence_are_there(
-    browser: Browser, reports: dict[str, Path]
-) -> None:
+@pytest.mark.thorough
+def test_without_scripts_the_tables_and_a_sentence_are_there(browser: Browser, reports: Reports) -> None:
     page = browser.new_page(java_script_enabled=False)
     page.goto(reports["sweep"].as_uri())
     assert "The charts need JavaScript" in page.inner_text("main")
@@ -152,6 +168,6 @@ def test_without_scripts_the_tables_and_a_sentence_are_there(
     page.close()
 
 
-def test_a_page_takes_about_a_megabyte(reports: dict[str, Path]) -> None:
+def test_a_page_takes_about_a_megabyte(reports: Reports) -> None:
     assert reports["single"].stat().st_size < 1.1e6
     assert reports["many levels"].stat().st_size < 1.5e6

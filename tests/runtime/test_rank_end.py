@@ -115,7 +115,7 @@ def test_a_killed_rank_leaves_only_what_the_cleanup_removes(ranks: Ranks) -> Non
             "dies",
             "answers every request with an error (Stub process 'preprocessing_0_0' is not healthy)",
         ),
-        ("hangs", "has answered nothing for "),
+        pytest.param("hangs", "has answered nothing for ", marks=pytest.mark.thorough),
     ],
 )
 def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
@@ -198,6 +198,7 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
     assert ranks.left() == []
 
 
+@pytest.mark.thorough
 @pytest.mark.long
 def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: Ranks) -> None:
     """A companion that gets no answers asks for it before anybody knows why."""
@@ -212,6 +213,7 @@ def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: R
     assert failure is not None and "is stopped (SIGSTOP)" in failure.sentence
 
 
+@pytest.mark.thorough
 @pytest.mark.long
 @pytest.mark.parametrize(("stopped", "dies"), [(1, 0), (0, 1)])
 def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
@@ -237,6 +239,7 @@ def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
     assert time.monotonic() - told < 5, "Slurm may wait so long before it kills (KillWait)"
 
 
+@pytest.mark.thorough
 @pytest.mark.long
 def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Path) -> None:
     """Triton would go on saying that it is ready."""

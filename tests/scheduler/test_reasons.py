@@ -10,10 +10,13 @@ NAMES = (Path(__file__).parent / "reasons.txt").read_text("utf-8").split()
 """Every reason that Slurm can give: ``src/common/job_state_reason.c``, 22.05 to 26.05."""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_reason_of_slurm_is_told_in_words(name: str) -> None:
-    words = explain_reason(name, "4711")
-    assert name not in words and "Slurm's reason" not in words and not words.endswith(".")
+def test_every_reason_of_slurm_is_told_in_words() -> None:
+    told = {name: explain_reason(name, "4711") for name in NAMES}
+    assert {
+        name: words
+        for name, words in told.items()
+        if name in words or "Slurm's reason" in words or words.endswith(".")
+    } == {}
 
 
 @pytest.mark.parametrize(

@@ -272,9 +272,9 @@ def home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Sandbox]:
-    """Two nodes with four GPUs each."""
+    """Four nodes with four GPUs each, for all tests of a process."""
     made = Sandbox(sandbox_name("e2e"))
-    made.up(2, 4)
+    made.up(4, 4)
     yield made
     made.down()
 
@@ -303,7 +303,8 @@ def person(cluster: Sandbox, installed: Path, home: Path) -> Iterator[Person]:
     left = someone.jobs_in_queue("--states=PENDING,CONFIGURING,RUNNING,SUSPENDED")
     if left:
         someone.slurm("scancel", *left)
-        eventually(lambda: not someone.jobs_in_queue(), 30)
+    # The next test's jobs shall find every node idle.
+    assert someone.has_no_jobs(), someone.slurm("squeue")
     assert left == [], "the test left jobs"
 
 

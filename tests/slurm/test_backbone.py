@@ -136,13 +136,7 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     assert not run.endpoint.exists()
     person.has_nothing_left()
     listing = person.types("logs", run.folder)
-    for word in (
-        "preflight",
-        "serve",
-        "companion",
-        person.sandbox.nodes[0].name,
-        person.sandbox.nodes[1].name,
-    ):
+    for word in ("preflight", "serve", "companion", *(person.rank(run, rank).host for rank in (0, 1))):
         assert word in listing.stdout
     one = person.types("logs", run.folder, "--stage", "serve", "--rank", "1")
     assert "rank 1 on" in one.stdout and "rank 0 on" not in one.stdout
@@ -344,6 +338,7 @@ EXPORTED = {
 """What a person may have exported; it must change nothing."""
 
 
+@pytest.mark.thorough
 def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, engine: Path) -> None:
     """Whatever the person has exported, and whatever lies in the folder where they submit."""
     stranger = person.folder / "click.py"
@@ -395,6 +390,7 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     assert person.status(run)["state"] == "completed"
 
 
+@pytest.mark.thorough
 def test_a_removed_run_folder_ends_its_jobs(person: Person, engine_alone: Path) -> None:
     companion = {"benchmark": {**SMALL, "requests": 600}}
     job = person.job("removed", **one_rank(engine_alone, companion=companion))
@@ -417,6 +413,7 @@ def refused_before_the_queue(person: Person, check: str, job: Path, *words: str)
     assert person.has_no_jobs()
 
 
+@pytest.mark.thorough
 def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) -> None:
     sections = two_ranks(engine)
     sections["engine"]["tensor_parallel"] = 1
@@ -429,6 +426,7 @@ def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) 
     assert not list(run.ranks.glob("serve_*"))  # no server was started
 
 
+@pytest.mark.thorough
 def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> None:
     job = person.job("no-pmix", **two_ranks(engine))
     without = ("--set", "cluster.mpi=none")
@@ -439,6 +437,7 @@ def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> N
     assert any(sentence in said for sentence in sentences), said
 
 
+@pytest.mark.thorough
 def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
     sections = two_ranks(model={"path": "/no/such/model"})
     job = person.job("no-model", **sections)
@@ -448,10 +447,11 @@ def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
     assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
 
 
+@pytest.mark.thorough
 def test_a_submit_killed_between_two_sbatch_leaves_nothing(person: Person, engine: Path) -> None:
     """A sbatch of ours kills its caller after the first real submission."""
     tools = person.folder / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     real = subprocess.run(["which", "sbatch"], check=True, capture_output=True, text=True).stdout.strip()
     shim = tools / "sbatch"
     shim.write_text(f'#!/bin/bash\n"{real}" "$@"\ncode=$?\nkill -9 "$PPID"\nexit "$code"\n')
@@ -513,6 +513,7 @@ def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engi
     person.has_nothing_left()
 
 
+@pytest.mark.thorough
 def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, engine_alone: Path) -> None:
     job = person.job("no-companion", **one_rank(engine_alone))
     # For longer than that partition allows: it waits for ever.
@@ -524,7 +525,8 @@ def test_a_companion_cancelled_in_the_queue_leaves_no_server(person: Person, eng
     person.has_nothing_left()
 
 
-@pytest.mark.parametrize("where", ["job", pytest.param("overlap", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", ["job", "overlap"])
 def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, where: str) -> None:
     sections = one_rank(engine_alone, companion={"request": {"prompt": "word " * 400, "max_tokens": 4}})
     job = person.job("refused", **sections)
@@ -537,6 +539,7 @@ def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, w
     assert person.status(run)["state"] == "failed"
 
 
+@pytest.mark.thorough
 def test_a_node_that_does_not_see_the_engine_is_named(person: Person, engine: Path) -> None:
     hidden = person.sandbox.nodes[1]
     hidden.run(["mount", "-t", "tmpfs", "hidden", str(engine)])
@@ -548,6 +551,7 @@ def test_a_node_that_does_not_see_the_engine_is_named(person: Person, engine: Pa
     assert f"rank 1 on {hidden.name} does not see the engine {engine}; other ranks" in sentence
 
 
+@pytest.mark.thorough
 def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(person: Person) -> None:
     """SIGUSR1 ends every process of the job, with the batch script that would clean up."""
     job = person.job("signalled", **bare_server(person.folder))
@@ -567,6 +571,7 @@ def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(
     person.cancel(following)
 
 
+@pytest.mark.thorough
 def test_a_script_that_never_begins_has_failed(person: Person) -> None:
     start = person.folder / "start.sh"
     start.write_text("exit 0\n")

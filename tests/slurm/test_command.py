@@ -48,6 +48,7 @@ def test_a_server_of_another_kind_is_served_measured_and_ended(person: Person) -
 HTTP = [sys.executable, "-m", "http.server", "18999", "--bind=127.0.0.1", "--directory={port}"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "command", "code", "sentence"),
     [

@@ -26,7 +26,7 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     rows = outcomes(person, job)
     assert {row["outcome"] for row in rows.values()} <= {"ok", "unknown"}, rows
     assert rows["mpi-plugin"]["sentence"] == "this Slurm offers the MPI plugin pmix"
-    found = "the partition 'batch' has 2 nodes of 4 GPUs, claimed: there is no GPU behind them"
+    found = "the partition 'batch' has 4 nodes of 4 GPUs, claimed: there is no GPU behind them"
     assert rows["partition"]["sentence"] == found
     assert rows["engine-files"]["outcome"] == rows["engine-world"]["outcome"] == "ok"
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
@@ -35,8 +35,8 @@ def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     assert rows["partition-limits"]["outcome"] == "ok"
     long = outcomes(person, job, "--set", "cluster.partition=debug")["partition-limits"]
     assert "asks for 60 minutes, but the partition 'debug' allows 30" in long["sentence"]
-    wide = outcomes(person, job, "--set", "serve.nodes=3", "--set", "serve.instances=3")["partition-limits"]
-    assert "nodes, but the partition 'batch' gives a job at most 2 nodes" in wide["sentence"]
+    wide = outcomes(person, job, "--set", "serve.nodes=5", "--set", "serve.instances=5")["partition-limits"]
+    assert "nodes, but the partition 'batch' gives a job at most 4 nodes" in wide["sentence"]
 
 
 def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path) -> None:
@@ -49,6 +49,7 @@ def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path)
     assert person.has_no_jobs()
 
 
+@pytest.mark.thorough
 def test_what_is_ignored_before_the_queue_is_refused_in_the_job(
     person: Person, engine: Path, home: Path
 ) -> None:

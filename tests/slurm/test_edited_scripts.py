@@ -10,7 +10,7 @@ from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import two_ranks
 from trtllm_hpc.errors import ExitCode
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 ONE_TASK = "The step has 1 task, but the plan says 2 ranks"
 
@@ -19,7 +19,7 @@ ONE_TASK = "The step has 1 task, but the plan says 2 ranks"
     ("script", "options", "sentence"),
     [
         ("serve.sbatch", [], ONE_TASK),
-        pytest.param("instance.sh", [], ONE_TASK, marks=pytest.mark.thorough),
+        ("instance.sh", [], ONE_TASK),
         (
             None,
             ["--nodes=1", "--ntasks=1"],

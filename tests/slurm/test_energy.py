@@ -14,7 +14,7 @@ from trtllm_hpc.bench.results import Interval, read_measurement
 from .conftest import Person
 from .test_backbone import SMALL, two_ranks
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 
 def test_a_benchmark_on_two_gpus_shows_its_joules_and_the_gpu_that_is_too_warm(

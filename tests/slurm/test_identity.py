@@ -26,7 +26,7 @@ from trtllm_hpc.sandbox.processes import Process
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 NODES, GPUS = 2, 4
 
@@ -121,7 +121,6 @@ def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
     assert eventually(bob.has_no_jobs, 60) and runs_on(ana, my_job)
 
 
-@pytest.mark.thorough
 def test_accounting_remembers_the_job_whose_id_another_job_has(
     sandbox: Sandbox, people: tuple[Person, Person]
 ) -> None:

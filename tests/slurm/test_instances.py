@@ -1,4 +1,4 @@
-"""Several instances behind one door, on three nodes of a real Slurm, as an ordinary user would have them."""
+"""Several instances behind one door, on a real Slurm, as an ordinary user would have them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -32,7 +30,6 @@ from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.process import descendants
 from trtllm_hpc.runtime.records import Endpoint, read_events
-from trtllm_hpc.sandbox import Sandbox
 from trtllm_hpc.sandbox.nodes import Node
 
 pytestmark = pytest.mark.slurm
@@ -43,15 +40,6 @@ LENIENT = (
 )
 NOTICED_S = 2.0
 """After this time nothing is sent to an instance that has died."""
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Sandbox]:
-    """Three nodes: two for instances, one for whoever asks them."""
-    made = Sandbox(sandbox_name("instances"))
-    made.up(3, 4)
-    yield made
-    made.down()
 
 
 def start(
@@ -347,7 +335,7 @@ _LISTENS = {
 
 
 def assert_every_listening_port_is_known(person: Person) -> None:
-    """Another user on each of the three nodes asks every port of all nodes."""
+    """Another user on each of the nodes asks every port of all nodes."""
     nodes = person.sandbox.nodes
     with ThreadPoolExecutor(len(nodes) ** 2) as together:
         list(
@@ -450,6 +438,7 @@ def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:
     assert measured.levels[0].passes[0].failed == 0
 
 
+@pytest.mark.thorough
 def test_two_users_on_one_node_do_not_meet(person: Person, engine_alone: Path) -> None:
     theirs = person.folder.parent / "another"
     theirs.mkdir(exist_ok=True)

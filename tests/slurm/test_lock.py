@@ -12,7 +12,7 @@ from tests.slurm.conftest import FEW, Person
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.lock import Lock
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 
 def test_a_run_is_repeated_and_what_has_changed_is_named(person: Person, engine_alone: Path) -> None:

@@ -64,7 +64,6 @@ def assert_served_and_measured(site: Site, run: RunPaths, prompt: str) -> None:
     site.has_nothing_left()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.11.0"], indirect=True)
 def test_an_orchestrator_spawns_the_ranks_of_both_models(site: Site) -> None:
     both = "companion.benchmark.models=[ensemble, ensemble_2]"
@@ -74,6 +73,7 @@ def test_an_orchestrator_spawns_the_ranks_of_both_models(site: Site) -> None:
     assert_served_and_measured(site, run, "What is machine learning?")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.15.0"], indirect=True)
 def test_prompts_and_answers_are_computed_by_ranks_of_their_own(site: Site) -> None:
     run = submit_shipped(site, "disaggregated-llama")

@@ -15,7 +15,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.sandbox import Sandbox
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 NODE = ["{node_rank}", "{leader_address}", "{leader_port}", "{port}"]
 SERVES = {"command": ["bash", "-c", "sleep 600", *NODE], "memory_gib_per_node": 1, "cpus_per_rank": 1}

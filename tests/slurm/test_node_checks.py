@@ -72,6 +72,7 @@ def on_nodes(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {name: row for name, row in found.items() if name.startswith(parts)}
 
 
+@pytest.mark.thorough
 def test_a_healthy_site_has_no_fault(site: Site) -> None:
     bundle = site.folder / "site.json"
     found = on_nodes(rows(site, serves(site, **PHASES), "--nodes", "2", "--bundle", str(bundle)))
@@ -237,6 +238,7 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
     assert {"image-launcher", "image-options", "image-parsers", "node-interface"} <= failed, found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.Signals) -> None:
     site.environment[UNATTENDED_VARIABLE] = "12"  # sbatch hands it on
@@ -250,6 +252,7 @@ def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.S
     assert eventually(lambda: folders(site) == others, 30), folders(site) - others
 
 
+@pytest.mark.thorough
 def test_the_model_makes_a_token(site: Site, person: Person, engine: Path) -> None:
     found = rows(site, person.job("asked", **two_ranks(engine)), "--model")
     assert found["model-token"]["outcome"] == "ok", found["model-token"]
@@ -262,6 +265,7 @@ def test_an_engine_is_not_built_to_try_the_model(site: Site, person: Person) -> 
     assert "the engine is not in the cache" in found["model-token"]["sentence"]
 
 
+@pytest.mark.thorough
 def test_what_it_cannot_do_is_refused(person: Person) -> None:
     job = person.job("local", model={"synthetic": "tiny-llama"}, engine={"backend": "reference"})
     local = person.types("doctor", job, "--cluster", "local", "--on-nodes")

@@ -22,7 +22,6 @@ import pytest
 from tests.guests import SOON_S, asking_until_refused
 from tests.prometheus import prometheus, samples, targets
 from tests.schemas.check import documented
-from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api, add_nsys
@@ -34,7 +33,6 @@ from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
-from trtllm_hpc.sandbox import Sandbox
 from trtllm_hpc.scheduler.submission_record import read_submission
 
 pytestmark = pytest.mark.slurm
@@ -42,15 +40,6 @@ pytestmark = pytest.mark.slurm
 MODEL_OPTIMIZER = Path(__file__).parent.parent / "upstream" / "modelopt"
 
 TWO_RANKS = {"backend": "pytorch", "tensor_parallel": 2, "max_input_len": None}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Sandbox]:
-    """Four nodes, for a disaggregated run."""
-    made = Sandbox(sandbox_name("openai"))
-    made.up(4, 4)
-    yield made
-    made.down()
 
 
 @pytest.fixture
@@ -93,6 +82,7 @@ def test_a_model_is_served_over_two_nodes_without_a_build(site: Site) -> None:
     assert "files were copied" in run.rank_log("staging", 1).read_text()
 
 
+@pytest.mark.thorough
 def test_the_launcher_of_1_3_joins_the_ranks_through_a_socket(site: Site) -> None:
     """While the server loads, ``status`` shows its phase, and then how long each phase took."""
     add_llm_api(site.container, NEW_LAUNCHER)
@@ -177,6 +167,7 @@ def test_each_phase_has_servers_of_its_own_and_the_front_is_the_endpoint(site: S
     site.has_nothing_left()
 
 
+@pytest.mark.thorough
 def test_the_servers_take_requests_of_a_phase_from_the_front_only(site: Site) -> None:
     """In an image that knows a key for it, which the job makes and no process list shows."""
     library = site.container.folder / "site" / "tensorrt_llm" / "llmapi"
@@ -197,6 +188,7 @@ PHASES = {"context": {"partition": "debug"}, "generation": {"partition": "batch"
 """Nodes of two partitions: the serve job is heterogeneous."""
 
 
+@pytest.mark.thorough
 def test_phases_on_nodes_of_their_own_kinds_are_one_heterogeneous_job(site: Site) -> None:
     over = ["--set", f"cluster.phases={json.dumps(PHASES)}"]
     limits = {**SPLIT, "time_limit_minutes": 20}
@@ -249,6 +241,7 @@ def test_a_node_of_the_second_component_that_fails_is_left_out_of_both(site: Sit
     assert site.types("cancel", run.folder).returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_server_and_the_front_that_die_are_back(site: Site) -> None:
     """Behind TLS, under load: only what the dead server had begun fails. Nobody else reaches a server."""
     phases = {"context": {"tensor_parallel": 1}, "generation": {"servers": 3}}
@@ -371,6 +364,7 @@ def test_servers_of_phases_that_hang_are_started_again(site: Site) -> None:
     site.cancel(run)
 
 
+@pytest.mark.thorough
 def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
     serve = {**SPLIT, "restarts": 0}
     job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
@@ -380,6 +374,7 @@ def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
     assert "rank 1 of instance " in failure, failure
 
 
+@pytest.mark.thorough
 def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
     (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
     said, _ = site.submit(site.job("no-launcher", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
@@ -395,6 +390,7 @@ def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(sit
     assert not list(run.ranks.glob("serve_*"))
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_configuration_does_not_reach_the_queue(site: Site) -> None:
     (site.model / "config.json").unlink()
     job = site.job("no-config", repository={}, engine=TWO_RANKS)
@@ -430,9 +426,8 @@ def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site)
     )
 
 
-@pytest.mark.parametrize(
-    ("role", "rank"), [pytest.param("leader", 0, marks=pytest.mark.thorough), ("worker", 1)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
 def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
     """The server's process on rank 0 goes on, and says that it is healthy."""
     job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})
@@ -441,6 +436,7 @@ def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: s
     assert f"rank {rank} on" in eventually_failed(site, run)
 
 
+@pytest.mark.thorough
 def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> None:
     """It answered the question that made it ready, and goes on to say that it is healthy."""
     serve = {"hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
@@ -480,6 +476,7 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
     site.cancel(run)
 
 
+@pytest.mark.thorough
 def test_a_guest_keeps_a_server_until_the_key_expires_and_then_nobody_asks(site: Site) -> None:
     """It lives longer than its idle time while it is asked, and not much longer after."""
     layout, idle_s = site.sandbox.layout, 6.0

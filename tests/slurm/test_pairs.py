@@ -136,7 +136,10 @@ def stage(person: Person) -> Iterator[Stage]:
     shutil.rmtree(found.runs, ignore_errors=True)
 
 
-@pytest.mark.parametrize("first", ["submit", "resume", "cancel"])
+REPEATED = [pytest.param(first, marks=pytest.mark.thorough) for first in ("resume", "cancel")]
+
+
+@pytest.mark.parametrize("first", ["submit", *REPEATED])
 def test_commands_come_while_the_first_waits_for_slurm(stage: Stage, first: str) -> None:
     run = None if first == "submit" else stage.rendered()
     if first == "cancel":
@@ -165,6 +168,7 @@ def test_commands_come_while_the_first_waits_for_slurm(stage: Stage, first: str)
     stage.leaves_nothing()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("second", ["resume", "cancel", "prune"])
 def test_a_command_comes_while_a_run_is_removed(stage: Stage, second: str) -> None:
     run = stage.rendered()
@@ -181,6 +185,7 @@ def test_a_command_comes_while_a_run_is_removed(stage: Stage, second: str) -> No
     stage.leaves_nothing()
 
 
+@pytest.mark.thorough
 def test_commands_come_while_a_job_submits_the_next_one(stage: Stage) -> None:
     person, late = stage.person, stage.late
     serve = {"renew": True, "keep_running": True, "time_limit_minutes": 20}
@@ -225,6 +230,7 @@ def test_a_submission_that_is_killed_while_slurm_takes_its_job(stage: Stage) -> 
     stage.leaves_nothing()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("commands", ["submit cancel", "resume cancel", "resume resume resume"])
 def test_commands_are_typed_within_a_second(stage: Stage, commands: str) -> None:
     """Each at a random moment after the first."""

@@ -79,6 +79,7 @@ def test_a_node_imports_the_image_once_a_job_and_nobody_sees_the_password(
     assert not any(pyxis.PASSWORD in text for text in (*written, said, checked.stdout, checked.stderr))
 
 
+@pytest.mark.thorough
 def test_programs_in_the_image_have_a_home_and_caches_that_the_next_job_finds(
     person: Person, plugin: pyxis.Pyxis
 ) -> None:

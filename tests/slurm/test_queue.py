@@ -12,7 +12,7 @@ from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 
 def serve_of(person: Person, run: RunPaths) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
     person.cancel(run)
 
 
+@pytest.mark.thorough
 def test_who_cancels_the_job_itself_ends_the_run(person: Person, engine_alone: Path) -> None:
     _, run = person.submit(renewing(person, engine_alone, "ended"), wait=False)
     assert eventually(lambda: waiting_job(run) is not None, 60), person.status(run)

@@ -12,7 +12,7 @@ from tests.slurm.conftest import Person
 from tests.slurm.test_backbone import one_rank
 from trtllm_hpc.runtime.records import read_events
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 GOLDEN_PYTHON = "/opt/trtllm-hpc/bin/python3"
 

@@ -57,6 +57,7 @@ def most_at_once(spans: list[tuple[float, float]]) -> int:
     return max(sum(begin <= moment < end for begin, end in spans) for moment, _ in spans)
 
 
+@pytest.mark.thorough
 def test_a_sweep_outlives_its_command_and_goes_on(person: Person, engine_alone: Path) -> None:
     grid = {"serve.instances": [1, 2], "companion.request.max_tokens": [2, 3]}
     file = job(person, engine_alone, "settings", {"grid": grid, "max_running": 2})

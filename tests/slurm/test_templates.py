@@ -12,7 +12,7 @@ from tests.runtime.model_repository.upstream import write_all_models
 from tests.schemas.check import documented
 from tests.slurm.conftest import USER, Person
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -59,6 +59,7 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
     site.has_nothing_left()
 
 
+@pytest.mark.thorough
 def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
     site.carries("0.17.0")
     _, run = site.submit(site.job("mismatch"), exit_code=ExitCode.BUILD)
@@ -67,6 +68,7 @@ def test_another_release_in_the_container_than_planned_is_told_with_both(site: S
     assert not site.container.calls.exists(), "nothing was started with the wrong release"
 
 
+@pytest.mark.thorough
 def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site) -> None:
     """As when the lists here are wrong about a release: the log has upstream's own sentence."""
     program = site.container.folder / "bin" / "trtllm-build"
@@ -91,6 +93,7 @@ def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templat
     assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
 
 
+@pytest.mark.thorough
 def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> None:
     """No engine and no build: the launcher joins the ranks, and the model reads what the job file says."""
     add_llm_api(site.container)

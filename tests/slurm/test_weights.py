@@ -12,7 +12,7 @@ from tests.slurm.conftest import Person
 from tests.waiting import eventually
 from trtllm_hpc.errors import ExitCode
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.thorough]
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights!" * (5 * 2**17)}
 

@@ -155,9 +155,15 @@ def browser() -> Iterator[Browser]:
 in_browser = pytest.mark.skipif(find_chromium() is None, reason="no Chromium: apt-get install chromium")
 
 
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.thorough)
+    for name in ("many", "nothing valid", "nothing measured", "hostile")
+]
+
+
 @pytest.mark.browser
 @in_browser
-@pytest.mark.parametrize("name", ["grid", "many", "nothing valid", "nothing measured", "hostile"])
+@pytest.mark.parametrize("name", ["grid", *OTHERS])
 def test_every_page_is_drawn_without_a_complaint_or_a_request(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
@@ -183,6 +189,7 @@ def column(report: Opened, heading: str) -> list[str]:
     return cells
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @in_browser
 def test_the_table_is_sorted_with_mouse_and_keyboard(browser: Browser, pages: dict[str, Path]) -> None:
@@ -218,6 +225,7 @@ def test_the_table_is_sorted_with_mouse_and_keyboard(browser: Browser, pages: di
         assert report.complaints == []
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @in_browser
 def test_the_page_names_the_best_variant_and_what_is_without_figures(

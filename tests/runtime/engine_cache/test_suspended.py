@@ -18,7 +18,7 @@ from tests.runtime.engine_cache.builds import MakeRun
 from tests.runtime.engine_cache.test_build import GATED, assert_clean, has_waited
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.long  # each starts two builds and suspends one
+pytestmark = [pytest.mark.long, pytest.mark.thorough]  # each starts two builds and suspends one
 
 SCRIPT = Path(__file__).with_name("suspended_build.py")
 
@@ -110,7 +110,6 @@ def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
     encounter.wake_after()
 
 
-@pytest.mark.thorough
 def test_a_builder_may_be_suspended_before_anything_it_does(runs: MakeRun, tmp_path: Path) -> None:
     """It resumes during the other's build and after it by turns: which comes first is left to chance."""
     turns = cycle([Encounter.wake_during, Encounter.wake_after])
