@@ -13,7 +13,7 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
 from trtllm_hpc.engines.facts import EngineFacts
-from trtllm_hpc.tensorrt_llm.releases.families import families, find_family
+from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "builds.md"
@@ -49,9 +49,6 @@ METHODS: Mapping[str, Sequence[Engine]] = {
     "`kv_cache: fp8`": (_quantized(None, kv_cache="fp8"),),
     "LoRA": ({"max_lora_rank": 8, "lora": {"target_modules": ["attn_q"]}},),
     "`draft_tokens_external`": (_drafted("draft_tokens_external", max_draft_len=8),),
-    "`medusa`": (_drafted("medusa", model="/models/heads"),),
-    "`eagle`": (_drafted("eagle", model="/models/heads"),),
-    "`redrafter`": (_drafted("redrafter", model="/models/heads"),),
     "`lookahead`": (_drafted("lookahead", max_draft_len=8),),
 }
 """What a row of the page is called, and the engine keys that say it: one of them is enough."""
@@ -64,7 +61,7 @@ def renders(release: Release, family: str, method: str) -> bool:
 
 
 def _renders(facts: EngineFacts) -> bool:
-    if facts.toolchain is None or any(lines.problems for lines in facts.command_lines.values()):
+    if facts.command_lines is None or facts.command_lines.problems:
         return False
     return not any(True for rule in RULES for _ in rule(facts))
 
@@ -78,7 +75,7 @@ def refusal(release: Release, family: str, method: str) -> str:
 
 
 def _facts(release: Release, family: str, engine: Engine) -> EngineFacts:
-    by_build_py = release.command("build.py", _examples(family)) is not None
+    by_build_py = release.command("build.py", family) is not None
     # Whether what build.py makes batches in flight is another question.
     job = _job(family, json.dumps(engine), "V1" if by_build_py else "inflight_fused_batching")
     keys = {"tensorrt_llm_version": release.version}
@@ -94,24 +91,15 @@ def _job(family: str, engine: str, batching: str) -> JobFile:
     return JobFile.model_validate({"name": "x", "model": model, "engine": keys, "repository": repository})
 
 
-def _examples(family: str) -> str:
-    found = find_family(family, None)
-    return family if found is None else found.examples
-
-
 def page() -> str:
     """The whole page."""
-    head, tail = page_parts()
-    served = [family.name for family in families().values() if family.reads is None]
-    return head + "".join(map(section, served)) + tail
+    return head() + "\n".join(map(section, families()))
 
 
-def page_parts() -> tuple[str, str]:
-    """What stands before and after the families."""
+def head() -> str:
+    """What stands before the families."""
     first, *_, last = releases()
-    head = _HEAD.format(releases=len(releases()), first=first.version, last=last.version)
-    refused = ", ".join(f"`{family.name}` ({family.reads})" for family in families().values() if family.reads)
-    return head, f"## Refused in every release\n\n{refused}: {_UNSERVED}\n"
+    return _HEAD.format(releases=len(releases()), first=first.version, last=last.version)
 
 
 def section(family: str) -> str:
@@ -121,7 +109,7 @@ def section(family: str) -> str:
         there = [renders(release, family, method) for release in releases()]
         rows.setdefault(_spans(there), []).append(method)
     lines = [f"| {', '.join(methods)} | {span} |\n" for span, methods in rows.items()]
-    return f"## {family}\n\n| built | by |\n|---|---|\n{''.join(lines)}\n"
+    return f"## {family}\n\n| built | by |\n|---|---|\n{''.join(lines)}"
 
 
 def _spans(there: Sequence[bool]) -> str:
@@ -141,7 +129,6 @@ def _spans(there: Sequence[bool]) -> str:
     return ", ".join(spans) or "none"
 
 
-_UNSERVED = "their encoders need engines and Triton models of their own."
 _HEAD = """# Which release builds what
 
 What `trtllm-hpc` renders for each `model.family`, of the {releases} releases from {first} to {last}. A
@@ -149,12 +136,11 @@ job for any other is refused before the queue, and the message names the first r
 engine, if a later one does. Rows have values of `engine.quantization.method`, a KV cache
 (`engine.quantization.kv_cache`), LoRA (`engine.max_lora_rank`) and values of `engine.speculative.mode`;
 `plain` is none of these. `int4_gptq` and `w4a8_qserve_...` start from weights that are quantized
-already.
+already. [Commands of the job file](../how-to/engines.md#a-model-of-another-family) build any other model.
 
 That a release renders it says that upstream's programs have the options and, where this is known, that
 they take the family ([how reliable the lists are](releases.md#how-reliable-the-lists-are)), not that
-each engine was built. The heads of `medusa`, `eagle` and `redrafter` in upstream's examples are of
-LLaMA and its relatives, and of Qwen in some releases; for other families nothing is known of them.
+each engine was built.
 
 The page is made of the data of the releases and the rules (`make golden`).
 

@@ -21,7 +21,7 @@ from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobDocument, JobFile, Model
 from trtllm_hpc.engines.command_lines import option_table
 from trtllm_hpc.engines.command_lines.quantization import DETAILS
-from trtllm_hpc.engines.command_lines.speculative import NUMBERS
+from trtllm_hpc.engines.command_lines.speculative import DRAFT_LENGTH
 from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
@@ -194,7 +194,7 @@ def _build_options() -> dict[str, list[str]]:
     for request in lora:
         options.setdefault(request.key, []).extend(mapping.option for mapping in request.mappings)
     options |= {f"engine.lora.{key}": [*names] for key, names in option_table.LORA.items()}
-    return options | {f"engine.speculative.{key}": [*names] for key, names in NUMBERS.items()}
+    return options | {"engine.speculative.max_draft_len": [DRAFT_LENGTH]}
 
 
 _BUILD = _build_options()

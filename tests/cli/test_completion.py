@@ -50,7 +50,7 @@ def test_releases_programs_families_checks_and_templates() -> None:
     assert offered("versions", "show", incomplete="0.16") == ["0.16.0"]
     assert offered("versions", "show", incomplete="24.12") == ["24.12"]
     assert offered("versions", "show", "0.16", incomplete="trtllm-b") == ["trtllm-build"]
-    assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="enc") == ["enc_dec"]
+    assert offered("versions", "show", "0.16", "build.py", "--family", incomplete="mixt") == ["mixtral"]
     assert offered("submit", "job.yaml", "--ignore", incomplete="model-") == ["model-divides", "model-files"]
     assert offered("templates", "show", "job.yaml", incomplete="post") == ["postprocessing"]
 

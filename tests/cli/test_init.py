@@ -38,6 +38,7 @@ OF_TENSORRT_LLM = (
     *("models", "instances", "batching_strategy", "max_queue_delay_microseconds", "parameters"),
     *("logits_datatype", "encoder_input_features_data_type", "prompt_embedding_table_data_type"),
     *("lora", "plugins", "quantization", "encoder_decoder", "options", "llm_api", "command", "health_path"),
+    "commands",
     *("kv_cache", "repository", "max_attention_window"),
 )
 """Keys with a default that the reference backend does nothing with."""

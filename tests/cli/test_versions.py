@@ -72,8 +72,8 @@ def test_sub_commands_are_shown_too() -> None:
 
 
 def test_a_family_has_options_of_its_own() -> None:
-    assert "--nougat" in versions("show", "0.16", "convert_checkpoint.py", "--family", "enc_dec").output
-    assert "--nougat" not in versions("show", "0.16", "convert_checkpoint.py").output
+    assert "--gpt_variant" in versions("show", "0.16", "convert_checkpoint.py", "--family", "gpt").output
+    assert "--gpt_variant" not in versions("show", "0.16", "convert_checkpoint.py").output
 
 
 @pytest.mark.parametrize(

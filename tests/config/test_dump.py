@@ -63,7 +63,7 @@ def test_every_default_is_written_out() -> None:
     job = job_yaml(
         JobFile(
             name="a",
-            engine=Engine(speculative=Speculative(mode="medusa")),
+            engine=Engine(speculative=Speculative(mode="lookahead")),
             repository=Repository(models=[ModelCopy(name="a", gpu_device_ids=[0])]),
             serve=Serve(
                 disaggregated=Disaggregated(context=phase, generation=Phase(instances=[[1]])),

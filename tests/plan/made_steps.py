@@ -32,7 +32,8 @@ def job(release: str, family: str = "llama", model: str = "/models/m", **keys: A
     if by_build_py and "inflight_batching" not in engine:
         # What build.py makes without its switch serves the V1 way only.
         repository = {"batching_strategy": "V1", **repository}
-    sections = {"model": {"path": model, "family": family}, "engine": engine, "repository": repository}
+    named = {"path": model, "family": None if family == "-" else family}
+    sections = {"model": named, "engine": engine, "repository": repository}
     return JobFile.model_validate({"name": "x", **sections, **keys})
 
 

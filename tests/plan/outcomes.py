@@ -54,53 +54,30 @@ CASES = {
 0.7.1 llama {quantization: {method: fp8}}
 0.7.1 llama {quantization: {method: int4_awq}}
 0.5.0 llama {quantization: {method: fp8}}
-0.5.0 gptj {quantization: {method: fp8}}
-0.5.0 falcon {quantization: {method: fp8}}
-0.7.1 gptj {quantization: {method: fp8}}
-0.6.0 falcon {quantization: {method: int4_awq}}
-0.7.0 baichuan {quantization: {method: fp8}}
 0.7.1 mistral {quantization: {method: fp8}}
 # A build.py that reads nothing of quantize.py's.
 0.7.1 gpt {quantization: {method: fp8}}
 0.7.1 mixtral {quantization: {method: fp8}}
 0.6.1 mistral {quantization: {method: fp8}}
-0.7.1 chatglm {quantization: {method: int4_awq}}
-0.5.0 mpt {quantization: {method: fp8}}
 # Scales are computed before build.py, which reads them in the model's place: 'SmoothQuant' in the READMEs.
 0.5.0 llama {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_token: true}}
 0.7.1 mistral {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8, per_channel: true}}
-0.6.0 internlm {tensor_parallel: 2, quantization: {method: int8_sq, per_token: true, per_channel: true}}
-0.7.0 baichuan {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8}}
-0.6.1 bloom {tensor_parallel: 2, quantization: {method: int8_sq, smoothquant: 0.8}}
 0.7.1 gpt {quantization: {method: int8_sq, smoothquant: 0.5}}
-# Qwen's build.py reads them beside the model: examples/qwen/README.md.
-0.8.0 qwen {max_input_len: 512, quantization: {method: int8_sq}}
 # 'INT8 KV cache' of the same READMEs: with weight-only quantization, too, and beside what quantize.py wrote.
 0.7.1 llama {quantization: {method: int8_wo, kv_cache: int8}}
-0.6.0 gptj {quantization: {method: int8_wo, kv_cache: int8}}
 0.5.0 gpt {quantization: {method: int8_wo, kv_cache: int8}}
 0.7.1 llama {quantization: {method: int4_awq, kv_cache: int8}}
-# Scales that somebody has computed, and those that no known program computes.
+# Scales that somebody has computed.
 0.7.1 llama {quantization: {method: int8_sq, checkpoint: /models/sq0.5/1-gpu, per_token: true}}
-0.7.1 chatglm {quantization: {method: int8_sq}}
-0.6.0 opt {quantization: {kv_cache: int8}}
-# Families whose build.py reads prepared weights only.
-0.7.1 mpt {tensor_parallel: 4}
-0.5.0 opt {tensor_parallel: 4}
 # GPTQ's weights by the name of the day.
 0.9.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
 0.10.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
 0.11.0 llama {quantization: {method: int4_gptq, checkpoint: /models/gptq, group_size: 64}}
-# No option says that they are by groups: examples/gptneox/README.md and examples/baichuan/README.md.
-0.16.0 gptneox {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
-0.16.0 baichuan {quantization: {method: int4_gptq, checkpoint: /models/gptq}}
-# Qwen's are the model itself but in 0.8: examples/qwen/README.md, 'INT4-GPTQ'.
+# Qwen's are the model itself: examples/qwen/README.md, 'INT4-GPTQ'.
 0.9.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
 0.16.0 qwen {quantization: {method: int4_gptq, group_size: 128}}
 1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128}}
 1.2.1 qwen {quantization: {method: int4_gptq, group_size: 128, checkpoint: /models/gptq}}
-0.8.0 qwen {quantization: {method: int4_gptq, checkpoint: /models/m}}
-0.8.0 qwen {quantization: {method: int4_gptq}}
 # QServe's weights: examples/llama/README.md, 'w4aINT8 quantization (QServe)'.
 0.15.0 llama {quantization: {method: w4a8_qserve_per_group, checkpoint: /models/deepcompressor}}
 1.2.1 llama {quantization: {method: w4a8_qserve_per_channel, checkpoint: /models/deepcompressor}}
@@ -132,58 +109,16 @@ CASES = {
 0.16.0 llama {site: {compute_capability: '7.0'}}
 """,
     "speculative": """
-# examples/medusa/README.md. In 0.9 the checkpoint alone has it.
-0.16.0 llama {speculative: {mode: medusa, model: /heads, heads: 4, layers: 1, max_draft_len: 63}}
-0.9.0 llama {speculative: {mode: medusa, model: /heads}}
-0.16.0 llama {speculative: {mode: medusa, model: /heads, heads: 4}, quantization: {method: fp8}}
-0.10.0 llama {speculative: {mode: medusa, model: /heads, heads: 4}, quantization: {method: fp8}}
-# examples/eagle/README.md. Its prompts are computed over the paged cache.
-0.16.0 llama {speculative: {mode: eagle, model: /heads, layers: 4, max_draft_len: 63}}
-0.16.0 llama {speculative: {mode: eagle, model: /heads}, paged_context_fmha: false}
-# examples/redrafter/README.md.
-0.16.0 llama {speculative: {mode: redrafter, model: /heads, heads: 4, max_draft_len: 5}}
 # examples/lookahead/README.md: 83 draft tokens for a window, an n-gram and a set of 7.
 0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 83}}
 # A target model, whose draft tokens another model makes.
 0.16.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
 0.9.0 llama {speculative: {mode: draft_tokens_external, max_draft_len: 10}}
 # A way that came later.
-0.14.0 llama {speculative: {mode: eagle, max_draft_len: 10, model: /heads}}
-0.11.0 llama {speculative: {mode: redrafter, max_draft_len: 10, model: /heads}}
 0.10.0 llama {speculative: {mode: lookahead, max_draft_len: 10}}
-0.7.1 llama {speculative: {mode: medusa, max_draft_len: 10, model: /heads}}
 # What a way needs.
-0.16.0 llama {speculative: {mode: medusa}}
 0.16.0 llama {speculative: {mode: lookahead}}
 0.16.0 llama {speculative: {mode: draft_tokens_external}}
-0.16.0 llama {speculative: {mode: lookahead, max_draft_len: 10, model: /heads}}
-""",
-    "encoder-decoder": """
-# docs/encoder_decoder.md of tensorrtllm_backend v0.16.0: INPUT_LEN=1024, OUTPUT_LEN=201.
-0.16.0 t5 {$T5}
-0.16.0 bart {$T5}
-# Before 0.13 the encoder's cache is switched off in other words.
-0.12.0 t5 {$T5, kv_cache_type: paged}
-# The prompt's length stands for the encoder's. An answer need not be longer than the prompt.
-0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 512, max_seq_len: 1024}
-0.16.0 t5 {$T5, max_encoder_input_len: null, max_input_len: 2048, encoder_decoder: true}
-# Older releases; the templates and the backend of 0.10 know no encoder_model_path (model_instance_state.cc).
-0.7.1 t5 {}
-0.9.0 t5 {}
-0.10.0 t5 {$T5}
-0.11.0 t5 {$T5}
-# ModelType.DECODER_ONLY stands in the model.py of every release.
-0.16.0 t5 {$T5, backend: python}
-# What does not go with it.
-0.16.0 t5 {$T5, context_fmha: true, paged_context_fmha: true, enable_chunked_prefill: true}
-0.16.0 llama {encoder_decoder: true}
-# One engine alone would be built, and Triton's models take text.
-0.5.0 whisper {}
-0.16.0 whisper {}
-1.2.1 whisper {}
-0.5.0 mllama {}
-0.16.0 mllama {}
-1.2.1 mllama {}
 """,
     "steps": """
 # The steps of LLaMA, and of GPT, whose programs changed a release later.
@@ -196,7 +131,6 @@ CASES = {
 1.2.1 llama {}
 0.8.0 gpt {}
 0.9.0 gpt {}
-0.16.0 gemma {tensor_parallel: 2}
 # A profile may say where the examples are.
 0.19.0 llama {site: {container: {examples: /shared/examples, python: /usr/bin/python3.12}}}
 # The answer's length alone, or prompt and answer together.
@@ -234,7 +168,6 @@ CASES = {
 1.2.0 llama {tensor_parallel: 8, site: {gpus_per_node: 4}}
 1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 8}}
 1.2.1 llama {tensor_parallel: 8, site: {gpus_per_node: 0}}
-1.2.1 t5 {tensor_parallel: 2}
 # GPT's build.py knows one parallelism only.
 0.7.1 gpt {tensor_parallel: 4}
 0.7.1 gpt {tensor_parallel: 2, pipeline_parallel: 2}
@@ -242,9 +175,13 @@ CASES = {
 0.16.0 llama {workers: 8, tensor_parallel: 8}
 0.7.1 llama {workers: 8, tensor_parallel: 8}
 0.7.1 llama {workers: 1}
-# A required option of a program, which only a person knows.
-0.7.1 chatglm {}
-0.7.1 chatglm {options: {build_py: [--model_name, chatglm2_6b]}}
+# Commands of the job file, for any other family: examples/falcon/README.md of 0.16.
+0.16.0 - {tensor_parallel: 2, build: {commands: [[$CONVERT], [$BUILD]]}}
+0.16.0 - {directory: /e, workers: 2, paged_context_fmha: true, build: {commands: [[$BUILD]]}}
+0.16.0 - {build: {commands: [[convert, '--out={work}', '{modl}', '{'], [trtllm-build]]}}
+0.16.0 falcon {build: {commands: [[$BUILD]]}, phases: {$CONTEXT, generation: {$TWO, max_batch_size: 2}}}
+0.19.0 - {build: {commands: [[python3, '{examples}/models/contrib/mpt/convert_checkpoint.py', '{output}']]}}
+reference - {build: {commands: [[$BUILD]]}}
 # V1 batching is one switch less: 'remove --use_inflight_batching'.
 0.7.1 llama {inflight_batching: false, repository: {batching_strategy: V1}}
 """,
@@ -260,9 +197,9 @@ CASES = {
 0.18.2 llama {backend: pytorch}
 0.9.0 llama {backend: python}
 0.16.0 lama {}
-# Another program does it since 0.8; what another key rules out everywhere is built by no release.
-0.7.1 gptj {inflight_batching: true, quantization: {method: int8_sq}}
-0.7.1 gptj {inflight_batching: true, hidden_act: gelu, quantization: {method: int8_sq}}
+0.16.0 falcon {}
+0.7.1 qwen {}
+0.16.0 llama {encoder_decoder: true}
 # Keys and each other.
 0.16.0 llama {tensor_parallel: 8, moe_tensor_parallel: 2, moe_expert_parallel: 2}
 0.16.0 llama {tensor_parallel: 8, moe_expert_parallel: 3}
@@ -529,8 +466,9 @@ companion's, and ``copies`` and ``phases`` for the modes of serving that take th
 """
 
 SHORT = {
-    "T5": "max_batch_size: 8, max_encoder_input_len: 1024, max_seq_len: 201, max_beam_width: 1, "
-    "plugins: {gemm: float16, bert_attention: float16, gpt_attention: float16}",
+    "CONVERT": "python3, '{examples}/falcon/convert_checkpoint.py', --model_dir, '{model}', "
+    "--tp_size, '{tensor_parallel}', --output_dir, '{work}/checkpoint'",
+    "BUILD": "trtllm-build, --checkpoint_dir, '{work}/checkpoint', --output_dir, '{output}'",
     "LORA": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/adapters/a]}",
     "LUOTUO": "max_lora_rank: 8, lora: {target_modules: [attn_q], adapters: [/hf/luotuo]}",
     "FLOAT32": "max_lora_rank: 8, "

@@ -27,7 +27,6 @@ from trtllm_hpc.tensorrt_llm.releases.families import Family, families
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 CALIBRATION: Mapping[str, Any] = {"calibration_dataset": "/data/calibration"}
-HEADS: Mapping[str, Any] = {"model": "/models/heads"}
 TARGETS: Mapping[str, Any] = {"target_modules": ["attn_q", "attn_k"]}
 
 
@@ -60,7 +59,6 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "max_num_tokens": ({"max_num_tokens": 4096},),
     "opt_num_tokens": ({"opt_num_tokens": 64},),
     "max_beam_width": ({"max_beam_width": 2},),
-    "max_encoder_input_len": ({"max_encoder_input_len": 512},),
     "max_prompt_embedding_table_size": ({"max_prompt_embedding_table_size": 64},),
     "tokens_per_block": ({"tokens_per_block": 64},),
     "max_lora_rank": (lora(**TARGETS),),
@@ -108,16 +106,9 @@ SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
     "speculative.mode": (
         drafted("draft_tokens_external", max_draft_len=10),
-        drafted("medusa", **HEADS),
-        drafted("eagle", **HEADS),
         drafted("lookahead", max_draft_len=83),
-        drafted("redrafter", **HEADS),
     ),
-    "speculative.max_draft_len": (drafted("medusa", **HEADS, max_draft_len=63),),
-    "speculative.model": (drafted("medusa", **HEADS),),
-    "speculative.heads": (drafted("medusa", **HEADS, heads=4), drafted("redrafter", **HEADS, heads=4)),
-    "speculative.layers": (drafted("medusa", **HEADS, layers=1), drafted("eagle", **HEADS, layers=4)),
-    "speculative.max_non_leaves_per_layer": (drafted("eagle", **HEADS, max_non_leaves_per_layer=10),),
+    "speculative.max_draft_len": (drafted("lookahead", max_draft_len=83),),
     "workers": ({"workers": 8},),
     **{
         key: ({key: True}, {key: False})
@@ -134,7 +125,7 @@ ELSEWHERE = {
     "backend": "not an option of a program",
     "tensorrt_llm_version": "the release itself",
     "directory": "nothing is built",
-    "encoder_decoder": "another family: test_encoder_decoder.py",
+    "encoder_decoder": "not built by keys",
     "llm_api": "for backends without these programs",
     **dict.fromkeys(
         ("enable_chunked_prefill", "capacity_scheduler_policy"), "for the server, not for the build"
@@ -184,10 +175,7 @@ def test_every_key_is_rendered_or_refused_with_a_release(release: Release, famil
                 _exists(made, release, family)
 
 
-SERVED = [family for family in families().values() if family.reads is None]
-
-
-@pytest.mark.parametrize("family", SERVED, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", families().values(), ids=lambda family: family.name)
 def test_every_family_has_a_toolchain_or_a_release_that_has_one(family: Family) -> None:
     found = 0
     for release in releases():
@@ -215,7 +203,7 @@ def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile 
         for words in step.commands:
             if Placeholder("run", "/runtime.pyz") in words:
                 continue  # a program of ours
-            command = _command(step, words, made, release, family)
+            command = _command(step, words, release, family)
             for name, values in options(words).items():
                 option = command.find(name)
                 assert option is not None, f"{command.name} {release.version} has no {name}"
@@ -225,16 +213,11 @@ def _exists(made: JobFile, release: Release, family: str, where: ClusterProfile 
                 assert option.ignored is None
 
 
-def _command(
-    step: BuildStep, words: tuple[Any, ...], made: JobFile, release: Release, family: str
-) -> Command:
+def _command(step: BuildStep, words: tuple[Any, ...], release: Release, family: str) -> Command:
     if words[0] == "env":
         words = words[2:]  # QServe's
     name = words[0] if step.name == "build" and words[0] == "trtllm-build" else words[1].rpartition("/")[2]
-    speculative = made.engine.speculative
-    heads = speculative is not None and speculative.mode in ("medusa", "eagle", "redrafter")
-    examples = speculative.mode if speculative is not None and heads and step.name == "convert" else family
-    command = release.command(name, examples)
+    command = release.command(name, family)
     assert command is not None, f"{release.version} has no {name}"
     return command
 

@@ -415,12 +415,36 @@ for _name in _COMMANDS:
     _job = read_job(jobs()[_name]).model_dump()
     CASES[_name] = (_job, {"name": "pyxis", "gpus_per_node": 8, "container": _NEW_PYXIS})
 
+_job, _cluster = CASES["tensorrt-llm-two-nodes"]
+CASES["tensorrt-llm-commands"] = (
+    {
+        "name": "falcon-40b",
+        "model": {"path": "/models/it's Falcon", "synthetic": None},
+        "engine": {"backend": "tensorrtllm", "tensor_parallel": 8, "max_batch_size": 64},
+        "build": {
+            "gpus": 4,
+            "commands": [
+                [
+                    *("python3", "{examples}/falcon/convert_checkpoint.py", "--model_dir", "{model}"),
+                    *("--tp_size", "{tensor_parallel}", "--output_dir", "{work}/checkpoint {{8}}"),
+                ],
+                [
+                    *("trtllm-build", "--checkpoint_dir", "{work}/checkpoint {{8}}"),
+                    *("--workers", "{world_size}", "--output_dir", "{output}"),
+                ],
+            ],
+        },
+        "serve": {"nodes": 2},
+    },
+    _cluster,
+)
 _job, _cluster = CASES["openai-one-gpu-pyxis"]
 CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb200"})
 
 BASES = {
     "openai-profiled": "openai-sixteen-ranks-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
+    "tensorrt-llm-commands": "tensorrt-llm-two-nodes",
     "sandbox-instances": "sandbox-two-ranks",
     "renewed": "sandbox-two-ranks",
     "local-door": "sandbox-two-ranks",

@@ -19,7 +19,6 @@ from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import RenderError, TrtllmHpcError
-from trtllm_hpc.paths import write_json
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.render.templates_cache import (
     find_templates,
@@ -221,16 +220,14 @@ def test_a_task_that_never_began_points_to_the_doctor(
 
 
 def test_show_of_an_engine_that_is_still_to_be_built(tmp_path: Path) -> None:
-    """The model's config.json tells its family, as it does for render and submit."""
+    """The engines of an encoder and a decoder are folders of what build.commands write."""
     all_models = write_all_models(tmp_path / "image", "0.16.0")
-    model = tmp_path / "t5"
-    model.mkdir()
-    write_json(model / "config.json", {"architectures": ["T5ForConditionalGeneration"]})
     site, job = tmp_path / "site.yaml", tmp_path / "job.yaml"
     site.write_text(f"name: site\ncontainer: {{all_models: {all_models}, examples: /examples}}\n")
     job.write_text(
-        f"name: built\nmodel: {{path: {model}}}\n"
-        "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0}\n"
+        f"name: built\nmodel: {{path: {tmp_path}}}\n"
+        "engine: {backend: tensorrtllm, tensorrt_llm_version: 0.16.0, encoder_decoder: true}\n"
+        "build: {commands: [[both-engines, '{model}', '{output}']]}\n"
     )
     shown = run("templates", "show", job, "--cluster", site, "tensorrt_llm")
     assert shown.exit_code == 0, shown.output or shown.exception

@@ -81,6 +81,16 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
     refused, built = site.calls()[1:]  # after the one conversion, which both runs share
     assert refused[-1] == "--no_such_option" and built[:-1] == refused[:-2]  # but for the output folder
 
+    # The same by commands of the job file.
+    convert = ["python3", "{examples}/llama/convert_checkpoint.py", "--model_dir", "{model}"]
+    convert += ["--tp_size", "{tensor_parallel}", "--output_dir", "{work}/checkpoint"]
+    build = ["trtllm-build", "--checkpoint_dir", "{work}/checkpoint", "--output_dir", "{output}"]
+    _, own = site.render(site.job("own", build={"commands": [convert, build]}))
+    site.slurm("sbatch", "--wait", own.sbatch("build"))
+    assert [call[0] for call in site.calls()[3:]] == ["convert_checkpoint.py", "trtllm-build"]
+    assert sorted(file.name for file in own.engine.glob("*.engine")) == ["rank0.engine", "rank1.engine"]
+    assert not (own.engine / ".work").exists()
+
 
 @pytest.mark.thorough
 def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:

@@ -33,8 +33,8 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
          "needs a model's folder"),
         (trt("0.16.0", model="model: {path: /nowhere}\n"), "unreadable", "job:2 model.path",
          "/nowhere/config.json cannot be read here"),
-        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "release", "job:2 model.family",
-         "has no convert_checkpoint.py for lama"),
+        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "bad-value", "job:2 model.family",
+         "no programs are known for the family lama"),
     ],
 )  # fmt: skip
 def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -> None:

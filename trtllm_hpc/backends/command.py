@@ -5,9 +5,8 @@ One process on the instance's first node, or one on each of its nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from string import Formatter
 
 from trtllm_hpc.backends.base import (
     Backend,
@@ -17,7 +16,7 @@ from trtllm_hpc.backends.base import (
     section_keys_without_effect,
 )
 from trtllm_hpc.config.cluster import ClusterProfile
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job, nearest
+from trtllm_hpc.config.diagnostics import Diagnostics, in_job, placeholder_problems
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
@@ -90,15 +89,6 @@ def _values(job: JobFile, layout: Layout) -> dict[str, str]:
     return known | {key: f"{{{key}}}" for key in ON_NODE}
 
 
-def _placeholders(word: str) -> Iterator[str]:
-    """Yield the names in braces. Raises ValueError if the braces do not match."""
-    for _, name, form, conversion in Formatter().parse(word):
-        if form or conversion:
-            raise ValueError("a placeholder has no format")
-        if name is not None:
-            yield name
-
-
 def _commands(job: JobFile) -> Mapping[str, list[str]]:
     worker = job.serve.worker_command
     return {
@@ -122,23 +112,10 @@ def placeholders_have_values(facts: JobFacts) -> Diagnostics:
     """Every placeholder of the command is known, and stands for a key that is set."""
     job = facts.job
     known = _values(job, Layout(1, 1, 1, 0))
+    keys = {name: "model.path" if name == "model" else f"engine.{name}" for name in IN_JOB}
+    unset = {name: key for name, key in keys.items() if name not in known}
     for field, words in _commands(job).items():
-        for number, word in enumerate(words):
-            try:
-                names = list(_placeholders(word))
-            except ValueError:
-                message = "has a brace that does not belong to a placeholder"
-                yield in_job("bad-value", f"{field}[{number}]", message, "double it: {{ or }}", word)
-                continue
-            for name in (name for name in names if name not in known):
-                if name in PLACEHOLDERS:
-                    key = "model.path" if name == "model" else f"engine.{name}"
-                    message, hint = f"{{{name}}} stands for {key}, which is not set", f"set {key}"
-                else:
-                    near = nearest(name, PLACEHOLDERS)
-                    message = f"{{{name}}} is not a placeholder"
-                    hint = f"write {{{near}}}" if near else f"take one of {', '.join(PLACEHOLDERS)}"
-                yield in_job("bad-value", f"{field}[{number}]", message, hint, word)
+        yield from placeholder_problems(field, words, [it for it in PLACEHOLDERS if it in known], unset)
 
 
 def node_rank_is_passed(facts: JobFacts) -> Diagnostics:

@@ -9,7 +9,7 @@ from trtllm_hpc.cli.options import json_option, print_json
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.report.versions import print_command, print_release, release_details, releases_table
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS, Command
-from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
+from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import (
     Release,
     UnknownRelease,
@@ -24,7 +24,7 @@ from trtllm_hpc.tensorrt_llm.releases.release import (
 _family_option = click.option(
     "--family",
     metavar="NAME",
-    shell_complete=complete_with(lambda _: sorted(read_data("examples")["family"])),
+    shell_complete=complete_with(lambda _: sorted(families())),
     help="Family of models, for build.py and convert_checkpoint.py.  [default: llama]",
 )
 _release_names = complete_with(lambda _: [name for it in releases() for name in (it.version, *it.tags)])
@@ -74,7 +74,7 @@ def show(release: str, program: str | None, family: str | None, as_json: bool) -
     Examples:
       trtllm-hpc versions show 0.16
       trtllm-hpc versions show 24.04 trtllm-build
-      trtllm-hpc versions show 0.16 convert_checkpoint.py --family enc_dec
+      trtllm-hpc versions show 0.16 convert_checkpoint.py --family gpt
     """
     chosen = _release(release)
     if program is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from string import Formatter
 from typing import Any
 
 from trtllm_hpc.errors import Diagnostic
@@ -55,3 +56,31 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that ``word`` most likely means."""
     near = get_close_matches(word[:100], list(known), n=1, cutoff=cutoff)
     return near[0] if near else None
+
+
+def placeholder_problems(
+    field: str, words: Iterable[str], known: Collection[str], unset: Mapping[str, str] | None = None
+) -> Diagnostics:
+    """Yield what is wrong with the placeholders of a command: words in braces.
+
+    ``known`` are those that have a value; ``unset`` those whose key, the value here, is not set.
+    """
+    unset = unset or {}
+    for number, word in enumerate(words):
+        place = f"{field}[{number}]"
+        try:
+            parts = list(Formatter().parse(word))
+        except ValueError:
+            parts = [("", "", ":", None)]
+        if any(form or conversion for _, _, form, conversion in parts):
+            message = "has a brace that does not belong to a placeholder"
+            yield in_job("bad-value", place, message, "double it: {{ or }}", word)
+            continue
+        for name in (name for _, name, _, _ in parts if name is not None and name not in known):
+            if name in unset:
+                message, hint = f"{{{name}}} stands for {unset[name]}, which is not set", f"set {unset[name]}"
+            else:
+                near = nearest(name, (*known, *unset))
+                message = f"{{{name}}} is not a placeholder"
+                hint = f"write {{{near}}}" if near else f"take one of {', '.join((*known, *unset))}"
+            yield in_job("bad-value", place, message, hint, word)

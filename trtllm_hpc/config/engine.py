@@ -108,17 +108,11 @@ class Lora(Section):
 class Speculative(Section):
     """Speculative decoding."""
 
-    mode: Literal["draft_tokens_external", "medusa", "eagle", "lookahead", "redrafter"]
-    """Method that drafts tokens (``trtllm-build --speculative_decoding_mode``)."""
+    mode: Literal["draft_tokens_external", "lookahead"]
+    """Method that drafts tokens (``trtllm-build --speculative_decoding_mode``). Heads (Medusa, EAGLE,
+    ReDrafter) have programs of their own, which ``build.commands`` can run."""
     max_draft_len: Count | None = None
     """Draft tokens per step."""
-    model: AbsolutePath | None = None
-    """Weights of the heads (medusa, eagle, redrafter)."""
-    heads: Count | None = None
-    layers: Count | None = None
-    """Layers of a medusa head, or of eagle's network."""
-    max_non_leaves_per_layer: Count | None = None
-    """Eagle's tree."""
 
 
 class RawOptions(Section):
@@ -176,7 +170,6 @@ class Engine(Section):
     """Tokens per step for which TensorRT tunes its kernels."""
     max_beam_width: Annotated[int, Field(ge=1, le=64)] | None = None
     """Most beams of a request."""
-    max_encoder_input_len: TokenCount | None = None
     max_prompt_embedding_table_size: TokenCount | None = None
     """Virtual tokens of prompt tuning, or of images."""
     enable_chunked_prefill: bool | None = None
@@ -219,7 +212,8 @@ class Engine(Section):
     quantization: Quantization = Field(default_factory=Quantization)
     speculative: Speculative | None = None
     encoder_decoder: bool = False
-    """Two engines, an encoder and a decoder (T5, BART)."""
+    """Two engines, of an encoder and a decoder (T5, BART), in ``encoder`` and ``decoder`` of
+    ``directory`` or of the output of ``build.commands``."""
     workers: Count | None = None
     """Ranks that are built in parallel."""
     options: RawOptions = Field(default_factory=RawOptions)

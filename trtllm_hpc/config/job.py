@@ -65,7 +65,7 @@ class Model(Section):
 
 
 class Build(Section):
-    """Resources of the build stage."""
+    """The build stage: its resources, and commands for models that the toolkit cannot build."""
 
     time_limit_minutes: Minutes = 60
     """Time limit of the job."""
@@ -75,6 +75,12 @@ class Build(Section):
     """Memory of the job; ``None`` leaves it to the partition."""
     gpus: Annotated[int, Field(ge=0, le=64)] | None = None
     """GPUs of the job; ``None``: one for TensorRT-LLM where the cluster has any, else none."""
+    commands: list[Annotated[list[AnyText], Field(min_length=1)]] = Field(default=[])
+    """Commands that build the engine of a model of any family, run in turn in the image, each a list of
+    words (no shell reads them). Words in braces are placeholders: ``{model}`` and ``{output}``, the folders
+    of the model and of the engine to write, and ``{work}``, a folder that is removed at the end, at the
+    beginning of a word; ``{examples}``, ``{tensor_parallel}``, ``{pipeline_parallel}`` and ``{world_size}``
+    anywhere. Their text, the model and the release are the engine's key in the cache."""
 
 
 CopyGpus = Annotated[list[Annotated[int, Field(ge=0, le=63)]], Field(min_length=1)]

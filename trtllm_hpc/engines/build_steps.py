@@ -6,12 +6,11 @@ that reads from one folder and writes into another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.command_lines.compile import Part
 from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
 from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
@@ -21,12 +20,18 @@ from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file
-from trtllm_hpc.tensorrt_llm.releases.families import preparation
+from trtllm_hpc.tensorrt_llm.releases.families import PREPARATIONS
 
 MODEL = Placeholder("model")
 OUTPUT = Placeholder("output")
 GENERATION, GENERATION_STEP = "generation", "build_generation"
 """The variant of a disaggregated server's second engine, and the step that builds it."""
+OWN_FOLDERS = ("model", "output", "work")
+"""Placeholders of ``build.commands`` that stand for a folder, at the beginning of a word."""
+OWN_NUMBERS = ("tensor_parallel", "pipeline_parallel", "world_size")
+"""Placeholders of ``build.commands`` that stand for a number of ``engine``; ``{examples}`` is the last."""
+_WORK = "/.work"
+"""The folder ``{work}`` below the output, which the step removes at its end."""
 GPUS_PER_NODE = "--gpus_per_node"
 DEFAULT_GPUS_PER_NODE = 8
 
@@ -37,6 +42,8 @@ def make_steps(facts: EngineFacts, layout: Layout) -> tuple[BuildStep, ...]:
     ``layout`` is that of the serve stage: an engine of several ranks contains the number of GPUs of a node.
     Raises NoToolchain if the release cannot build it: the rules refuse such files when they are loaded.
     """
+    if facts.job.build.commands:
+        return (_own_step(facts),)
     steps = _Steps(facts, _toolchain(facts), layout)
     lora = [steps.lora()] if facts.job.engine.lora.adapters else []
     return (*lora, *(steps.step(role, command) for role, command in steps.toolchain.programs.items()))
@@ -63,8 +70,9 @@ def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, .
 
 def make_notes(facts: EngineFacts) -> tuple[str, ...]:
     """Return what the user should know of these steps, though nothing is wrong with them."""
-    toolchain = _toolchain(facts)
-    return (*next(iter(facts.command_lines.values())).notes, *raw_notes(facts.job, toolchain))
+    if facts.command_lines is None:
+        return ()
+    return (*facts.command_lines.notes, *raw_notes(facts.job, facts.command_lines.toolchain))
 
 
 def _toolchain(facts: EngineFacts) -> Toolchain:
@@ -89,9 +97,6 @@ class _Steps:
             return self._build(program)
         if role == "build_py":
             return self._build_py(program)
-        # Programs that convert heads have a folder of their own, and none of the family's further arguments.
-        family = self.toolchain.family
-        is_own = role == "convert" and program.family == family.examples
         source, output = folders(program)
         # QServe's weights go the way before the unified converter (examples/llama/README.md, 'w4aINT8
         # quantization (QServe)').
@@ -100,7 +105,6 @@ class _Steps:
             *(("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()),
             *self._program(program),
             *(source, MODEL),
-            *(family.convert if is_own else ()),
             *self._argv(role),
             *(output, OUTPUT),
         )
@@ -110,18 +114,18 @@ class _Steps:
         return BuildStep(role, commands, inputs=inputs, identity=self._identity())
 
     def _build(self, program: Command) -> BuildStep:
-        """``trtllm-build`` from the checkpoint of the step before; twice for an encoder and a decoder."""
+        """``trtllm-build`` from the checkpoint of the step before."""
         source = next(iter(self.toolchain.programs))
         checkpoint, output = folders(program)
-        commands: list[tuple[Argument, ...]] = []
-        for part in self.facts.command_lines:
-            below = f"/{part}" if part is not None else ""
-            read, written = (checkpoint, Placeholder(source, below)), (output, Placeholder("output", below))
-            options = (*self._argv("build", part), *self._gpus_per_node(program))
-            commands.append((*self._program(program), *read, *options, *written))
-        inputs = (source, *self._folders(*commands))
-        identity = self._layout_identity()
-        return BuildStep("build", tuple(commands), inputs=inputs, identity=identity, on_gpu=True)
+        command = (
+            *self._program(program),
+            *(checkpoint, Placeholder(source)),
+            *self._argv("build"),
+            *self._gpus_per_node(program),
+            *(output, OUTPUT),
+        )
+        inputs, identity = (source, *self._folders(command)), _layout_identity(self.facts)
+        return BuildStep("build", (command,), inputs=inputs, identity=identity, on_gpu=True)
 
     def _build_py(self, program: Command) -> BuildStep:
         """``build.py``, which reads the model itself, or weights that another program has made of it."""
@@ -140,21 +144,19 @@ class _Steps:
             *(folders(program)[1], OUTPUT),
         )
         read = (*inputs, *self._folders(command))
-        return BuildStep("build", (command,), inputs=read, identity=self._layout_identity(), on_gpu=True)
+        return BuildStep("build", (command,), inputs=read, identity=_layout_identity(self.facts), on_gpu=True)
 
     def _weights(self, program: Command) -> tuple[tuple[Argument, ...], list[str]]:
         """The options of ``build.py`` for the model's weights, and what they read."""
-        model, how = (folders(program)[0], MODEL), preparation(self.toolchain.family.examples)
-        if how is None:
-            return model, ["model"]
+        model, how = (folders(program)[0], MODEL), PREPARATIONS[self.toolchain.family.examples]
         # What quantize.py has written goes with the model's own weights.
-        beside = how.beside or "quantize" in self.toolchain.programs
+        beside = "quantize" in self.toolchain.programs
         if "prepare" not in self.toolchain.programs:
             prepared = how.option in self._argv("build_py")  # somebody has made them
             return ((), []) if prepared and not beside else (model, ["model"])
-        # Each of these programs writes into a subfolder named after the ranks (its saved_dir).
+        # Both programs write into a subfolder named after the ranks.
         folder = Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu")
-        if beside and how.option != folders(program)[0]:
+        if beside:
             return (*model, how.option, folder), ["model", "prepare"]
         return (how.option, folder), ["prepare"]
 
@@ -193,12 +195,10 @@ class _Steps:
             raise RenderError(message, hint="set container.examples in the cluster profile")
         return (self.facts.cluster.container.python, f"{examples}/{file}")
 
-    def _argv(self, role: Role, part: Part | None = None) -> tuple[Argument, ...]:
+    def _argv(self, role: Role) -> tuple[Argument, ...]:
         """The arguments of a program; those of ``engine.options`` come last."""
-        lines = self.facts.command_lines
-        # Only the build differs between encoder and decoder.
-        compiled = lines[part] if part in lines else next(iter(lines.values()))
-        return (*compiled.argv(role), *raw_argv(self.facts.job, role))
+        assert self.facts.command_lines is not None
+        return (*self.facts.command_lines.argv(role), *raw_argv(self.facts.job, role))
 
     def _folders(self, *commands: tuple[Argument, ...]) -> tuple[str, ...]:
         """Folders and files besides the model's that these commands read: the output depends on them."""
@@ -206,7 +206,6 @@ class _Steps:
         named = (
             engine.quantization.checkpoint,
             engine.quantization.calibration_dataset,
-            engine.speculative.model if engine.speculative is not None else None,
             *engine.lora.directories,
             *engine.lora.adapters,
         )
@@ -237,16 +236,37 @@ class _Steps:
         # Before 0.9 there was no option either, and the engine kept no such number.
         if gone is None or not self.toolchain.release.at_least(gone):
             return ()
-        parts = self.facts.command_lines
-        folders = (Placeholder("output", f"/{part}" if part is not None else "") for part in parts)
         runtime = Placeholder("run", "/runtime.pyz")
-        return ((self.facts.cluster.container.python, runtime, "gpus-per-node", str(gpus), *folders),)
+        return ((self.facts.cluster.container.python, runtime, "gpus-per-node", str(gpus), OUTPUT),)
 
     def _identity(self) -> dict[str, Any]:
         return {"tensorrt_llm": self.toolchain.release.version}
 
-    def _layout_identity(self) -> dict[str, Any]:
-        """The same for an engine, which is of one parallel layout besides."""
-        keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
-        layout = {key: getattr(self.facts.job.engine, key) for key in keys}
-        return {**self._identity(), "tensorrt": self.toolchain.release.tensorrt, "layout": layout}
+
+def _layout_identity(facts: EngineFacts) -> dict[str, Any]:
+    """What an engine depends on besides its commands: the release, and one parallel layout."""
+    assert facts.release is not None
+    keys = ("world_size", "tensor_parallel", "pipeline_parallel", "context_parallel")
+    layout = {key: getattr(facts.job.engine, key) for key in keys}
+    return {"tensorrt_llm": facts.release.version, "tensorrt": facts.release.tensorrt, "layout": layout}
+
+
+def _own_step(facts: EngineFacts) -> BuildStep:
+    """The job file's own commands, and the removal of ``{work}``."""
+    numbers = {key: getattr(facts.job.engine, key) for key in OWN_NUMBERS}
+    values = {**numbers, "examples": facts.examples_folder}
+    commands = [tuple(_own_word(word, values) for word in command) for command in facts.job.build.commands]
+    if any("{work}" in word for command in facts.job.build.commands for word in command):
+        work = Placeholder("output", _WORK)
+        commands = [("mkdir", "-p", work), *commands, ("rm", "-r", work)]
+    return BuildStep(
+        "build", tuple(commands), inputs=("model",), identity=_layout_identity(facts), on_gpu=True
+    )
+
+
+def _own_word(word: str, values: Mapping[str, Any]) -> Argument:
+    for name in OWN_FOLDERS:
+        if word.startswith(f"{{{name}}}"):
+            suffix = word.removeprefix(f"{{{name}}}").format_map(values)
+            return Placeholder("output", _WORK + suffix) if name == "work" else Placeholder(name, suffix)
+    return word.format_map(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines import speculative
+from trtllm_hpc.engines.command_lines.speculative import EXTERNAL
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
@@ -44,9 +44,10 @@ def decoding_matches(facts: EngineFacts) -> Diagnostics:
     drafts = mode in _DRAFTING and there is not None and mode in there.choices
     if drafts and (wanted is None or wanted.mode != mode):
         message = f"{mode} needs an engine that was built for it"
-        yield in_job(
-            "conflict", "repository.decoding_mode", message, f"set engine.speculative.mode to {mode}", mode
-        )
+        hint = "build it by build.commands, or name a finished one in engine.directory"
+        if mode == "lookahead":
+            hint = f"set engine.speculative.mode to {mode}"
+        yield in_job("conflict", "repository.decoding_mode", message, hint, mode)
     share = job.repository.gpu_weights_percent
     if share is not None and share < 1 and not job.engine.weight_streaming:
         message = "weights can be left off the GPU only if the engine was built for it"
@@ -71,34 +72,18 @@ def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
 def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
     if job.engine.paged_context_fmha is not None:
         return job.engine.paged_context_fmha
-    how = speculative.mode(job)
-    if how is not None and how.paged_context_fmha:
+    if job.engine.speculative is not None and job.engine.speculative.mode == EXTERNAL:
         return True
     option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
     return option is not None and option.default in ("enable", True)
 
 
-def encoder_decoder_matches(facts: EngineFacts) -> Diagnostics:
-    """Models with an encoder and a decoder, and only those, have two engines."""
-    job, family = facts.job, facts.family
-    if facts.release is None or family is None or not facts.builds_engine:
-        return
-    if not family.encoder_decoder:
-        if job.engine.encoder_decoder:
-            message = f"a model of the family {family.name} has no encoder"
-            yield in_job(
-                "conflict", "engine.encoder_decoder", message, "remove it, or fix model.family", True
-            )
-        return
-    if job.engine.backend == "python":
-        message = "Triton's Python backend loads decoders only, and the model has an encoder too"
-        yield in_job("conflict", "engine.backend", message, "set it to tensorrtllm", "python")
-    if job.engine.enable_chunked_prefill:
-        message = "encoder-decoder models do not run with chunked context"
-        yield in_job("conflict", "engine.enable_chunked_prefill", message, "remove it", True)
-    if job.engine.context_fmha and family.context_fmha is False:
-        message = f"fused attention cannot compute {family.name}, whose attention has a position bias"
-        yield in_job("conflict", "engine.context_fmha", message, "leave it out", True)
+def encoder_decoder_is_built(facts: EngineFacts) -> Diagnostics:
+    """The engines of an encoder and a decoder are finished ones, or built by commands of the job file."""
+    if facts.builds_engine and facts.job.engine.encoder_decoder:
+        message = "keys of a job file build one engine, not those of an encoder and a decoder"
+        hint = "write upstream's commands into build.commands, or name a finished pair in engine.directory"
+        yield in_job("conflict", "engine.encoder_decoder", message, hint, True)
 
 
 def answers_fit_default(facts: EngineFacts) -> Diagnostics:
@@ -118,5 +103,5 @@ def answers_fit_default(facts: EngineFacts) -> Diagnostics:
 
 RULES = (
     *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
-    *(encoder_decoder_matches, answers_fit_default),
+    *(encoder_decoder_is_built, answers_fit_default),
 )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.compile import PARTS, CommandLines, Part, compile_options
+from trtllm_hpc.engines.command_lines.compile import CommandLines, compile_options
 from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family
@@ -30,15 +29,8 @@ class EngineFacts(JobFacts):
 
     @property
     def builds_engine(self) -> bool:
-        """Whether the job builds its engine, and names no finished one."""
-        return self.job.engine.directory is None
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether there are two engines, an encoder's and a decoder's."""
-        if self.job.engine.encoder_decoder:
-            return True
-        return self.builds_engine and self.family is not None and self.family.encoder_decoder
+        """Whether the job's keys build its engine: it names no finished one, and no commands of its own."""
+        return self.job.engine.directory is None and not self.job.build.commands
 
     @cached_property
     def _found_toolchain(self) -> tuple[Toolchain | None, NoToolchain | None]:
@@ -73,21 +65,16 @@ class EngineFacts(JobFacts):
                 toolchain = find_toolchain(job, later, self.family, self.model_config)
             except NoToolchain:
                 continue
-            if not any(lines.problems for lines in self._compiled(job, toolchain).values()):
+            if not compile_options(job, toolchain, self.model_config).problems:
                 return later
         return None
 
     @cached_property
-    def command_lines(self) -> Mapping[Part | None, CommandLines]:
-        """The options of the toolchain's programs: for encoder and decoder, or under ``None`` for one engine.
-
-        Empty where there is no toolchain.
-        """
-        return {} if self.toolchain is None else self._compiled(self.job, self.toolchain)
-
-    def _compiled(self, job: JobFile, toolchain: Toolchain) -> Mapping[Part | None, CommandLines]:
-        parts = PARTS if self.is_encoder_decoder else (None,)
-        return {part: compile_options(job, toolchain, self.model_config, part) for part in parts}
+    def command_lines(self) -> CommandLines | None:
+        """The options of the toolchain's programs; ``None`` where there is no toolchain."""
+        if self.toolchain is None:
+            return None
+        return compile_options(self.job, self.toolchain, self.model_config)
 
 
 def generation_of(job: JobFile) -> JobFile | None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
-from trtllm_hpc.engines.command_lines import speculative
 from trtllm_hpc.engines.command_lines.quantization import needs_checkpoint, tool
 from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, program_problems
+from trtllm_hpc.engines.command_lines.speculative import EXTERNAL
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
@@ -76,23 +76,13 @@ def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
 
 def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
     """Each mode of speculative decoding has the keys that it needs."""
-    job = facts.job
-    wanted = job.engine.speculative
+    engine, wanted = facts.job.engine, facts.job.engine.speculative
     if wanted is None or not facts.builds_engine:
         return
-    how = speculative.mode(job)
-    assert how is not None
-    if how.weights is not None and wanted.model is None:
-        message = f"{wanted.mode} needs the folder of its heads"
-        yield in_job("missing", "engine.speculative.model", message, "set it to the folder")
-    if how.weights is None and wanted.model is not None:
-        message = f"{wanted.mode} has no weights in the engine"
-        hint = "remove it; a draft model of its own is served as a second model"
-        yield in_job("conflict", "engine.speculative.model", message, hint, wanted.model)
-    if how.needs_length and wanted.max_draft_len is None:
+    if wanted.max_draft_len is None:
         message = f"{wanted.mode} needs the maximum of draft tokens"
         yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
-    if how.paged_context_fmha and job.engine.paged_context_fmha is False:
+    if wanted.mode == EXTERNAL and engine.paged_context_fmha is False:
         message = f"{wanted.mode} computes prompts over the paged KV cache"
         hint = "leave engine.paged_context_fmha out"
         yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)

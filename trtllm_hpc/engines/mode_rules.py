@@ -98,8 +98,10 @@ def generation_has_one_engine(facts: EngineFacts) -> Diagnostics:
     if phases.generation.engine is not None:
         message = "is set, but the generation has a finished engine (serve.disaggregated.generation.engine)"
         yield in_job("conflict", field, message, "remove one of the two")
-    elif job.engine.directory is not None:
+    elif job.engine.directory is not None or job.build.commands:
         message = "is set, but the job builds no engine (engine.directory)"
+        if job.build.commands:
+            message = "is set, but build.commands builds one engine only"
         hint = "name the generation's engine in serve.disaggregated.generation.engine, or remove it"
         yield in_job("conflict", field, message, hint)
 

@@ -137,7 +137,7 @@ def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryR
     """Return how to make the job's repository from the release's templates."""
     job = facts.job
     engine = job.engine.directory or str(paths.engine)
-    plan = _Recipes(job, release, has_encoder=facts.is_encoder_decoder)
+    plan = _Recipes(job, release)
     if job.serve.mode == "disaggregated" and job.serve.disaggregated is not None:
         second = engine if generation_of(job) is None else str(paths.side_output(GENERATION_STEP))
         return RepositoryRecipe(release.version, plan.disaggregated(job.serve.disaggregated, engine, second))
@@ -150,10 +150,9 @@ def recipe(facts: EngineFacts, release: Release, paths: RunPaths) -> RepositoryR
 
 
 class _Recipes:
-    def __init__(self, job: JobFile, release: Release, *, has_encoder: bool) -> None:
+    def __init__(self, job: JobFile, release: Release) -> None:
         self.job = job
         self.release = release
-        self.has_encoder = has_encoder
         # Requests that Triton hands over at once: as asked, or what the engine is built for.
         asked = job.repository.triton_max_batch_size or job.engine.max_batch_size
         self.batch = asked or release.build_default("--max_batch_size") or 1
@@ -212,13 +211,13 @@ class _Recipes:
         job = self.job
         chosen: dict[str, Value | None] = {
             "triton_backend": job.engine.backend,
-            "engine_dir": f"{copy.engine}/decoder" if self.has_encoder else copy.engine,
+            "engine_dir": f"{copy.engine}/decoder" if job.engine.encoder_decoder else copy.engine,
             "max_beam_width": job.engine.max_beam_width,
             "multi_block_mode": job.engine.multi_block_mode,
             "enable_context_fmha_fp32_acc": job.engine.context_fmha_fp32_acc,
             "participant_ids": copy.participant_ids,
         }
-        if self.has_encoder:
+        if job.engine.encoder_decoder:
             chosen["encoder_engine_dir"] = f"{copy.engine}/encoder"
             fraction = job.kv_cache.cross_kv_cache_fraction or CROSS_KV_CACHE_FRACTION
             chosen["cross_kv_cache_fraction"] = fraction

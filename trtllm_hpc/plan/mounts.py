@@ -37,7 +37,7 @@ def misread(cluster: ClusterProfile) -> str:
 def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
     """Return every path in a job file that jobs read, with its key."""
     engine, repository = job.engine, job.repository
-    speculative, phases = engine.speculative, job.serve.disaggregated
+    phases = job.serve.disaggregated
     settings = [engine.llm_api, *(phase.llm_api for _, phase in phases.roles)] if phases else [engine.llm_api]
     drafts = [it for each in settings if isinstance(it := each.get("speculative_config"), Mapping)]
     found = [str(it.get(key)) for it in drafts for key in _DRAFT_MODELS]
@@ -46,7 +46,6 @@ def named_folders(job: JobFile) -> Iterator[tuple[str, str]]:
         "engine.directory": [engine.directory],
         "engine.quantization.calibration_dataset": [engine.quantization.calibration_dataset],
         "engine.quantization.checkpoint": [engine.quantization.checkpoint],
-        "engine.speculative.model": [speculative.model] if speculative is not None else [],
         "engine.llm_api.speculative_config": [it for it in found if it.startswith("/")],
         "model.tokenizer": [job.model.tokenizer],
         "engine.lora.adapters": engine.lora.adapters,

@@ -197,6 +197,14 @@ def command_has_its_backend(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", field, message, "set engine.backend to command, or remove it")
 
 
+def build_commands_make_an_engine(facts: JobFacts) -> Diagnostics:
+    """Only a backend that loads an engine of TensorRT-LLM builds one by commands of the job file."""
+    engine = facts.job.engine
+    if facts.job.build.commands and engine.backend not in ("tensorrtllm", "python"):
+        message = f"is set, but engine.backend is {engine.backend}, which takes no engine of TensorRT-LLM"
+        yield in_job("conflict", "build.commands", message, "set engine.backend to tensorrtllm, or remove it")
+
+
 def mode_has_its_models(facts: JobFacts) -> Diagnostics:
     """Each mode of serving has its own section, and no other mode's."""
     job = facts.job
@@ -278,6 +286,7 @@ RULES = (
     instances_can_serve,
     frontend_fits_backend,
     command_has_its_backend,
+    build_commands_make_an_engine,
     renewal_can_work,
     build_gpus,
     mode_has_its_models,

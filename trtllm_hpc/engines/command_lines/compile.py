@@ -1,16 +1,15 @@
 """Compile the engine section of a job file to the options of a toolchain's programs.
 
 Every key that is set becomes an ``OptionRequest``; the release's own list of options decides which option
-carries it, and a key without one becomes a problem of the job file. What differs between the engines of an
-encoder and a decoder is from tensorrtllm_backend v0.12.0 and v0.16.0, docs/encoder_decoder.md.
+carries it, and a key without one becomes a problem of the job file.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
@@ -22,23 +21,8 @@ from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders, progr
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
 from trtllm_hpc.tensorrt_llm.releases.data_files import parsed
-from trtllm_hpc.tensorrt_llm.releases.families import Family
 from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
 
-Part = Literal["encoder", "decoder"]
-PARTS: Sequence[Part] = ("encoder", "decoder")
-
-DECODER_ONLY = (
-    "engine.max_seq_len",
-    "engine.max_encoder_input_len",
-    "engine.kv_cache_type",
-    "engine.gather_context_logits",
-    "engine.gather_generation_logits",
-    "engine.paged_context_fmha",
-)
-"""Keys that mean nothing to an encoder: it generates no answer and keeps no KV cache."""
-DECODER_START = 1
-"""Length of a decoder's prompt: one token, which starts the answer."""
 OptionArgv = tuple[str, ...]
 """An option and its values."""
 NOT_OF_THE_ENGINE = ("--workers", "--log_level")
@@ -65,16 +49,15 @@ class CommandLines:
 
 
 def compile_options(
-    job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None, part: Part | None = None
+    job: JobFile, toolchain: Toolchain, model_config: Mapping[str, Any] | None
 ) -> CommandLines:
     """Compile a job file to the options of the toolchain's programs.
 
-    ``model_config`` is the model's ``config.json``, where it could be read, and ``part`` the engine of an
-    encoder-decoder model.
+    ``model_config`` is the model's ``config.json``, where it could be read.
     """
     compiled = CommandLines(toolchain, {role: {} for role in toolchain.programs})
     context = Context(_resolved_dtype(job, model_config), job.engine.max_input_len)
-    for request in _requests(job, toolchain, part):
+    for request in _requests(job, toolchain):
         _compile(compiled, request, context)
     for role, command in toolchain.programs.items():
         raw = {word.partition("=")[0] for word in raw_argv(job, role)}
@@ -100,52 +83,12 @@ def _resolved_dtype(job: JobFile, model_config: Mapping[str, Any] | None) -> str
     return {"float32": "float16", "float16": "float16", "bfloat16": "bfloat16"}.get(str(own))
 
 
-def _requests(job: JobFile, toolchain: Toolchain, part: Part | None) -> Iterator[OptionRequest]:
-    requests = [
-        *table.rows(job),
-        *table.plugins(job),
-        *quantization.requests(job, by_build_py=toolchain.by_build_py),
-        *table.lora(job),
-        *speculative.requests(job),
-    ]
-    if part is None:
-        yield from requests
-    else:
-        yield from _adapted(requests, job, toolchain.family, part)
-
-
-def _adapted(
-    requests: Sequence[OptionRequest], job: JobFile, family: Family, part: Part
-) -> Iterator[OptionRequest]:
-    for request in requests:
-        if request.key == "engine.max_input_len" or (part == "encoder" and request.key in DECODER_ONLY):
-            continue
-        yield request
-    yield from _encoder(job) if part == "encoder" else _decoder(job)
-    if job.engine.context_fmha is None and family.context_fmha is not None:
-        yield OptionRequest("model.family", family.context_fmha, table.same("--context_fmha", "build"))
-    if "moe" not in job.engine.plugins:
-        # Neither part has experts, and upstream's guides switch the plugin off.
-        yield replace(table.plugin("engine.encoder_decoder", "moe", "disable"), needed=False)
-
-
-def _encoder(job: JobFile) -> Iterator[OptionRequest]:
-    key = "max_encoder_input_len" if job.engine.max_encoder_input_len else "max_input_len"
-    longest = getattr(job.engine, key)
-    if longest is not None:
-        yield OptionRequest(f"engine.{key}", longest, table.same("--max_input_len", "build"))
-    no_cache = table.same("--kv_cache_type", "build", translate={"disabled": "disabled"})
-    no_cache += table.same("--paged_kv_cache", "build", translate={"disabled": False})
-    yield OptionRequest("engine.encoder_decoder", "disabled", no_cache)
-
-
-def _decoder(job: JobFile) -> Iterator[OptionRequest]:
-    both = job.engine.max_encoder_input_len is not None
-    start = job.engine.max_input_len if both and job.engine.max_input_len is not None else DECODER_START
-    yield OptionRequest("engine.max_input_len", start, table.same("--max_input_len", "build"))
-    if not both and job.engine.max_input_len is not None:
-        encoder = table.same("--max_encoder_input_len", "build")
-        yield OptionRequest("engine.max_input_len", job.engine.max_input_len, encoder)
+def _requests(job: JobFile, toolchain: Toolchain) -> Iterator[OptionRequest]:
+    yield from table.rows(job)
+    yield from table.plugins(job)
+    yield from quantization.requests(job, by_build_py=toolchain.by_build_py)
+    yield from table.lora(job)
+    yield from speculative.requests(job)
 
 
 def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -> None:
@@ -181,7 +124,7 @@ def _compile(compiled: CommandLines, request: OptionRequest, context: Context) -
 
 def _require(compiled: CommandLines, role: Role, command: Command, raw: Collection[str]) -> None:
     """Add a problem for each required option that neither a key nor ``engine.options`` sets."""
-    given = {*compiled.options[role], *folders(command), *raw, *compiled.toolchain.family.convert}
+    given = {*compiled.options[role], *folders(command), *raw}
     for option in command.options.values():
         if option.required and not {option.name, *option.aliases} & given:
             message = f"{command.name} {command.release} needs {option.name}"

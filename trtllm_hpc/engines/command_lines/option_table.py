@@ -166,7 +166,7 @@ class Row:
     """Whether it is an error that no program has an option for a value that is not neutral."""
 
 
-WORLD = same("--world_size", "build_py", "convert") + same("--world-size", "convert")
+WORLD = same("--world_size", "build_py", "convert")
 """All ranks; programs that know tensor parallelism only have this instead of ``--tp_size``."""
 
 ROWS: Sequence[Row] = (
@@ -176,8 +176,6 @@ ROWS: Sequence[Row] = (
         "tensor_parallel",
         same("--tp_size", "build_py", "convert", "quantize")
         + same("--tensor-parallelism", "prepare")
-        + same("--tensor_parallelism", "prepare")
-        + same("-infer_gpu_num", "prepare")
         + WORLD,
         in_every_program=True,
         neutral=1,
@@ -191,16 +189,13 @@ ROWS: Sequence[Row] = (
     Row(
         "dtype",
         same("--dtype", "build_py", "convert", "quantize", translate=model_dtype)
-        + same("--storage-type", "prepare", translate=storage_type)
-        + same("--storage_type", "prepare", translate=storage_type)
-        + same("-weight_data_type", "prepare", translate=storage_type),
+        + same("--storage-type", "prepare", translate=storage_type),
         in_every_program=True,
         neutral="auto",
         always=True,
     ),
     Row("max_batch_size", same("--max_batch_size", "build_py", "build")),
-    # Qwen's hf_qwen_convert.py calibrates with prompts of the length that build.py is told.
-    Row("max_input_len", same("--max_input_len", "prepare", "build_py", "build"), in_every_program=True),
+    Row("max_input_len", same("--max_input_len", "build_py", "build")),
     Row(
         "max_seq_len",
         same("--max_seq_len", "build") + same("--max_output_len", "build", "build_py", translate=output_len),
@@ -208,7 +203,6 @@ ROWS: Sequence[Row] = (
     Row("max_num_tokens", same("--max_num_tokens", "build_py", "build")),
     Row("opt_num_tokens", same("--opt_num_tokens", "build_py", "build")),
     Row("max_beam_width", same("--max_beam_width", "build_py", "build")),
-    Row("max_encoder_input_len", same("--max_encoder_input_len", "build_py", "build")),
     Row("max_prompt_embedding_table_size", same("--max_prompt_embedding_table_size", "build_py", "build")),
     Row("tokens_per_block", same("--tokens_per_block", "build_py", "build")),
     # What an answer may carry besides its tokens.
@@ -255,8 +249,7 @@ ROWS: Sequence[Row] = (
         "workers",
         same("--workers", "convert", "build")
         + same("--parallel_build", "build_py", translate=lambda value, *_: value > 1)
-        + same("--processes", "prepare")
-        + same("-processes", "prepare"),
+        + same("--processes", "prepare"),
         in_every_program=True,
     ),
 )

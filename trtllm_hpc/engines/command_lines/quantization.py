@@ -30,10 +30,10 @@ BEFORE_BUILD_PY: Mapping[str, str] = {"fp8": "--quantized_fp8_model_path", "int4
 """Methods for which ``quantize.py`` runs before ``build.py``, and the option that names its file."""
 UNCALIBRATED = ("int8_wo", "int4_wo", "int4_gptq", "full_prec", "fp8_rowwise", *QSERVE)
 """Methods that need no calibration samples (the KV cache's type may still need some)."""
-CALIBRATE_CACHE = ("--calibrate-kv-cache", "--calibrate_kv_cache")
-"""Options of the programs before ``build.py`` that compute the scales of an int8 KV cache."""
-WITH_SCALES = ("--ft_model_dir", "--bin_model_dir", "--ft_dir_path")
-"""Options of ``build.py`` for a folder of weights with int8 scales; a family has one of them."""
+CALIBRATE_CACHE = "--calibrate-kv-cache"
+"""Option of the programs before ``build.py`` that compute the scales of an int8 KV cache."""
+WITH_SCALES = "--ft_model_dir"
+"""Option of ``build.py`` for a folder of weights with int8 scales."""
 CONVERTED = ("--quant_ckpt_path", "--modelopt_quant_ckpt_path", "--ammo_quant_ckpt_path")
 """Options of ``convert_checkpoint.py`` for weights that are quantized already."""
 
@@ -100,7 +100,6 @@ def _by_convert(quantization: Quantization) -> Iterator[OptionRequest]:
         mappings = tuple(OptionMapping(role, option) for role in _FLAGGED for option in precision)
         yield OptionRequest(key, WEIGHT_ONLY[method], mappings)
         if method == "int4_gptq":
-            # GPT-NeoX and Baichuan have no such option: their examples convert GPTQ's weights without it.
             yield OptionRequest(key, True, same("--per_group", *_FLAGGED), needed=False)
     elif method == "fp8_rowwise":
         yield OptionRequest(key, True, same("--use_fp8_rowwise", *_FLAGGED))
@@ -134,7 +133,7 @@ def _in_build_py(quantization: Quantization) -> Iterator[OptionRequest]:
     for option, value in options.get(quantization.method, {}).items():
         yield OptionRequest(_METHOD, value, same(option, "build_py"))
     if quantization.kv_cache == "int8":
-        calibrated = tuple(OptionMapping("prepare", option) for option in CALIBRATE_CACHE)
+        calibrated = same(CALIBRATE_CACHE, "prepare")
         yield OptionRequest("engine.quantization.kv_cache", True, calibrated, needed=False)
 
 
@@ -166,6 +165,5 @@ def _checkpoint(quantization: Quantization) -> tuple[OptionMapping, ...]:
     """Options for weights that are quantized already; their names followed the tool's."""
     method = quantization.method or ""
     quantized = {**BEFORE_BUILD_PY, "int4_gptq": "--quant_ckpt_path"}
-    by_build_py = (quantized[method],) if method in quantized else WITH_SCALES
-    converted = [OptionMapping("convert", option) for option in CONVERTED]
-    return (*converted, *(OptionMapping("build_py", option) for option in by_build_py))
+    converted = (OptionMapping("convert", option) for option in CONVERTED)
+    return (*converted, OptionMapping("build_py", quantized.get(method, WITH_SCALES)))

@@ -10,7 +10,7 @@ from trtllm_hpc.config.diagnostics import in_job, nearest, shown
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.engines.command_lines.option_table import LORA, ROWS, Role
 from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, CONVERTED, DETAILS, WITH_SCALES
-from trtllm_hpc.engines.command_lines.speculative import MODES, NUMBERS
+from trtllm_hpc.engines.command_lines.speculative import DRAFT_LENGTH
 from trtllm_hpc.engines.command_lines.toolchain import Toolchain
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, Option
@@ -114,10 +114,9 @@ def _value(index: int, word: str, option: Option | None, count: int) -> Iterator
 
 
 _FOLDERS: Mapping[str, str] = {
-    **dict.fromkeys(("--model_dir", "--model-dir", "--hf_model_dir", "--in-file"), "set model.path"),
+    **dict.fromkeys(("--model_dir", "--in-file"), "set model.path"),
     **dict.fromkeys(
-        ("--output-model-dir", "--out-dir", "--export_path"),
-        "leave it out: the checkpoint goes into the cache of engines",
+        ("--out-dir", "--export_path"), "leave it out: the checkpoint goes into the cache of engines"
     ),
     "--output_dir": "leave it out: the engine goes into the cache of engines",
     "--checkpoint_dir": "leave it out: it is what the step before has written",
@@ -133,14 +132,12 @@ _OTHERS: Mapping[str, Sequence[str]] = {
     "quantization.auto_formats": ("--autoq_format",),
     "quantization.smoothquant": ("--smoothquant",),
     "quantization.kv_cache": ("--int8_kv_cache", "--fp8_kv_cache", "--kv_cache_dtype"),
-    "quantization.checkpoint": (*CONVERTED, *BEFORE_BUILD_PY.values(), *WITH_SCALES),
+    "quantization.checkpoint": (*CONVERTED, *BEFORE_BUILD_PY.values(), WITH_SCALES),
     **{f"quantization.{key}": [it.option for it in mappings] for key, mappings in DETAILS.items()},
     "max_lora_rank": ("--max_lora_rank",),
     **{f"lora.{key}": options for key, options in LORA.items()},
     "speculative.mode": ("--speculative_decoding_mode",),
-    "speculative.max_draft_len": [option for mode in MODES.values() for option in mode.draft_length],
-    "speculative.model": [mode.weights for mode in MODES.values() if mode.weights is not None],
-    **{f"speculative.{key}": options for key, options in NUMBERS.items()},
+    "speculative.max_draft_len": (DRAFT_LENGTH,),
 }
 """Keys below ``engine`` that have no row in the table, and their options."""
 _KEYS_OF_OPTIONS: Mapping[tuple[str, str], str] = {

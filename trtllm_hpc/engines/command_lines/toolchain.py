@@ -8,13 +8,12 @@ from typing import Any
 
 from trtllm_hpc.config.diagnostics import in_job
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines import quantization, speculative
+from trtllm_hpc.engines.command_lines import quantization
 from trtllm_hpc.engines.command_lines.option_table import Role
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.tensorrt_llm.releases.commands import Command, quantized_file, quantizes, releases_with
-from trtllm_hpc.tensorrt_llm.releases.families import Family, first_release, preparation
-from trtllm_hpc.tensorrt_llm.releases.placeholders import known_placeholders, placeholders_of
-from trtllm_hpc.tensorrt_llm.releases.release import Release, meant_family, option_lifetime, releases
+from trtllm_hpc.tensorrt_llm.releases.families import PREPARATIONS, Family, first_release
+from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PROGRAMS: Mapping[Role, str] = {
     "build_py": "build.py",
@@ -24,13 +23,15 @@ PROGRAMS: Mapping[Role, str] = {
     "build": "trtllm-build",
 }
 MODEL_OPTIONS = (
-    *("--checkpoint_dir", "--model_dir", "--model-dir", "--hf_model_dir", "--weight_dir"),
-    *("--in-file", "--in_file", "-in_file"),
+    "--checkpoint_dir",
+    "--model_dir",
+    "--in-file",
 )
 """Options for what a program reads, in the order of preference."""
 OUTPUT_OPTIONS = (
-    *("--output_dir", "--output-model-dir", "--export_path"),
-    *("--out-dir", "--out_dir", "-saved_dir"),
+    "--output_dir",
+    "--export_path",
+    "--out-dir",
 )
 """Options for where a program writes."""
 
@@ -83,26 +84,15 @@ def find_toolchain(
 
     Raises NoToolchain if the release cannot build it.
     """
-    _require_text(job, family)
     _require_architecture(job, release, family, model_config)
-    if job.engine.encoder_decoder or family.encoder_decoder:
-        _require_encoder_decoder(release, family)
-        if job.engine.speculative is not None:
-            message = f"TensorRT-LLM {release.version} drafts no tokens for an encoder and a decoder"
-            raise NoToolchain("engine.speculative.mode", message, "leave engine.speculative out")
     by_build_py = release.command("build.py", family.examples) is not None
     programs = (_through_build_py if by_build_py else _through_checkpoint)(job, release, family)
     return Toolchain(release, family, programs)
 
 
 def _through_build_py(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
-    how = speculative.mode(job)
-    if how is not None and how.examples is not None:
-        first = _span("convert_checkpoint.py", how.examples)
-        message = f"TensorRT-LLM {release.version} cannot draft tokens in this way{first}"
-        raise NoToolchain("engine.speculative.mode", message, "take a newer release, or leave it out")
     build = _command("build_py", release, family.examples)
-    prepare = _prepare(job, release, family, build)
+    prepare = _prepare(job, release, family)
     programs: dict[Role, Command] = {"build_py": build}
     if prepare is not None:
         programs = {"prepare": prepare, **programs}
@@ -114,28 +104,13 @@ def _through_build_py(job: JobFile, release: Release, family: Family) -> dict[Ro
     return programs
 
 
-def _prepare(job: JobFile, release: Release, family: Family, build: Command) -> Command | None:
+def _prepare(job: JobFile, release: Release, family: Family) -> Command | None:
     """The program that makes weights for ``build.py``; ``None`` where it reads the model itself."""
-    how, quantized = preparation(family.examples), job.engine.quantization
-    if how is not None and how.always:
-        prepare: Command | None = _command("prepare", release, family.examples)
-    elif (quantized.method != "int8_sq" and quantized.kv_cache != "int8") or quantized.checkpoint is not None:
-        return None  # there are no scales of activations to compute
-    else:
-        prepare = release.command(how.program) if how is not None else None
-    # What build.py has a switch for needs a program that computes the scales.
-    wanted = (
-        ("method", quantized.method == "int8_sq", "--use_smooth_quant", ("--smoothquant",)),
-        ("kv_cache", quantized.kv_cache == "int8", "--int8_kv_cache", quantization.CALIBRATE_CACHE),
-    )
-    for key, is_wanted, switch, options in wanted:
-        if not is_wanted or switch not in build.options or quantized.checkpoint is not None:
-            continue
-        if prepare is None or prepare.options.keys().isdisjoint(options):
-            known = f"no program of TensorRT-LLM {release.version} is known"
-            message = f"{known} that computes int8 scales for {family.name}"
-            raise NoToolchain(f"engine.quantization.{key}", message, "take a newer release, or leave it out")
-    return prepare
+    quantized = job.engine.quantization
+    scales = quantized.method == "int8_sq" or quantized.kv_cache == "int8"
+    if PREPARATIONS[family.examples].always or (scales and quantized.checkpoint is None):
+        return _command("prepare", release, family.examples)
+    return None
 
 
 def _reads_quantized(release: Release, family: Family, method: str) -> bool:
@@ -173,49 +148,27 @@ def _has_format(release: Release, family: Family, method: str) -> bool:
 
 
 def _through_checkpoint(job: JobFile, release: Release, family: Family) -> dict[Role, Command]:
-    how = speculative.mode(job)
-    if quantization.tool(job.engine.quantization, by_build_py=False) == "quantize":
-        quantize = _command("quantize", release, family.examples)
-        if how is not None and how.weights is not None and how.weights not in quantize.options:
-            message = f"quantize.py of TensorRT-LLM {release.version} does not join a model and its heads"
-            hint = "set engine.quantization.tool to convert, or leave engine.speculative out"
-            raise NoToolchain("engine.speculative.mode", message, hint)
-        return {"quantize": quantize, "build": _command("build", release, family.examples)}
-    heads = how.examples if how is not None else None
-    key = "engine.speculative.mode" if heads else "model.family"
-    convert = _command("convert", release, heads or family.examples, key)
-    return {"convert": convert, "build": _command("build", release, family.examples)}
+    chosen = quantization.tool(job.engine.quantization, by_build_py=False)
+    first: Role = "quantize" if chosen == "quantize" else "convert"
+    return {role: _command(role, release, family.examples) for role in (first, "build")}
 
 
 def program_name(role: Role, family: str) -> str:
-    """The program that plays a role for the examples of a family; a family without one has GPT's."""
-    how_prepared = preparation(family) if role == "prepare" else None
-    return how_prepared.program if how_prepared is not None else PROGRAMS[role]
+    """The program that plays a role for the examples of a family."""
+    how = PREPARATIONS.get(family) if role == "prepare" else None
+    return PROGRAMS[role] if how is None else how.program
 
 
-def _command(role: Role, release: Release, family: str, key: str = "engine.tensorrt_llm_version") -> Command:
+def _command(role: Role, release: Release, family: str) -> Command:
     name = program_name(role, family)
     command = release.command(name, family)
     if command is None:
         known = "".join(_span(each, family) for each in dict.fromkeys((name, "build.py")))
         what = f"{name} for {family}" if role in ("convert", "build_py") else name
+        key = "model.family" if role == "convert" else "engine.tensorrt_llm_version"
         hint = "use another release, or set model.family to one whose programs convert this model"
-        if role in ("convert", "build_py") and not known:
-            key, hint = "model.family", meant_family(release, name, family)
         raise NoToolchain(key, f"TensorRT-LLM {release.version} has no {what}{known}", hint)
     return command
-
-
-def _require_text(job: JobFile, family: Family) -> None:
-    if family.reads is None:
-        return
-    message = (
-        f"{family.name} reads {family.reads}: besides its decoder's engine it needs that of an encoder of "
-        f"{family.reads}, and Triton models that take {family.reads}; trtllm-hpc makes neither"
-    )
-    key = "model.path" if job.model.family is None else "model.family"
-    hint = f"follow {family.guide} in tensorrtllm_backend, or take a model that reads text alone"
-    raise NoToolchain(key, message, hint)
 
 
 def _require_architecture(
@@ -228,27 +181,6 @@ def _require_architecture(
     message = f"{builds}: the first release that does is {first}"
     key = "model.path" if job.model.family is None or model_config is not None else "model.family"
     raise NoToolchain(key, message, f"take TensorRT-LLM {first} or later, or another model")
-
-
-def _require_encoder_decoder(release: Release, family: Family) -> None:
-    key, newer = "engine.encoder_decoder", "take a newer release"
-    option, placeholder = "--max_encoder_input_len", "encoder_engine_dir"
-    build = release.command("trtllm-build", family.examples)
-    if build is None or option not in build.options:
-        known = option_lifetime("trtllm-build", option, family.examples)
-        message = (
-            f"TensorRT-LLM {release.version} does not build an encoder and a decoder for Triton: "
-            f"{known or 'no release here does'}"
-        )
-        raise NoToolchain(key, message, newer)
-    template = (release.version, "inflight_batcher_llm", "tensorrt_llm")
-    if placeholder not in placeholders_of(*template):
-        since = known_placeholders(*template)[placeholder].since
-        message = (
-            f"TensorRT-LLM {release.version} builds an encoder and a decoder, but Triton serves no such "
-            f"pair: its model tensorrt_llm has {placeholder} since {since}"
-        )
-        raise NoToolchain(key, message, newer)
 
 
 def _span(name: str, family: str) -> str:

@@ -16,15 +16,11 @@ from trtllm_hpc.tensorrt_llm.releases.data_files import (
     read_data,
     value_at,
 )
-from trtllm_hpc.tensorrt_llm.releases.families import example_families, example_family, family_folder
+from trtllm_hpc.tensorrt_llm.releases.families import families, family_folder
 
-_PREPARING = (
-    *("hf_llama_convert", "hf_gptj_convert", "hf_baichuan_convert", "hf_internlm_convert"),
-    *("hf_bloom_convert", "hf_qwen_convert", "hf_opt_convert", "convert_hf_mpt_to_ft"),
-)
 COMMANDS: Mapping[str, str] = {
     "hf_gpt_convert.py": "hf_gpt_convert",
-    **{f"{name}.py": f"prepare/{name}" for name in _PREPARING},
+    "hf_llama_convert.py": "hf_llama_convert",
     "build.py": "build_py",
     "convert_checkpoint.py": "convert_checkpoint",
     "trtllm-build": "trtllm_build",
@@ -185,15 +181,16 @@ def releases_with(name: str, family: str = "llama") -> tuple[str, ...]:
 
 def families_with(version: str, name: str) -> tuple[str, ...]:
     """Families for which the release has the tool ``name``; empty where the tool is one for all."""
-    families = example_families() if name in BY_FAMILY else ()
-    return tuple(family for family in families if load_command(version, name, family) is not None)
+    own = [it.name for it in families().values() if it.folder] if name in BY_FAMILY else []
+    return tuple(family for family in own if load_command(version, name, family) is not None)
 
 
 def _table(name: str, family: str) -> tuple[Mapping[str, Any], str | None]:
     """The data of a tool, empty if there is none, and its family if each family has its own program."""
     if name not in BY_FAMILY:
         return read_data(COMMANDS[name]), None
-    own = example_family(family)
+    known = families().get(family)
+    own = None if known is None else known.examples
     file = f"{COMMANDS[name]}/{own}"
     return (read_data(file), own) if DATA.joinpath(f"{file}.toml").is_file() else ({}, None)
 

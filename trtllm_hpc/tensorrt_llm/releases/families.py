@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -21,15 +21,8 @@ class Family:
     """The family by which ``Release.command`` knows its programs."""
     architectures: tuple[str, ...] = ()
     """Names in ``config.json``."""
-    convert: tuple[str, ...] = ()
-    """Further arguments for ``convert_checkpoint.py``."""
-    encoder_decoder: bool = False
-    reads: str | None = None
-    """What an encoder reads that is not made here, ``audio`` or ``images``; ``None``: text alone."""
-    guide: str | None = None
-    """Upstream's guide to such a model, in tensorrtllm_backend."""
-    context_fmha: bool | None = None
-    """``False`` where fused attention over the prompt cannot compute it; else nothing is known against it."""
+    folder: Mapping[str, str] = field(default_factory=dict)
+    """Of its programs below TensorRT-LLM's ``examples``, by the first release with it; see ``value_at``."""
 
 
 @cache
@@ -40,12 +33,9 @@ def families() -> Mapping[str, Family]:
 
 
 def find_family(stated: str | None, model_config: Mapping[str, Any] | None) -> Family | None:
-    """Return the family that is stated, else that of the model's ``config.json``; ``None`` if neither tells.
-
-    An unknown stated name is taken as that of a folder of examples.
-    """
+    """Return the family that is stated, else that of the model's ``config.json``; ``None`` if unknown."""
     if stated is not None:
-        return families().get(stated) or Family(stated, "model.family", examples=stated)
+        return families().get(stated)
     named = (model_config or {}).get("architectures") or ()
     return next((family for family in families().values() if set(family.architectures) & set(named)), None)
 
@@ -73,33 +63,22 @@ class Preparation:
     """Makes them, in a folder for each number of ranks."""
     option: str
     """Of ``build.py``, for that folder."""
-    source: str
-    always: bool = False
+    always: bool
     """Whether ``build.py`` reads no other weights; else it needs them for int8 scales alone."""
-    beside: bool = False
-    """Whether ``build.py`` takes the option beside the model's folder, else in its place."""
 
 
-def preparation(family: str) -> Preparation | None:
-    """How the examples of ``family`` prepare weights for ``build.py``; ``None`` if none is known."""
-    entry = read_data("prepare")["family"].get(example_family(family))
-    return None if entry is None else Preparation(**entry)
-
-
-def example_families() -> Mapping[str, Mapping[str, Any]]:
-    """The folders of examples, by the name of their family."""
-    entries: Mapping[str, Mapping[str, Any]] = read_data("examples")["family"]
-    return entries
-
-
-def example_family(family: str) -> str | None:
-    """The name under which the examples of ``family`` are filed: its own, or that of a related family."""
-    entries = example_families().items()
-    return next((name for name, entry in entries if family == name or family in entry.get("also", ())), None)
+PREPARATIONS: Mapping[str, Preparation] = {
+    # examples/gpt/README.md of 0.5 to 0.8
+    "gpt": Preparation("hf_gpt_convert.py", "--model_dir", always=True),
+    # examples/llama/README.md, 'SmoothQuant' and 'INT8 weight only + INT8 KV cache'. build.py looks at the
+    # model's folder first, so the option takes its place.
+    "llama": Preparation("hf_llama_convert.py", "--ft_model_dir", always=False),
+}
+"""By the family of the programs, for releases with ``build.py``."""
 
 
 @cache
 def family_folder(version: str, family: str) -> str | None:
-    """The family's folder below TensorRT-LLM's ``examples``, ``llama`` or ``models/core/llama``."""
-    name = example_family(family)
-    return None if name is None else value_at(example_families()[name]["folder"], version)
+    """The folder of a family's programs below TensorRT-LLM's ``examples``: ``models/core/llama``."""
+    known = families().get(family)
+    return None if known is None else value_at(families()[known.examples].folder, version)

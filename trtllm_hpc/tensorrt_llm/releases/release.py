@@ -226,21 +226,14 @@ def no_program(release: Release, name: str, family: str) -> tuple[str, str | Non
     sentence = f"TensorRT-LLM {release.version} has no {name}{suffix}"
     having = releases_with(name, family)
     if not having:
-        hint = meant_family(release, name, family) if name in BY_FAMILY else None
+        families = families_with(release.version, name)
+        hint = f"{name} exists for {', '.join(families)}" if families else None
         return f"{sentence}, nor has any other release known here", hint
     newer = parsed(having[0]) > parsed(release.version)
     when = f"it came with {having[0]}" if newer else f"the last with it is {having[-1]}"
     builders = _BUILDERS if name in _BUILDERS else ()
     there = [other for other in builders if load_command(release.version, other, family) is not None]
     return f"{sentence}: {when}", f"this release has {' and '.join(there)}" if there else None
-
-
-def meant_family(release: Release, name: str, family: str) -> str:
-    """A hint for an unknown family: the nearest name, and all names."""
-    there = families_with(release.version, name)
-    near = nearest(family, there)
-    guess = f"did you mean {near}? " if near else ""
-    return f"{guess}{name} exists for {', '.join(there)}" if there else "use another release"
 
 
 @cache
