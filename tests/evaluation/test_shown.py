@@ -66,7 +66,9 @@ def test_answers_are_evaluated_after_a_benchmark_that_is_not_valid(
 ) -> None:
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\necho "$3"\ncase "$3" in bench) exit {bench};; evaluate) exit {evaluate};; esac\n'
+        # Like the client, it reads the question: its writer would be killed by SIGPIPE otherwise.
+        f'#!/bin/sh\necho "$3"\n'
+        f'case "$3" in client) cat >/dev/null;; bench) exit {bench};; evaluate) exit {evaluate};; esac\n'
     )
     python.chmod(0o755)
     job = {"name": "a", "companion": {"evaluate": {"tasks": ["facts"]}}}
