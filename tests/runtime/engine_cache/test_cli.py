@@ -339,7 +339,7 @@ def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, ho
 
 
 def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: MakeRun) -> None:
-    waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; sleep 3600\n'
+    waiting = '#!/usr/bin/env bash\nset -eu\nmkdir "$output"; echo a > "$output/a"; exec sleep 3600\n'
     run = runs(script=waiting)
     process = run.start(TRTLLM_HPC_JOB_ID="17")
     assert eventually(lambda: list(run.entry("convert").folder.glob("building/*/output/a")))
