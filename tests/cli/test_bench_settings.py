@@ -19,7 +19,8 @@ TRACE = {"workload.kind": "trace", "workload.path": "/a.jsonl"}
 
 
 def settings_of(base: Benchmark, given: dict[str, Any]) -> Benchmark:
-    job = JobFile(name="demo", companion=Companion(benchmark=base), engine=Engine(max_lora_rank=8))
+    engine = Engine(backend="tensorrtllm", max_lora_rank=8)
+    job = JobFile(name="demo", companion=Companion(benchmark=base), engine=engine)
     return settings_for(job, given)
 
 

@@ -66,6 +66,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     hub = Hub({"config.json": b"{}", "model.safetensors": b"weights" * 1000})
     server = HubServer(hub)
     monkeypatch.setenv("HF_ENDPOINT", server.url)
+    # A test before may have imported the library, or left the variable, while offline.
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("TRTLLM_HPC_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("TRTLLM_HPC_RUNS", str(tmp_path / "runs"))
     yield hub

@@ -45,6 +45,9 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     hub = Hub(dict(FILES))
     server = HubServer(hub)
     monkeypatch.setenv("HF_ENDPOINT", server.url)
+    # A test before may have imported the library, or left the variable, while offline.
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setenv("TRTLLM_HPC_LOCK_POLL_SECONDS", "0.05")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("HF_TOKEN", raising=False)

@@ -97,14 +97,16 @@ def test_a_wrong_engine_is_one_sentence(engine: Path, content: str | None, sente
     assert sentence in problem(engine)
 
 
-@pytest.mark.parametrize(("stamp", "ending"), [({}, "engine"), ({"backend": "reference"}, "safetensors")])
-def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], ending: str) -> None:
+@pytest.mark.parametrize(
+    ("stamp", "missing"), [({}, "rank2.engine"), ({"backend": "reference"}, "model/model.safetensors")]
+)
+def test_a_missing_file_is_named(engine: Path, stamp: dict[str, str], missing: str) -> None:
     mapping = {"mapping": {"world_size": 4}}
     write_json(engine / "config.json", {"pretrained_config": mapping, "trtllm_hpc": stamp})
     for rank in (0, 1, 3):
-        (engine / f"rank{rank}.{ending}").write_bytes(b"plan")
+        (engine / f"rank{rank}.engine").write_bytes(b"plan")
     (engine / "rank2.engine").unlink()
-    assert f"rank2.{ending} is missing; build it again" in problem(engine)
+    assert f"{missing} is missing; build it again" in problem(engine)
 
 
 def test_an_engine_of_the_old_tools_passes_too(tmp_path: Path) -> None:
