@@ -24,13 +24,15 @@ def run() -> str:
 
 
 def processes() -> dict[int, str]:
-    """The command lines of the processes that were started, by anybody, in this run of pytest."""
+    """The command lines of the processes that were started in this run of pytest, with the tests that did."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
-            if f"{RUN}={run()}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if f"{RUN}={run()}".encode() in variables:
                 words = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(folder.name)] = words.decode(errors="replace")
+                test = next((it for it in variables if it.startswith(b"PYTEST_CURRENT_TEST=")), b"")
+                found[int(folder.name)] = (words + test).decode(errors="replace")
     return found
 
 

@@ -106,7 +106,7 @@ def test_shell_scripts_pass_shellcheck(name: str, layout: Layout, tmp_path: Path
 def test_orphans_become_children_of_slurmstepd(tmp_path: Path) -> None:
     """The reaper must hold through exec: proctrack/linuxproc finds only descendants."""
     stepd = tmp_path / "slurmstepd"
-    stepd.write_text('#!/bin/sh\n(setsid sleep 3600 & echo $!) & wait\nsleep "$1"\n')
+    stepd.write_text('#!/bin/sh\n(setsid sleep 3600 & echo $!) & wait\nexec sleep "$1"\n')
     stepd.chmod(0o755)
     reaper = tmp_path / "reaper"
     reaper.write_text(rendered("slurmstepd.py", values(slurmstepd=str(stepd))))
