@@ -278,6 +278,8 @@ def own_model(scene: Scene) -> Iterator[None]:
     folder = scene.person.folder / "model"
     shutil.copytree(next(scene.site.engines[1].rglob("tokenizer")), folder)
     synthetic.make_model(seed=0, dtype="float32", max_seq_len=512).save_pretrained(folder)
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)  # transformers writes 0600, and the job's user is another one
     scene.sections["engine"]["directory"] = None
     scene.sections["model"] = {"path": str(folder)}
     yield

@@ -425,14 +425,6 @@ _TRTLLM_SERVE = (
             ),
             ("server", "`kill -9` of the server", kill.killed(kill.upstream_server), dies(0), 15.0, {}),
             (
-                "front",
-                "disaggregated, `kill -9` of the front",
-                kill.killed(kill.process("disaggregated", name="python")),
-                r"\bfront\b",
-                15.0,
-                settings.PHASES,
-            ),
-            (
                 "phase",
                 "disaggregated, `kill -9` of a worker of the generation server",
                 kill.killed(kill.process("worker")),
@@ -441,6 +433,13 @@ _TRTLLM_SERVE = (
                 settings.PHASES,
             ),
         )
+    ),
+    # The supervisor starts the front again.
+    survivor(
+        "trtllm-serve-front",
+        "`trtllm-serve`: disaggregated, `kill -9` of the front",
+        kill.killed(kill.process("disaggregated", name="python")),
+        prepare=settings.trtllm_serve(**settings.PHASES),
     ),
 )
 
