@@ -57,7 +57,7 @@ def out_of_memory(rank: int) -> Injection:
     def inject(scene: Scene) -> Iterator[None]:
         group = Path("/sys/fs/cgroup/memory/trtllm-hpc-faults")
         group.mkdir(exist_ok=True)
-        (group / "memory.limit_in_bytes").write_text(str(20 * 2**20))
+        (group / "memory.limit_in_bytes").write_text(str(4 * 2**20))
         assert eventually(scene.paths.rank_record("serve", rank).exists, 30)
         first = scene.supervisor(rank)
         for pid in (first, *descendants(first)):
