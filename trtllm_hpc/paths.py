@@ -429,33 +429,9 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def read_plan(paths: RunPaths) -> dict[str, Any]:
-    """Return a run's plan; empty if it cannot be read."""
-    try:
-        plan = read_json(paths.plan)
-    except (ValueError, OSError):
-        return {}
-    return plan if isinstance(plan, dict) else {}
-
-
 def serve_steps(count: int) -> list[str]:
     """Return the names of the steps of ``count`` instances: ``serve``, or ``serve.0``, ``serve.1``..."""
     return ["serve"] if count == 1 else [f"serve.{instance}" for instance in range(count)]
-
-
-def instance_count(paths: RunPaths) -> int:
-    """Return the number of instances of a run's server."""
-    return int(read_plan(paths).get("instances", 1))
-
-
-def preflight_steps(paths: RunPaths) -> list[str]:
-    """Return the names of the preflight's steps, one for each component of the serve job.
-
-    ``preflight``, and then ``preflight.1`` on the nodes of a heterogeneous job's second component.
-    """
-    tasks = read_plan(paths).get("tasks")
-    count = len(tasks) if isinstance(tasks, list) else 1
-    return [preflight_step(component) for component in range(count)]
 
 
 def preflight_step(component: int) -> str:

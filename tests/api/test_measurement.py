@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import trtllm_hpc
+from tests.plans import write_plan
 from tests.report.make import Made, make, write_run
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
-from trtllm_hpc.paths import write_json
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def made() -> Made:
 @pytest.fixture
 def measurement(tmp_path: Path, made: Made) -> trtllm_hpc.Measurement:
     paths = write_run(tmp_path / "runs" / "demo-1", made)
-    write_json(paths.plan, {"name": "demo"})
+    write_plan(paths)
     return trtllm_hpc.Measurement.find("demo-1", tmp_path / "runs")
 
 

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.bench.workload.helpers import read_workload
+from tests.plans import write_plan
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.bench.analysis.compare import DifferentWorkloads, Worse
@@ -43,7 +44,7 @@ LENIENT = ("--min-requests", "1", "--min-window-seconds", "0", "--max-late-share
 def make_run(folder: Path, settings: Benchmark | None) -> RunPaths:
     paths = RunPaths(folder)
     paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
+    write_plan(paths)
     job = JobFile(name="demo", companion=Companion(benchmark=settings))
     paths.spec.write_text(job_yaml(job), encoding="utf-8")
     return paths

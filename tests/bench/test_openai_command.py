@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 import trtllm_hpc as api
 from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.bench.test_command import LENIENT, byte_tokenizer, make_run
+from tests.plans import write_plan
 from trtllm_hpc.bench.records import read_records, replace_end
 from trtllm_hpc.bench.results import MeasurementSummary, read_measurement
 from trtllm_hpc.bench.server_metrics.sampling import read_samples
@@ -23,7 +24,7 @@ from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.config.benchmark import Benchmark, LoraShare, Workload
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement, InvalidRequest, RequestFailed
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 STEP = {
@@ -242,7 +243,7 @@ def test_options_that_do_not_go_together(
 ) -> None:
     monkeypatch.setenv("TRTLLM_HPC_RUNS", str(tmp_path))
     RunPaths(tmp_path / "one").make_folders()
-    write_json(RunPaths(tmp_path / "one").plan, {"stages": []})
+    write_plan(RunPaths(tmp_path / "one"))
     result = types("bench", *options)
     assert result.exit_code == ExitCode.USAGE and words in result.stderr
 

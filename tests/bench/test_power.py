@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from tests.plans import write_plan
 from tests.waiting import eventually
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.results import Energy, Window
 from trtllm_hpc.bench.server_metrics.sampling import energy_counter
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 from .make import request, sample
@@ -33,7 +34,7 @@ class Run:
     def __init__(self, folder: Path, ranks: int = 1) -> None:
         self.paths = RunPaths(folder / "run")
         self.paths.make_folders()
-        write_json(self.paths.plan, {"world_sizes": [ranks], "layout": {"gpus_per_node": 1}})
+        write_plan(self.paths, world_sizes=(ranks,), gpus_per_node=1)
         # Long ago, so that nobody waits for what is not written yet.
         self.clock = Clock(time.monotonic() - 100, time.time() - 100)
         self.power = PowerReadings(self.paths, NOWHERE, self.clock)

@@ -12,12 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.logs.runs import make_run
+from tests.plans import write_plan
 from tests.runs.made import written
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ConfigError, ExitCode
 from trtllm_hpc.logs.causes.table import use_site_tables
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
@@ -234,7 +235,7 @@ def test_a_site_teaches_causes_of_its_own(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_profile_names_a_folder_of_causes(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    write_json(run.plan, {"name": "demo", "causes_folder": str(tmp_path / "causes")})
+    write_plan(run, causes_folder=str(tmp_path / "causes"))
     run.rank_log("serve", 1).write_text("LustreError: 11-0: evicted\n")
     (tmp_path / "causes").mkdir()
     (tmp_path / "causes" / "site.toml").write_text(TABLE)

@@ -9,11 +9,13 @@ from click.testing import CliRunner, Result
 
 from tests.bench.measured import measured
 from tests.bench.queueing import served
+from tests.plans import write_plan
 from tests.schemas.check import documented
 from trtllm_hpc.bench.records import append_records
 from trtllm_hpc.bench.results import write_measurement
 from trtllm_hpc.cli import command as trtllm_hpc
 from trtllm_hpc.errors import RunNotFound
+from trtllm_hpc.paths import RunPaths
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +52,7 @@ def test_a_measurement_without_a_summary_cannot_be_shown(tmp_path: Path) -> None
     """Its first pass was killed between its records and its summary."""
     results = tmp_path / "runs" / "demo-1" / "results"
     results.mkdir(parents=True)
-    (results.parent / "plan.json").write_text('{"name": "demo"}')
+    write_plan(RunPaths(results.parent))
     append_records(results / "killed.jsonl", served(50, requests=300))
     for form in ([], ["--json"]):
         with pytest.raises(RunNotFound, match=r"killed\.json is not a measurement"):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.plans import write_plan
 from tests.schemas.check import documented
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.client.connect import Protocol
@@ -23,7 +24,7 @@ from trtllm_hpc.client.request import Answer, Request
 from trtllm_hpc.client.sync_client import Client
 from trtllm_hpc.client.triton_model import TritonModel
 from trtllm_hpc.errors import AnswerTimedOut, InvalidRequest, RequestFailed
-from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.records import Endpoint
 from trtllm_hpc.wire.response import Response
 
@@ -56,7 +57,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
     paths = RunPaths(tmp_path / "run")
     paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
+    write_plan(paths)
     endpoint.write(paths.endpoint)
     return paths
 

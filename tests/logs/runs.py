@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.plans import write_plan
 from trtllm_hpc.cli.logs import command
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import RankRecord
 
 
 def make_run(folder: Path) -> RunPaths:
     paths = RunPaths(folder)
     paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
+    write_plan(paths)
     return paths
 
 

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.plans import planned_stage, write_plan
 from tests.runs.made import run_with
 from tests.scheduler.conftest import fake_slurm  # noqa: F401
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
 from trtllm_hpc.errors import ExitCode, RunNotFound
 from trtllm_hpc.logs.reading import escaped
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.log_table import LogRow, fitted
 from trtllm_hpc.runtime.records import add_event
 from trtllm_hpc.runtime.stop import request_stop
@@ -22,6 +24,7 @@ from .runs import add_rank, followed, logs, make_run
 def run(tmp_path: Path) -> RunPaths:
     """A run whose build is done, whose rank 1 was killed, and whose companion never came."""
     paths = make_run(tmp_path / "my run $(x)")
+    write_plan(paths, world_sizes=(2,), stages=tuple(map(planned_stage, ("build", "serve", "companion"))))
     for stage in ("build", "serve", "companion"):
         paths.sbatch(stage).write_text("#!/bin/bash\n")
     add_event(paths, "build", "stage_begin")
@@ -114,14 +117,14 @@ def test_a_run_whose_engine_came_from_the_cache_has_no_build_stage(
     tmp_path: Path, options: list[str]
 ) -> None:
     run = make_run(tmp_path / "run")
-    write_json(run.plan, {"name": "demo", "engine_found": "/cache/e1", "stages": [{"name": "serve"}]})
+    write_plan(run, engine_found="/cache/e1", stages=(planned_stage("serve"),))
     error = logs(run, "--stage", "build", *options).exception
     assert isinstance(error, RunNotFound)
     assert error.message == "Run run has no build stage: its engine came from the cache (/cache/e1)."
-    write_json(run.plan, {"name": "demo", "engine_found": None, "stages": [{"name": "serve"}]})
+    write_plan(run, stages=(planned_stage("serve"),))
     other = logs(run, "--stage", "build", *options).exception
     assert isinstance(other, RunNotFound) and "names a finished engine" in other.message
-    write_json(run.plan, {"name": "demo", "engine_found": None, "stages": [{"name": "build"}]})
+    write_plan(run, stages=(planned_stage("build"),))
     if "--follow" not in options:
         late = logs(run, "--stage", "build", *options).exception
         assert isinstance(late, RunNotFound) and "has not written the log of" in late.message
@@ -135,7 +138,8 @@ def test_an_unknown_rank_is_a_usage_error(run: RunPaths) -> None:
     ):
         result = logs(run, "--rank", "9", *options)
         assert result.exit_code == ExitCode.USAGE and words in result.output
-    write_json(run.plan, {"name": "demo", "world_sizes": [1, 8], "tasks": [1, 16]})
+    components = (*planned_stage("serve").components, *planned_stage("serve", tasks=16).components)
+    write_plan(run, world_sizes=(1, 8), stages=(replace(planned_stage("serve"), components=components),))
     assert "has ranks 0 to 7." in logs(run, "--rank", "8").output
     assert "has ranks 0 to 15." in logs(run, "--stage", "preflight", "--rank", "16").output
 

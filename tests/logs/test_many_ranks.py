@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.plans import planned_stage, write_plan
 from tests.schemas.check import documented
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.status import command
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.records import add_event
 
 from .runs import add_rank, logs, make_run
 
-PLAN = {"name": "demo", "scheduler": "local", "stages": [{"name": "serve"}]}
 OOM = "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)\n"
 
 
-def ended_run(folder: Path, **plan: object) -> RunPaths:
+def ended_run(folder: Path, **facts: object) -> RunPaths:
     paths = make_run(folder)
-    write_json(paths.plan, PLAN | plan)
+    write_plan(paths, scheduler="local", stages=(planned_stage("serve"),), **facts)
     add_event(paths, "serve", "stage_begin")
     add_event(paths, "serve", "stage_end", exit_code=1)
     return paths
@@ -83,7 +83,7 @@ def test_of_many_failed_ranks_the_first_eight_are_named(tmp_path: Path) -> None:
 
 
 def test_alike_instances_are_on_one_line(tmp_path: Path) -> None:
-    run = ended_run(tmp_path / "run", instances=6)
+    run = ended_run(tmp_path / "run", world_sizes=(2,) * 6)
     for instance in range(6):
         for rank in range(2):
             code = 1 if (instance, rank) == (3, 1) else 0

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests.plans import write_plan
 from tests.runs.test_find import submit
 from trtllm_hpc.cli.client import command
 from trtllm_hpc.gateway.tokenizer import ModelTokenizer
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build, synthetic
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -116,7 +117,7 @@ def run(tmp_path: Path, endpoint: Endpoint) -> RunPaths:
     """A run that ``alone`` serves."""
     paths = RunPaths(tmp_path / "runs" / "demo-1")
     paths.make_folders()
-    write_json(paths.plan, {"name": "demo"})
+    write_plan(paths)
     endpoint.write(paths.endpoint)
     submit(paths, 0)
     return paths

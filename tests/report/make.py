@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tests.plans import write_plan
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop
@@ -147,7 +148,7 @@ def write_run(folder: Path, made: Made, *, name: str = "benchmark") -> RunPaths:
     """A run folder with this measurement, and the events from submit to ready."""
     paths = RunPaths(folder)
     paths.make_folders()
-    write_json(paths.plan, {})  # makes it a run
+    write_plan(paths)
     files = paths.measurement(name)
     write_measurement(files.summary, made.measurement)
     append_records(files.requests, made.records)

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from tests.plans import planned_stage, write_plan
 from tests.report.cases import CASES, HOSTILE
 from tests.report.make import Made, make, searched, with_adapters, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
-from trtllm_hpc.paths import write_json
 from trtllm_hpc.report.html import page
 from trtllm_hpc.report.html.chart import Chart, NoChart, round_marks
 from trtllm_hpc.report.html.data import ReportData, read_report_data
@@ -318,9 +318,8 @@ def test_a_long_line_keeps_its_peaks() -> None:
 
 def test_gpu_hours_of_each_stage_come_from_the_events(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", make(requests=10))
-    stages: list[dict[str, Any]] = [{"name": "build", "gpus": 1}, {"name": "serve", "gpus": 4}]
-    stages[1]["directives"] = [{"option": "--nodes", "value": 2}]
-    write_json(paths.plan, {"stages": [*stages, {"name": "companion", "gpus": 0}]})
+    serve = planned_stage("serve", nodes=2, gpus_per_node=4)
+    write_plan(paths, stages=(planned_stage("build", gpus_per_node=1), serve, planned_stage("companion")))
     for rank in (0, 1):
         gpus = [{"uuid": f"GPU-{rank}", "total_s": 10.0, "total_j": 25_000.0, "total_peak_w": 2800.0}]
         RankRecord("serve", rank, 2, "", f"n{rank}", 1, 0.0, gpus=gpus).write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from tests.cli.typed import types as types
 from tests.runs.made import submitted, written
 from tests.scheduler.fake_slurm import FakeSlurm
 from tests.schemas.check import documented
-from trtllm_hpc.paths import RunPaths, read_json, write_json
+from trtllm_hpc.logs.snapshot import readable_plan
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord
 
 
@@ -31,11 +33,12 @@ def add(paths: RunPaths, stage: str, *marks: tuple[float, str], job_id: str = ""
 
 def with_gpus(paths: RunPaths, **gpus: int) -> RunPaths:
     """The plan of a run, changed so that its stages have GPUs."""
-    plan = read_json(paths.plan)
-    assert plan is not None
-    for stage in plan["stages"]:
-        stage["gpus"] = gpus.get(stage["name"], 0)
-    write_json(paths.plan, plan)
+    plan = readable_plan(paths)
+    stages = [
+        replace(stage, components=(replace(stage.first, gpus_per_node=gpus.get(stage.name, 0)),))
+        for stage in plan.stages
+    ]
+    replace(plan, stages=tuple(stages)).write(paths)
     return paths
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.plans import write_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.errors import ConfigError, RunNotFound
-from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, user_config_file, write_json
+from trtllm_hpc.paths import RunPaths, call_name, default_runs_folder, user_config_file
 from trtllm_hpc.runs.find import find_run, list_runs
 from trtllm_hpc.runs.hub import runs_folder
 from trtllm_hpc.runtime.records import add_event
@@ -23,7 +24,7 @@ def make(folder: Path, name: str, age_s: int, *, submitted: bool = True) -> RunP
     """A run that was made so long ago, and submitted at once."""
     paths = RunPaths(folder)
     paths.make_folders()
-    write_json(paths.plan, {"name": name})
+    write_plan(paths, name=name)
     os.utime(paths.plan, (1_700_000_000 - age_s, 1_700_000_000 - age_s))
     if submitted:
         submit(paths, age_s)

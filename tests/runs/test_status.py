@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from trtllm_hpc.api.run import Run
 from trtllm_hpc.cli import command as main
 from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, NotReady, StartFailed, SubmissionError
-from trtllm_hpc.paths import RunPaths, read_plan, write_json
+from trtllm_hpc.logs.snapshot import readable_plan
+from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runs.cancel import cancel_run
 from trtllm_hpc.runs.endpoint import endpoint_of
 from trtllm_hpc.runs.find import find_run
@@ -174,7 +176,7 @@ def test_a_server_kept_running_outlives_its_companion(
     run_of: RunOf, companion: str, code: ExitCode, words: str, kept: bool
 ) -> None:
     paths = run_of("COMPLETED", "RUNNING", companion)
-    write_json(paths.plan, {**read_plan(paths), "stops_server": not kept})
+    replace(readable_plan(paths), stops_server=not kept).write(paths)
     publish(paths)
     status = run_status(paths)
     assert status.exit_code == code and words in status.sentence
@@ -186,7 +188,7 @@ def test_a_server_kept_running_outlives_its_companion(
 def test_the_plan_says_whether_the_server_is_kept(tmp_path: Path) -> None:
     for kept in (True, False):
         _, paths = written(tmp_path / str(kept), {"serve": {"keep_running": kept}})
-        assert read_plan(paths)["stops_server"] is not kept
+        assert readable_plan(paths).stops_server is not kept
 
 
 def test_the_endpoint_file_of_a_killed_leader_is_ignored(run_of: RunOf) -> None:

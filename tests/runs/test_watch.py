@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.logs.runs import add_rank
+from tests.plans import write_plan
 from tests.runs.clock import Clock
 from tests.runs.made import run_with, written
 from tests.scheduler.fake_slurm import CONTROLLER_GONE, FakeSlurm
@@ -223,7 +224,7 @@ def test_a_folder_that_is_closed_for_a_moment_does_not_end_the_watching(
 
 
 def test_what_the_job_wrote_is_shown(fake_slurm: FakeSlurm, run: RunPaths) -> None:
-    write_json(run.plan, {"world_sizes": [3], "stages": []})
+    write_plan(run, world_sizes=(3,))
     for step, message in ((1, "load"), (2, "save")):
         add_event(run, "build", "progress", step=step, of=4, message=message)
     add_rank(run, 0, world_size=3)

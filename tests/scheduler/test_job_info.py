@@ -12,7 +12,8 @@ import pytest
 
 from tests.runs.made import written
 from tests.scheduler.fake_slurm import FakeSlurm
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.job_info import Origin, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 
@@ -25,11 +26,13 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 def server(run: RunPaths, job_id: str = "101") -> RunJob:
-    return RunJob.of(run, read_plan(run), {"build": None, "serve": job_id})["serve"]
+    return RunJob.of(run, PlanRecord.read(run), {"build": None, "serve": job_id})["serve"]
 
 
 def test_a_stage_without_a_job_has_none(run: RunPaths) -> None:
-    assert RunJob.of(run, read_plan(run), {"build": None, "serve": "5", "companion": ""}).keys() == {"serve"}
+    assert RunJob.of(run, PlanRecord.read(run), {"build": None, "serve": "5", "companion": ""}).keys() == {
+        "serve"
+    }
 
 
 def origin(run: RunPaths, **facts: Any) -> Origin:

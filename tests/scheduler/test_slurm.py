@@ -30,7 +30,7 @@ class Site:
         return job
 
     def of(self, *jobs: str) -> list[RunJob]:
-        return [RunJob.of(self.run, {}, {"serve": job})["serve"] for job in jobs]
+        return [RunJob.of(self.run, None, {"serve": job})["serve"] for job in jobs]
 
     def ask(self, *jobs: str, slurm: Slurm | None = None) -> dict[str, JobInfo]:
         """What Slurm reports of these jobs, by id."""

@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from tests.plans import planned_stage, write_plan
 from tests.sharing import sandbox_name
 from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.sandbox import Sandbox, network, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 from trtllm_hpc.sandbox.layout import Folder
@@ -157,7 +159,7 @@ def test_every_way_to_submit_a_script_is_seen_in_what_slurm_records(sandbox: San
         command = ["sbatch", "--parsable", *map(str, words)]
         environment = {**os.environ, **sandbox.environment()}
         said = subprocess.check_output(command, cwd=cwd, input=text, text=True, env=environment)
-        return RunJob.of(paths, read_plan(paths), {"serve": said.strip()})["serve"]
+        return RunJob.of(paths, PlanRecord.read(paths), {"serve": said.strip()})["serve"]
 
     ways = {
         "by its path": job(run, script),
@@ -191,9 +193,7 @@ def hand_made(folder: Path) -> RunPaths:
     """A run whose only script sleeps."""
     paths = RunPaths(folder)
     paths.make_folders()
-    directive = {"option": "--job-name", "value": "demo-serve"}
-    plan = {"run_folder": str(folder), "stages": [{"name": "serve", "directives": [directive]}]}
-    paths.plan.write_text(json.dumps(plan), encoding="utf-8")
+    write_plan(paths, stages=(planned_stage("serve"),))
     paths.sbatch("serve").write_text(script_of(paths), encoding="utf-8")
     return paths
 

@@ -9,10 +9,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tests.plans import planned_stage, write_plan
 from tests.report.make import Made, make, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, Level
 from trtllm_hpc.bench.results import LevelResult, Verdict
-from trtllm_hpc.paths import write_json
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
 from trtllm_hpc.sweeps.results import SweepResults, read_results
 from trtllm_hpc.sweeps.status import SweepStatus, VariantStatus
@@ -84,15 +84,10 @@ def write_sweep(
         run = paths.run(name)
         if made is not None:
             write_run(run.folder, made)
-            write_json(run.plan, plan(values.get(TP, 2)))
+            write_plan(run, stages=(planned_stage("serve", gpus_per_node=values.get(TP, 2)),))
         state, sentence = (states or {}).get(name, ("completed", None))
         found.append(VariantStatus(name, values, state, sentence, str(run.folder)))
     return WrittenSweep(paths, SweepStatus(paths.sweep_id, str(paths.folder), "chat", keys, found))
-
-
-def plan(gpus: int, nodes: int = 1) -> dict[str, Any]:
-    directives = [{"option": "--nodes", "value": nodes}]
-    return {"stages": [{"name": "serve", "gpus": gpus, "directives": directives, "further": []}]}
 
 
 def grid(folder: Path) -> WrittenSweep:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.plans import planned_stage, write_plan
 from tests.report.make import make
-from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, plan, with_invalid_level, write_sweep
+from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
 from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.slo import BadSlo
 from trtllm_hpc.bench.analysis.statistics import holm
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Figure, Verdict
-from trtllm_hpc.paths import write_json
 from trtllm_hpc.sweeps.points import Point, best_variant, frontier
 
 EMPTY = Point("a", {}, "1 at once", 1.0, "closed-loop", 1, 1, True, [], None, None, None, None, None, {}, [])
@@ -51,8 +51,8 @@ def test_a_point_has_the_figures_of_its_level_by_gpu_and_by_user(tmp_path: Path)
 
 def test_gpus_count_on_all_nodes_and_a_server_without_any_counts_as_a_whole(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, measured(1.0)), "b": ({TP: 4}, measured(1.0))})
-    write_json(sweep.paths.run("a").plan, plan(4, nodes=2))
-    write_json(sweep.paths.run("b").plan, plan(0))
+    write_plan(sweep.paths.run("a"), stages=(planned_stage("serve", nodes=2, gpus_per_node=4),))
+    write_plan(sweep.paths.run("b"), stages=(planned_stage("serve"),))
     results = sweep.results(gpu_price=2.5)
     many, none = (next(it for it in results.points if it.variant == name) for name in "ab")
     assert (many.gpus, none.gpus) == (8, 0) and none.cost_per_million_output_tokens is None

@@ -155,7 +155,8 @@ class Run:
     @property
     def scripts(self) -> Sequence[Path]:
         """The batch scripts, in the order of their submission."""
-        return [self.paths.sbatch(stage["name"]) for stage in plan_of(self.paths).get("stages", [])]
+        plan = plan_of(self.paths)
+        return [] if plan is None else [self.paths.sbatch(stage.name) for stage in plan.stages]
 
     @property
     def jobs(self) -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Any
 from trtllm_hpc.bench.load.timing import Clock
 from trtllm_hpc.bench.results import Energy, Window
 from trtllm_hpc.bench.server_metrics.sampling import energy_counter
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.gpus import read_seconds
 from trtllm_hpc.runtime.nvml import POWER_CAP
 from trtllm_hpc.runtime.records import Endpoint
@@ -57,8 +58,8 @@ class PowerReadings:
     """Follows the readings that the ranks of a run write about their GPUs."""
 
     def __init__(self, paths: RunPaths, endpoint: Endpoint, clock: Clock) -> None:
-        plan = read_plan(paths)
-        self._ranks, self._folder = sum(plan.get("world_sizes", ())), paths.ranks
+        plan = plan_of(paths)
+        self._ranks, self._folder = 0 if plan is None else sum(plan.world_sizes), paths.ranks
         self._endpoint, self._clock = endpoint, clock
         self._read: dict[int, int] = {}
         """How far each file has been read, by its inode: a file that is full gets another name."""
@@ -66,7 +67,7 @@ class PowerReadings:
         self._idle_w: float | None = None
         self._ended_at = 0.0
         self._counter: tuple[float, float] | None = None
-        has_gpus = not plan or plan.get("layout", {}).get("gpus_per_node")
+        has_gpus = plan is None or plan.gpus_per_node
         self._unknown = (
             "not known: no rank could read NVML, and the server has no counter" if has_gpus else ""
         )

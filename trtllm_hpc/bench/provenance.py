@@ -17,11 +17,11 @@ from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import ConfigError
 from trtllm_hpc.logs.loading import load_line
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, preflight_steps, read_plan, serve_steps
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import installed_versions
 from trtllm_hpc.runtime.engine_cache.cache import MANIFEST, Entry, Manifest
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
-from trtllm_hpc.runtime.records import Endpoint, RankRecord, rank_records
+from trtllm_hpc.runtime.records import Endpoint, RankRecord
 
 PACKAGES = ("tritonclient", "grpcio", "numpy", "protobuf", "tokenizers", "aiohttp")
 """Packages of the client whose versions are recorded, if installed."""
@@ -36,16 +36,16 @@ def provenance(paths: RunPaths, endpoint: Endpoint, job: JobFile | None) -> dict
     if job is None:
         server = {"host": endpoint.host, "url": endpoint.place, "models": list(endpoint.models)}
         return {"server": server, "client": _client(endpoint)}
-    plan = read_plan(paths)
+    run = RunSnapshot(paths)
     return {
-        "run": _run(paths),
-        "server": _server(paths, plan, endpoint),
+        "run": _run(run),
+        "server": _server(run, endpoint),
         "engine": {
             "backend": job.engine.backend,
             "model": job.model.path or job.model.synthetic,
-            "tensorrt_llm": plan.get("release"),
+            "tensorrt_llm": None if run.plan is None else run.plan.release,
             **_parallelism(job),
-            **_built(paths, plan),
+            **_built(run),
         },
         "client": _client(endpoint),
     }
@@ -56,8 +56,8 @@ def workload_provenance(file: Path) -> dict[str, Any]:
     return {"file": file.name, "sha256": _sha256(file)}
 
 
-def _run(paths: RunPaths) -> dict[str, Any]:
-    submission = RunSnapshot(paths).submission
+def _run(run: RunSnapshot) -> dict[str, Any]:
+    paths, submission = run.paths, run.submission
     stages = submission.stages if submission else {}
     return {
         "id": paths.run_id,
@@ -69,13 +69,13 @@ def _run(paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    world_sizes = [int(size) for size in plan.get("world_sizes", ())]
+def _server(run: RunSnapshot, endpoint: Endpoint) -> dict[str, Any]:
+    world_sizes = () if run.plan is None else run.plan.world_sizes
     before = [sum(world_sizes[:instance]) for instance in range(len(world_sizes))]
-    preflights = [record for step in preflight_steps(paths) for record in rank_records(paths, step)]
+    preflights = [record for step in run.preflight_steps for record in run.ranks(step)]
     ranks = [
-        _rank(paths, step, rank, [*preflights[first + rank : first + rank + 1], *preflights])
-        for step, first, world_size in zip(serve_steps(len(world_sizes)), before, world_sizes, strict=True)
+        _rank(run.paths, step, rank, [*preflights[first + rank : first + rank + 1], *preflights])
+        for step, first, world_size in zip(run.serve_steps, before, world_sizes, strict=False)
         for rank in range(world_size)
     ]
     known = [rank for rank in ranks if rank]
@@ -86,12 +86,12 @@ def _server(paths: RunPaths, plan: dict[str, Any], endpoint: Endpoint) -> dict[s
         "models": list(endpoint.models),
         "nodes": list(dict.fromkeys(rank["host"] for rank in known)) or [endpoint.host],
         "world_size": world_sizes[0] if world_sizes else None,
-        "gpus": RunSnapshot(paths).planned_gpus.get("serve", 0),
+        "gpus": run.planned_gpus.get("serve", 0),
         **({"instances": endpoint.instances} if endpoint.instances > 1 else {}),
         "ranks": known,
-        **_container(paths),
+        **_container(run.paths),
         "start_phases_s": dict(endpoint.phases_s),
-        "load": load_line(RunSnapshot(paths)),
+        "load": load_line(run),
     }
 
 
@@ -127,11 +127,12 @@ def _container(paths: RunPaths) -> dict[str, Any]:
     return {"cluster": profile.name, "container": container.runtime, "image": container.image}
 
 
-def _built(paths: RunPaths, plan: dict[str, Any]) -> dict[str, Any]:
+def _built(run: RunSnapshot) -> dict[str, Any]:
     """Return the record of an engine in the cache; only the folder of one from elsewhere."""
     with suppress(OSError):
         # The run folder's link, or the finished engine that the plan names, leads to an entry's output.
-        output = Path(plan.get("engine_folder") or paths.engine).resolve(strict=True)
+        engine = run.paths.engine if run.plan is None else Path(run.plan.engine_folder)
+        output = engine.resolve(strict=True)
         entry, made = Entry(output.parent), Manifest.read(output / MANIFEST)
         record = entry.key() or {}
         if made is None:

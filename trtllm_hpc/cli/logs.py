@@ -15,7 +15,7 @@ from trtllm_hpc.logs.files import LogFile, list_logs, planned_ranks, reason_with
 from trtllm_hpc.logs.printing import Filter, followed_lines, written_lines
 from trtllm_hpc.logs.reading import for_output
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name, instance_count
+from trtllm_hpc.paths import PROGRAMS, STEPS, RunPaths, call_name
 from trtllm_hpc.report.log_table import list_with_causes, print_logs
 
 
@@ -117,7 +117,7 @@ def _print_content(
 def _refuse_unknown_instance(run: RunPaths, step: str | None, instance: int) -> None:
     if step != "serve":
         raise click.BadParameter("only the stage serve has instances.", param_hint="'--instance'")
-    count = instance_count(run)
+    count = len(RunSnapshot(run).serve_steps)
     if instance >= count:
         known = "one instance" if count == 1 else f"instances 0 to {count - 1}"
         raise click.BadParameter(f"run {run.run_id} has {known}.", param_hint="'--instance'")

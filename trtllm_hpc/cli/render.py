@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from trtllm_hpc.cli.options import job_options, json_option, print_json, print_warning
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.logs.snapshot import readable_plan
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
 
 
@@ -62,17 +63,16 @@ def command(
 
 def by_hand(paths: RunPaths) -> str:
     """Return the commands that do what ``submit`` does."""
-    plan = read_plan(paths)
+    plan = readable_plan(paths)
     lines = [f"  cd {shlex.quote(str(paths.folder))}"]
-    if plan["slurm_conf"]:
-        lines.append(f"  export SLURM_CONF={shlex.quote(plan['slurm_conf'])}")
-    for stage in plan["stages"]:
-        name = stage["name"]
-        script = f"scripts/{name}.sbatch"
-        if plan["scheduler"] == "local":
-            lines.append(f"  bash {script}{' &' * (name == 'serve')}")
+    if plan.slurm_conf:
+        lines.append(f"  export SLURM_CONF={shlex.quote(plan.slurm_conf)}")
+    for stage in plan.stages:
+        script = f"scripts/{stage.name}.sbatch"
+        if plan.scheduler == "local":
+            lines.append(f"  bash {script}{' &' * (stage.name == 'serve')}")
             continue
-        conditions = ",".join(f"{it['kind']}:${it['stage']}" for it in stage["after"])
+        conditions = ",".join(f"{it.kind}:${it.stage}" for it in stage.after)
         option = f" --kill-on-invalid-dep=yes --dependency={conditions}" if conditions else ""
-        lines.append(f"  {name}=$(sbatch --parsable{option} {script})")
+        lines.append(f"  {stage.name}=$(sbatch --parsable{option} {script})")
     return "\n".join(lines)

@@ -20,7 +20,8 @@ from trtllm_hpc.cli.options import (
     runs_folder,
     runs_option,
 )
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.logs.snapshot import plan_of
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
@@ -32,7 +33,7 @@ _STATES = click.Choice([it.value for it in RunState])
 
 def _job_names(ctx: click.Context) -> list[str]:
     """Return the names of the jobs that have runs."""
-    return sorted({str(read_plan(run).get("name", "")) for run in list_runs(runs_folder(ctx))})
+    return sorted({plan.name for run in list_runs(runs_folder(ctx)) if (plan := plan_of(run)) is not None})
 
 
 @click.group(invoke_without_command=True)

@@ -22,7 +22,8 @@ from trtllm_hpc.cli.options import (
 from trtllm_hpc.client.wait import was_submitted
 from trtllm_hpc.errors import RunNotFound, SubmissionError
 from trtllm_hpc.logs.causes.explain import cause_lines
-from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json, read_plan
+from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, call_name, read_json
 from trtllm_hpc.report.engines import CachedEngine, engine_lines, engine_record
 from trtllm_hpc.report.status import end_line
 from trtllm_hpc.runs.status import RunState, RunStatus
@@ -166,7 +167,7 @@ def _print_submitted(
         print_json(SubmittedRun(run.id, str(run.folder), dict(jobs), engine_record(run.engine)))
         return
     click.echo(f"run {run.id}\n  folder {run.folder}")
-    unit = "process" if read_plan(run.paths).get("scheduler") == "local" else "job"
+    unit = "process" if RunSnapshot(run.paths).is_local else "job"
     for line in (*lines, *(f"{stage}: {unit} {job}" for stage, job in jobs.items())):
         click.echo(f"  {line}")
     if not watched:

@@ -158,20 +158,21 @@ def planned_ranks(run: RunSnapshot, step: str) -> int | None:
     """
     if step not in _RECORDED:
         return 1
-    if "world_sizes" not in run.plan:
+    serve = None if run.plan is None else run.plan.stage("serve")
+    if run.plan is None or serve is None:
         return next((record.world_size for record in run.ranks(step)), None)
-    sizes = run.plan["tasks" if step == "preflight" else "world_sizes"]
-    return max(sizes) if isinstance(sizes, list) else int(sizes)  # a number: of all nodes, in older runs
+    if step != "preflight":
+        return max(run.plan.world_sizes)
+    return max(component.tasks or 1 for component in serve.components)
 
 
 def reason_without_build(run: RunSnapshot) -> str | None:
     """Return why a run has no build stage; ``None`` if it has one, or the plan cannot be read."""
-    if "stages" not in run.plan or "build" in run.stages:
+    if run.plan is None or "build" in run.stages:
         return None
-    engine = run.plan.get("engine_found")
-    if engine is None:
+    if run.plan.engine_found is None:
         return "its job file names a finished engine, or its backend needs none"
-    return f"its engine came from the cache ({engine})"
+    return f"its engine came from the cache ({run.plan.engine_found})"
 
 
 def list_logs(

@@ -10,9 +10,11 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from trtllm_hpc.errors import RunNotFound
 from trtllm_hpc.logs.causes.table import use_site_tables
 from trtllm_hpc.logs.reading import quoted, stat_of
-from trtllm_hpc.paths import RunPaths, preflight_step, read_json, read_plan, serve_steps
+from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import Endpoint, Event, RankRecord, StopRequest, rank_records, read_events
 from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submission
 
@@ -40,14 +42,14 @@ class RunSnapshot:
     # The plan and the submission ----------------------------------------------------------------
 
     @cached_property
-    def plan(self) -> dict[str, Any]:
-        """The plan; empty if it cannot be read."""
+    def plan(self) -> PlanRecord | None:
+        """The plan; ``None`` if it cannot be read."""
         return plan_of(self.paths)
 
     def use_causes_of_site(self) -> None:
         """Have the tables of causes read that the run's cluster profile names."""
-        if folder := self.plan.get("causes_folder"):
-            use_site_tables(Path(folder))
+        if self.plan is not None and self.plan.causes_folder is not None:
+            use_site_tables(Path(self.plan.causes_folder))
 
     @cached_property
     def submission(self) -> SubmissionRecord | None:
@@ -67,42 +69,36 @@ class RunSnapshot:
     @property
     def stages(self) -> list[str]:
         """The stages, in the order of their dependencies: as planned, or without a plan as submitted."""
-        planned = [stage["name"] for stage in self.plan.get("stages", [])]
-        return planned or list(self.submission.stages if self.submission else ())
+        if self.plan is not None:
+            return [stage.name for stage in self.plan.stages]
+        return list(self.submission.stages if self.submission else ())
 
     @property
     def planned_gpus(self) -> dict[str, int]:
         """The GPUs that each stage asks for, on all of its nodes."""
-        gpus: dict[str, int] = {}
-        for stage in self.plan.get("stages", []):
-            gpus[stage["name"]] = 0
-            for component in (stage, *stage.get("further", ())):
-                options = {it["option"]: it["value"] for it in component.get("directives", ())}
-                gpus[stage["name"]] += int(component.get("gpus", 0)) * int(options.get("--nodes") or 1)
-        return gpus
+        return {} if self.plan is None else {stage.name: stage.gpus for stage in self.plan.stages}
 
     @property
     def is_local(self) -> bool:
         """Whether the jobs are processes of the local profile."""
-        scheduler = self.submission.scheduler if self.submission else self.plan.get("scheduler")
-        return scheduler == "local"
+        source = self.submission or self.plan
+        return source is not None and source.scheduler == "local"
 
     @property
     def slurm_conf(self) -> str | None:
         """``SLURM_CONF`` of the cluster that the run was, or would be, submitted to."""
-        conf: str | None = self.submission.slurm_conf if self.submission else self.plan.get("slurm_conf")
-        return conf
+        source = self.submission or self.plan
+        return None if source is None else source.slurm_conf
 
     @property
     def serve_steps(self) -> list[str]:
         """The job steps of the server, one for each instance."""
-        return serve_steps(int(self.plan.get("instances", 1)))
+        return ["serve"] if self.plan is None else self.plan.serve_steps
 
     @property
     def preflight_steps(self) -> list[str]:
         """The job steps of the preflight, one for each component of the serve job."""
-        tasks = self.plan.get("tasks")
-        return [preflight_step(number) for number in range(len(tasks) if isinstance(tasks, list) else 1)]
+        return ["preflight"] if self.plan is None else self.plan.preflight_steps
 
     def quoted(self, text: str) -> str:
         """Return what a job wrote as it may be shown anywhere, without the run's keys."""
@@ -194,15 +190,23 @@ class RunSnapshot:
         return []
 
 
-def plan_of(paths: RunPaths) -> dict[str, Any]:
-    """Return a run's plan, empty if it cannot be read; a plan that has not changed is read once."""
+def plan_of(paths: RunPaths) -> PlanRecord | None:
+    """Return a run's plan, ``None`` if it cannot be read; a plan that has not changed is read once."""
     stat = stat_of(paths.plan)
     if stat is None:
-        return {}
+        return None
     return _plan(str(paths.folder), stat.st_ino, stat.st_size, stat.st_mtime_ns)
 
 
+def readable_plan(paths: RunPaths) -> PlanRecord:
+    """Return a run's plan. Raises RunNotFound if it cannot be read."""
+    plan = plan_of(paths)
+    if plan is None:
+        raise RunNotFound(f"{paths.plan} is gone or damaged, so nothing is known about this run.")
+    return plan
+
+
 @lru_cache(maxsize=64)
-def _plan(folder: str, inode: int, size: int, changed_at_ns: int) -> dict[str, Any]:
+def _plan(folder: str, inode: int, size: int, changed_at_ns: int) -> PlanRecord | None:
     """Return the plan in a file that is replaced as a whole when it changes."""
-    return read_plan(RunPaths(folder))
+    return PlanRecord.read(RunPaths(folder))

@@ -6,10 +6,8 @@ plan alone decides every byte that is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.backends.base import Backend, Front, RepositoryModel, ServedEngine, ServerPlan
@@ -21,56 +19,8 @@ from trtllm_hpc.plan.mounts import all_mounts, is_below, outside
 from trtllm_hpc.runtime.door import OPENAI_KINDS
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import ModelRecipe, RepositoryRecipe
+from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-
-_NOT_RECORDED = ("facts", "repository", "phase")
-
-
-@dataclass(frozen=True)
-class Directive:
-    """One ``#SBATCH`` line."""
-
-    option: str
-    """With dashes, e.g. ``--nodes``."""
-    value: str | int | None = None
-
-
-@dataclass(frozen=True)
-class Dependency:
-    """A condition on another stage that must hold before this one starts."""
-
-    kind: str
-    """``afterok`` (succeeded) or ``after`` (started), as in ``sbatch --dependency``."""
-    stage: str
-
-
-@dataclass(frozen=True)
-class Component:
-    """What one component of a job asks for; only a heterogeneous job has several."""
-
-    directives: tuple[Directive, ...]
-    gpus: int
-    """On each node."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One batch script."""
-
-    name: str
-    directives: tuple[Directive, ...]
-    after: tuple[Dependency, ...]
-    """All of them must hold."""
-    cpus_per_task: int
-    gpus: int = 0
-    """On each node."""
-    further: tuple[Component, ...] = ()
-    """Of a heterogeneous job, after the component whose first node runs the script."""
-
-    @property
-    def components(self) -> tuple[Component, ...]:
-        """All that the job asks for; several only of a heterogeneous one."""
-        return (Component(self.directives, self.gpus), *self.further)
 
 
 @dataclass(frozen=True)
@@ -273,47 +223,28 @@ class Plan:
         """Whether the repository is made by the serve stage's first step."""
         return isinstance(self.repository, RepositoryRecipe) and self.templates is None
 
-    def as_json(self) -> dict[str, Any]:
-        """The plan as plain JSON types (job and profile have files of their own)."""
-        record = {name: value for name, value in self.__dict__.items() if name not in _NOT_RECORDED}
-        record["layout"] = asdict(self.layout)
-        record["instances"] = self.instances.count
-        record["world_sizes"] = self.instances.world_sizes
-        record["tasks"] = [one.world_size for one in self.instances.components]
-        record["model"] = self.job.model.path or self.job.model.synthetic
-        record["repository"] = [model.name for model in self.repository_models]
-        record["servers"] = [asdict(server) for server in self.servers]
-        record["front"] = None if self.front is None else asdict(self.front)
-        record["served_engines"] = [asdict(engine) for engine in self.served_engines]
-        record["build_steps"] = [asdict(step) for step in self.build_steps]
-        record["stages"] = [asdict(stage) for stage in self.stages]
-        record["scheduler"] = self.cluster.scheduler
-        record["slurm_conf"] = self.cluster.slurm_conf
-        if self.cluster.causes_folder is not None:
-            record["causes_folder"] = self.cluster.causes_folder
-        record["stops_server"] = self.job.stops_server
-        return record
+    @property
+    def record(self) -> PlanRecord:
+        """What outlives the rendering, for the run folder."""
+        return PlanRecord(
+            name=self.name,
+            run_folder=self.run_folder,
+            python=self.python,
+            scheduler=self.cluster.scheduler,
+            slurm_conf=self.cluster.slurm_conf,
+            model=self.job.model.path or self.job.model.synthetic,
+            release=self.release,
+            engine_folder=self.engine_folder,
+            engine_found=self.engine_found,
+            causes_folder=self.cluster.causes_folder,
+            stops_server=self.job.stops_server,
+            world_sizes=tuple(self.instances.world_sizes),
+            gpus_per_node=self.layout.gpus_per_node,
+            stages=self.stages,
+        )
 
 
 def staged_model(facts: JobFacts, paths: RunPaths) -> str | None:
     """Return where a run's servers find the model on each node's own disk; ``None``: it is not copied."""
     folder, model = facts.cluster.node_models_folder, facts.job.model
     return paths.staged_model(folder, model.path) if model.stage and folder and model.path else None
-
-
-def read_stages(record: Mapping[str, Any]) -> tuple[Stage, ...]:
-    """Return the stages of a plan that :meth:`Plan.as_json` made."""
-    return tuple(
-        Stage(
-            name=stage["name"],
-            directives=tuple(Directive(**one) for one in stage["directives"]),
-            after=tuple(Dependency(**one) for one in stage["after"]),
-            cpus_per_task=stage["cpus_per_task"],
-            gpus=stage["gpus"],
-            further=tuple(
-                Component(tuple(Directive(**it) for it in one["directives"]), one["gpus"])
-                for one in stage.get("further", ())
-            ),
-        )
-        for stage in record["stages"]
-    )

@@ -82,7 +82,7 @@ def write_run(
         _link_engine(paths, plan, build, side_outputs or {})
         if filled is not None:
             write_repository(filled, paths.repository)
-        write_json(paths.plan, plan.as_json())  # last: a folder with a plan is a whole run
+        plan.record.write(paths)  # last: a folder with a plan is a whole run
     except FileExistsError as error:
         if not paths.folder.is_dir():  # it is a folder above that is a file
             raise cannot_write(paths.folder, error) from None

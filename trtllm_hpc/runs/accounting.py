@@ -107,12 +107,13 @@ def saved_gpu_hours(run: RunSnapshot, times: JobTimes) -> float | None:
     ``None`` if it has not ended for that reason, or has no time limit.
     """
     request = run.stop_request
+    serve = None if run.plan is None else run.plan.stage("serve")
     if request is None or request.by != IDLE or run.is_local or not times.started_at or not times.ended_at:
         return None
-    serve = (it["directives"] for it in run.plan.get("stages", ()) if it.get("name") == "serve")
-    options = {it["option"]: it["value"] for it in next(serve, ())}
-    left_s = float(options.get("--time") or 0) * 60 - (times.ended_at - times.started_at)
-    return max(0.0, left_s) * run.planned_gpus.get("serve", 0) / _HOUR_S
+    if serve is None:
+        return None
+    left_s = serve.first.minutes * 60 - (times.ended_at - times.started_at)
+    return max(0.0, left_s) * serve.gpus / _HOUR_S
 
 
 def uses_from_events(run: RunSnapshot, now: float | None = None) -> list[StageUse]:

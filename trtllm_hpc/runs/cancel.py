@@ -104,5 +104,5 @@ def end_orphans(paths: RunPaths, record: SubmissionRecord) -> None:
     if record.scheduler == "local":
         cancel_local(paths, record)
     else:
-        jobs = RunJob.of(paths, {}, {stage: job.job_id for stage, job in record.stages.items()})
+        jobs = RunJob.of(paths, None, {stage: job.job_id for stage, job in record.stages.items()})
         Slurm(record.slurm_conf).cancel(jobs.values())

@@ -71,7 +71,7 @@ def find_run(name: str, runs_folder: Path) -> RunPaths:
     if (latest := _latest(runs, name)) is not None:
         return latest
     for run in runs:
-        if plan_of(run).get("name") == name:
+        if (plan := plan_of(run)) is not None and plan.name == name:
             return run
     matching = [run for run in runs if name and run.run_id.startswith(name)]
     if len(matching) == 1:
@@ -85,7 +85,7 @@ def _latest(runs: Iterable[RunPaths], job: str | None = None) -> RunPaths | None
     """Return the run (of a job) that was submitted or resumed last; ``None`` if none was submitted."""
     times = {run: at for run in runs if (at := submitted_at(run)) is not None}
     for run in sorted(times, key=lambda it: times[it], reverse=True):
-        if (plan := plan_of(run)) and job in (None, plan.get("name")):
+        if (plan := plan_of(run)) is not None and job in (None, plan.name):
             return run
     return None
 

@@ -103,7 +103,7 @@ def listed_runs(
         ended = _remembered(run, created_at)
         if ended is not None and not (reasons and ended.state in _FAILED and ended.exit_code is None):
             rows[paths.run_id] = ended
-        elif name is None or run.plan.get("name") == name:
+        elif name is None or (run.plan is not None and run.plan.name == name):
             unknown.append(run)
     rows |= _asked(unknown, created, warn, reasons=reasons)
     in_order = [rows[run_id] for run_id in created if run_id in rows]
@@ -177,8 +177,8 @@ def _row(
     row = ListedRun(
         run.paths.run_id,
         str(run.paths.folder),
-        str(run.plan.get("name", "")),
-        run.plan.get("model"),
+        "" if run.plan is None else run.plan.name,
+        None if run.plan is None else run.plan.model,
         state,
         None if endpoint is None else endpoint.place,
         created_at,

@@ -178,7 +178,7 @@ def _run(watcher: JobWatcher, paths: RunPaths, wait_s: float, show: Show) -> Job
     """Submit the job and wait until it has ended; whatever happens, it does not go on."""
     with _beating(paths.heartbeat):
         job_id = watcher.slurm.submit(paths.sbatch("doctor"))
-        job = RunJob.of(paths, {}, {"doctor": job_id})["doctor"]
+        job = RunJob.of(paths, None, {"doctor": job_id})["doctor"]
         try:
             return _wait(watcher, job, paths, wait_s, show)
         finally:

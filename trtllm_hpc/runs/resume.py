@@ -12,9 +12,8 @@ from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError
 from trtllm_hpc.logs.files import stage_of
-from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.logs.snapshot import RunSnapshot, readable_plan
 from trtllm_hpc.paths import RunPaths, call_name
-from trtllm_hpc.plan.model import read_stages
 from trtllm_hpc.runs.stages import StageStatus, queued_jobs
 from trtllm_hpc.runs.status import RunStatus, run_status
 from trtllm_hpc.runs.submit import Rest, Turn, require_scheduler, sole_command, submit_stages
@@ -51,7 +50,7 @@ def prepare_rest(paths: RunPaths) -> tuple[Rest, dict[str, StageJob]]:
             raise SubmissionError(message, hint=f"mend that, then trtllm-hpc resume {call_name(paths)}")
     _refuse_live(run, status)
     job = read_spec(paths.spec)
-    planned = read_stages(run.plan)
+    planned = readable_plan(paths).stages
     names = _stages_again(status, job)
     rest = Rest(job, read_cluster(paths.cluster), tuple(it for it in planned if it.name in names))
     if not rest.stages:
@@ -77,8 +76,7 @@ def _exclude(paths: RunPaths, hosts: Mapping[str, str], server: StageStatus, res
     [serve] = (stage for stage in rest.stages if stage.name == "serve")
     wanted: Counter[str | None] = Counter()
     for component in serve.components:
-        asked = {directive.option: str(directive.value) for directive in component.directives}
-        wanted[asked.get("--partition")] += int(asked.get("--nodes", "1"))
+        wanted[component.partition] += component.nodes
     slurm = Slurm(rest.cluster.slurm_conf)
     try:
         pools = [Pool.of(slurm.nodes(partition), nodes) for partition, nodes in wanted.items()]

@@ -162,9 +162,7 @@ def watched_jobs(run: RunSnapshot, queued: Mapping[Path, str] | None) -> dict[st
 
 def sweep_job(folder: str, job_id: str) -> RunJob:
     """Return the job that runs the variants of a sweep."""
-    directive = {"option": "--job-name", "value": SWEEP_JOB_NAME}
-    plan = {"stages": [{"name": "sweep", "directives": [directive]}]}
-    return RunJob.of(RunPaths(folder), plan, {"sweep": job_id})["sweep"]
+    return replace(RunJob.of(RunPaths(folder), None, {"sweep": job_id})["sweep"], name=SWEEP_JOB_NAME)
 
 
 def unanswered_stages(run: RunSnapshot) -> list[StageStatus]:

@@ -345,7 +345,7 @@ def _run_state(run: RunSnapshot, stages: list[StageStatus]) -> RunState:
     if run.submission is None and names == {NOT_SUBMITTED.name}:
         return RunState.RENDERED
     serves = any(it.stage == "serve" and it.state == "RUNNING" for it in stages) and run.endpoint is not None
-    if serves and run.plan.get("stops_server") is False:
+    if serves and run.plan is not None and not run.plan.stops_server:
         return RunState.SERVING
     # Without a stage nothing is known, and nothing can have completed.
     if not stages or any(stage.state == LOST.name for stage in stages):
@@ -447,8 +447,9 @@ def _progress_sentence(run: RunSnapshot, state: RunState, stages: list[StageStat
 
 
 def _downloaded(run: RunSnapshot) -> str:
-    record = record_of(run.plan.get("model"))
-    return f"; {record.downloaded(Path(run.plan['model']))}" if record is not None else ""
+    model = None if run.plan is None else run.plan.model
+    record = record_of(model)
+    return f"; {record.downloaded(Path(model))}" if model is not None and record is not None else ""
 
 
 def _staging(run: RunSnapshot) -> str:

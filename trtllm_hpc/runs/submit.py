@@ -13,9 +13,10 @@ from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import SubmissionError, UnclearSubmission
 from trtllm_hpc.paths import RunPaths, call_name, locked, write_text
-from trtllm_hpc.plan.model import Plan, Stage
+from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.runs.create import CreatedRun, JobSource, Warn, create_run
 from trtllm_hpc.runtime.bad_nodes import exclude_option
+from trtllm_hpc.runtime.plan_record import Stage
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, try_event
 from trtllm_hpc.runtime.stop import CANCEL
@@ -148,7 +149,7 @@ def _script(stage: Stage, paths: RunPaths, token: str, conditions: tuple[str, ..
     after = tuple((dependency.kind, dependency.stage) for dependency in stage.after)
     # Of a run that is resumed: its last server may have ended because of a node.
     excluded = exclude_option(paths) if stage.name == "serve" else ""
-    options = (excluded, *(":", excluded) * len(stage.further)) if excluded else ()
+    options = (excluded, *(":", excluded) * (len(stage.components) - 1)) if excluded else ()
     environment = ((TOKEN_VARIABLE, token),)
     return StageScript(str(paths.folder), stage.name, after, environment, options, conditions)
 

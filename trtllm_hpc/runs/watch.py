@@ -164,7 +164,7 @@ def _progress(run: RunSnapshot, status: RunStatus) -> Progress:
         status,
         build=build_step(run),
         ranks_up=sum(record.ended_at is None for record in records),
-        world_size=sum(run.plan.get("world_sizes", ())),
+        world_size=0 if run.plan is None else sum(run.plan.world_sizes),
         benchmark=read_progress(run.paths.benchmark_progress),
         stopping=run.stop_request is not None,
         at=time.time(),

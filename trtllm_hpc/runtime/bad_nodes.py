@@ -14,9 +14,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trtllm_hpc.paths import RunPaths, instance_count, preflight_steps, read_json, serve_steps, write_json
+from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.heartbeat import SILENT
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import RankRecord, add_event, known_fields, rank_records
 
 EVENT = "bad_node"
@@ -103,8 +104,9 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     has_failed = state.startswith("NODE_FAIL")
     told = _told_by_supervisor(paths)
-    before = preflight_steps(paths)
-    for number, step in enumerate((*before, *serve_steps(instance_count(paths))), start=-len(before)):
+    plan = PlanRecord.read(paths)
+    before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
+    for number, step in enumerate((*before, *after), start=-len(before)):
         records = rank_records(paths, step)
         if first_to_fail(records, over=True) is None:
             continue

@@ -17,8 +17,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.nvml import Gpu, Nvml
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.server_spec import RankOptions
 
 _PERIOD_S, _TICKS_A_SECOND, _TICKS_A_MINUTE = 0.1, 10, 600
@@ -101,10 +102,12 @@ class GpuWatch:
     @classmethod
     def of_rank(cls, paths: RunPaths, options: RankOptions) -> GpuWatch:
         """Return the watch over a rank's GPUs."""
-        planned = int(read_plan(paths).get("layout", {}).get("gpus_per_node", 0))
+        plan = PlanRecord.read(paths)
         file = paths.gpu_readings(options.step, options.rank)
         every_s = min(10, 1 + options.world_size // _RANKS_PER_S)
-        return cls(gpus_of_rank(options, os.environ, planned), file, every_s)
+        return cls(
+            gpus_of_rank(options, os.environ, 0 if plan is None else plan.gpus_per_node), file, every_s
+        )
 
     def begin(self) -> None:
         """Begin; without GPUs or without NVML nothing is written."""

@@ -16,9 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths, preflight_steps
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.files import sha256_of
 from trtllm_hpc.runtime.engine_cache.keys import files_of, is_large
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 
 _HEADER_BYTES = 65_536
@@ -125,11 +126,11 @@ def shown(value: Any) -> str:
 
 def add_findings(paths: RunPaths) -> None:
     """Add what the preflight has found to the lock; report what differs from the run that is repeated."""
-    lock = Lock.read(paths.lock)
-    if lock is None:
+    lock, plan = Lock.read(paths.lock), PlanRecord.read(paths)
+    if lock is None or plan is None:
         return
     nodes: dict[str, dict[str, Any]] = {}
-    for step in preflight_steps(paths):
+    for step in plan.preflight_steps:
         for record in rank_records(paths, step):
             seen = record.details
             if record.host not in nodes or seen.get("packages"):

@@ -15,7 +15,8 @@ from typing import Any
 from submitit.core import core, utils
 
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.paths import RunPaths, read_plan
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.local import StageScript
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -96,7 +97,7 @@ class RenderedJob(core.Job[int]):  # type: ignore[misc]
         self._script = script
         self._conf = conf
         run = RunPaths(script.run_folder)
-        self.run_job = RunJob.of(run, read_plan(run), {script.stage: job_id})[script.stage]
+        self.run_job = RunJob.of(run, PlanRecord.read(run), {script.stage: job_id})[script.stage]
         """What Slurm must have recorded about this job."""
         super().__init__(folder=script.run_folder, job_id=job_id)
         self._paths = ScriptPaths(script, job_id)

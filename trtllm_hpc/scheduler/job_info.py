@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.plan_record import PlanRecord
 from trtllm_hpc.scheduler.states import JobState
 
 
@@ -44,17 +44,12 @@ class RunJob:
 
     @classmethod
     def of(
-        cls, paths: RunPaths, plan: Mapping[str, Any], job_ids: Mapping[str, str | None]
+        cls, paths: RunPaths, plan: PlanRecord | None, job_ids: Mapping[str, str | None]
     ) -> dict[str, RunJob]:
         """Return the jobs of a run with this plan by stage, without the stages that have no job."""
-        names = {
-            stage["name"]: directive["value"]
-            for stage in plan.get("stages", [])
-            for directive in stage.get("directives", ())
-            if directive["option"] == "--job-name"
-        }
+        names = {} if plan is None else {stage.name: stage.job_name for stage in plan.stages}
         folders = dict.fromkeys((str(paths.folder), os.path.realpath(paths.folder)))
-        planned = Path(str(plan.get("run_folder", paths.folder)))
+        planned = paths.folder if plan is None else Path(plan.run_folder)
         try:
             if not planned.exists() or planned.samefile(paths.folder):  # else this is a copy of that run
                 folders[str(planned)] = None

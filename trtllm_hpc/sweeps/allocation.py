@@ -7,17 +7,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trtllm_hpc import __version__
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, write_text
-from trtllm_hpc.plan.model import Directive, Stage, read_stages
 from trtllm_hpc.render.environment import render_template
 from trtllm_hpc.runs.stages import SWEEP_JOB_NAME, sweep_job
+from trtllm_hpc.runtime.plan_record import PlanRecord, Stage
 from trtllm_hpc.runtime.process import signal_group, start_ticks
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE
 from trtllm_hpc.scheduler.discovery import query_limits
@@ -26,17 +26,6 @@ from trtllm_hpc.scheduler.submission_record import StageJob, SubmissionRecord
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord
 
 _STAGE = "sweep"
-_LARGEST = ("--nodes", "--mem", "--gres", "--gpus-per-node", "--gpus")
-"""Options of sbatch of which the job gets the largest that a variant asks for."""
-_OF_ONE_RUN = (
-    "--job-name",
-    "--output",
-    "--ntasks",
-    "--ntasks-per-node",
-    "--cpus-per-task",
-    "--time",
-    "--signal",
-)
 
 
 @dataclass(frozen=True)
@@ -45,20 +34,18 @@ class _Rendered:
 
     run: RunPaths
     job: JobFile
-    stages: tuple[Stage, ...]
+    plan: PlanRecord
 
     @property
     def minutes(self) -> int:
         """The longest that it may take."""
-        build = self.job.build.time_limit_minutes if any(it.name == "build" for it in self.stages) else 0
+        build = self.job.build.time_limit_minutes if any(it.name == "build" for it in self.plan.stages) else 0
         return build + self.job.serve.time_limit_minutes
 
     @property
     def cpus_per_node(self) -> int:
         """The most CPUs that a stage needs on a node, with the companion beside the server."""
-        return max(
-            stage.cpus_per_task * int(_options(stage).get("--ntasks-per-node", 1)) for stage in self.stages
-        )
+        return max(it.first.cpus_per_task * (it.first.tasks_per_node or 1) for it in self.plan.stages)
 
 
 def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) -> None:
@@ -74,9 +61,9 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
         folder.mkdir(exist_ok=True)
     script = render_template(
         "scripts/sweep.sbatch.j2",
-        directives=_directives(runs, here, minutes),
+        stage=_stage(runs, here, minutes),
         folder=str(paths.folder),
-        python=str(RunSnapshot(runs[0].run).plan["python"]),
+        python=runs[0].plan.python,
         runtime=str(runs[0].run.runtime),
         minutes=minutes,
         names=names,
@@ -97,13 +84,13 @@ def submit_in_one(paths: SweepPaths, record: SweepRecord, names: Sequence[str]) 
 
 
 def _read(run: RunPaths) -> _Rendered:
-    return _Rendered(run, read_spec(run.spec), read_stages(RunSnapshot(run).plan))
+    return _Rendered(run, read_spec(run.spec), readable_plan(run))
 
 
 def _record(it: _Rendered, cluster: ClusterProfile, token: str, job: StageJob, paths: SweepPaths) -> None:
     record = SubmissionRecord(cluster.scheduler, token, cluster.slurm_conf, complete=True)
     record.within = str(paths.folder)
-    record.stages = {stage.name: job for stage in it.stages}
+    record.stages = {stage.name: job for stage in it.plan.stages}
     record.write(it.run)
 
 
@@ -135,32 +122,19 @@ def _minutes(record: SweepRecord, runs: Sequence[_Rendered], cluster: ClusterPro
     return min(minutes for minutes in bounds if minutes is not None)
 
 
-def _directives(runs: Sequence[_Rendered], here: RunPaths, minutes: int) -> list[Directive]:
-    """Return what the job asks Slurm for: the most of everything that a stage of any variant asks for."""
-    stages = [_options(stage) for it in runs for stage in it.stages]
-    serve = next(stage for stage in runs[0].stages if stage.name == "serve")
-    common = [it for it in serve.directives if it.option not in (*_OF_ONE_RUN, *_LARGEST)]
-    nodes = max(int(it["--nodes"]) for it in stages)
-    return [
-        Directive("--job-name", SWEEP_JOB_NAME),
-        Directive("--output", str(here.batch_log(_STAGE))),
-        *common,
-        Directive("--nodes", nodes),
-        Directive("--ntasks-per-node", 1),
-        Directive("--cpus-per-task", max(it.cpus_per_node for it in runs)),
-        *(
-            Directive(option, value)
-            for option in _LARGEST[1:]
-            if (value := max((it[option] for it in stages if option in it), key=_number, default=None))
-        ),
-        Directive("--time", minutes),
-    ]
-
-
-def _options(stage: Stage) -> dict[str, str]:
-    return {it.option: str(it.value) for it in stage.directives}
-
-
-def _number(value: str) -> int:
-    """Return the number in ``64G``, ``8``, ``h100:8`` or ``gpu:h100:8``."""
-    return int(value.rpartition(":")[2].rstrip("G"))
+def _stage(runs: Sequence[_Rendered], here: RunPaths, minutes: int) -> Stage:
+    """Return the job as a stage: it asks for the most of everything that a stage of any variant asks for."""
+    asked = [stage.first for it in runs for stage in it.plan.stages]
+    serve = next(stage.first for stage in runs[0].plan.stages if stage.name == "serve")
+    resources = replace(
+        serve,
+        nodes=max(it.nodes for it in asked),
+        tasks=None,
+        tasks_per_node=1,
+        cpus_per_task=max(it.cpus_per_node for it in runs),
+        memory_gib=max((it.memory_gib for it in asked if it.memory_gib is not None), default=None),
+        gpus_per_node=max(it.gpus_per_node for it in asked),
+        minutes=minutes,
+        warning_seconds=None,
+    )
+    return Stage(_STAGE, SWEEP_JOB_NAME, str(here.batch_log(_STAGE)), (resources,))

@@ -165,6 +165,6 @@ def _sweep_rules(job: JobFile) -> Iterator[Diagnostic]:
 
 def _in_one_rules(plan: Plan) -> Iterator[Diagnostic]:
     """A single job for all variants has one kind of nodes."""
-    if any(stage.further for stage in plan.stages):
+    if any(len(stage.components) > 1 for stage in plan.stages):
         message = "needs a heterogeneous job, which a single job for all variants is not"
         yield in_job("heterogeneous", "serve.disaggregated", message, "--set sweep.allocation=each")

@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 
 from trtllm_hpc.config.files import read_cluster, read_spec
 from trtllm_hpc.errors import SubmissionError
-from trtllm_hpc.logs.snapshot import RunSnapshot
+from trtllm_hpc.logs.snapshot import readable_plan
 from trtllm_hpc.paths import RunPaths, locked, read_json
-from trtllm_hpc.plan.model import read_stages
 from trtllm_hpc.runs.listing import listed_runs
 from trtllm_hpc.runs.resume import prepare_rest, resume_run
 from trtllm_hpc.runs.status import RunState
@@ -117,7 +116,7 @@ class _Queue:
         turn = self._turn(run)
         if read_submission(run) is None:
             job, cluster = read_spec(run.spec), read_cluster(run.cluster)
-            rest = Rest(job, cluster, read_stages(RunSnapshot(run).plan))
+            rest = Rest(job, cluster, readable_plan(run).stages)
             require_scheduler(rest)
             with sole_command(run):
                 self._remember(run, submit_stages(rest, run, turn=turn))

@@ -5,15 +5,14 @@ from __future__ import annotations
 import grp
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from trtllm_hpc.config.cluster import REAL_GPU, ClusterProfile
 from trtllm_hpc.errors import OK, WARN, Diagnostic, SubmissionError, fail, ok, unknown, warn
+from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import (
     PartitionLimits,
-    minutes_of,
     query_mpi_plugins,
     query_pyxis_scope,
     supports_pyxis,
@@ -164,13 +163,12 @@ def limits(context: Context) -> Diagnostic | None:
     default = next((item.name for item in known.values() if item.is_default), "")
     for stage in context.plan.stages:
         for number, component in enumerate(stage.components):
-            asked = {directive.option: str(directive.value) for directive in component.directives}
-            names = asked.get("--partition", default).split(",")
-            phase = context.plan.instances.groups[number].role if stage.further else None
-            found = [_beyond(stage.name, phase, asked, known[name]) for name in names if name in known]
+            names = (component.partition or default).split(",")
+            phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
+            found = [_beyond(stage.name, phase, component, known[name]) for name in names if name in known]
             if found and found[0] is not None and all(found):  # of several partitions one is enough
                 # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
-                return replace(found[0], state=WARN) if "--qos" in asked else found[0]
+                return found[0] if component.qos is None else replace(found[0], state=WARN)
     return ok("every stage asks for no more than its partition allows")
 
 
@@ -188,10 +186,8 @@ def neighbours(context: Context) -> Diagnostic | None:
     default = next((item.name for item in known.values() if item.is_default), "")
     serve = context.plan.stage("serve")
     components = () if serve is None else serve.components
-    asked = [
-        next((it.value for it in one.directives if it.option == "--partition"), default) for one in components
-    ]
-    names = [name for value in asked for name in str(value).split(",") if name in known]
+    partitions = [name for it in components for name in (it.partition or default).split(",")]
+    names = [name for name in partitions if name in known]
     if not any(known[name].is_shared for name in names):
         return None
     return warn(
@@ -200,9 +196,7 @@ def neighbours(context: Context) -> Diagnostic | None:
     )
 
 
-def _beyond(
-    stage: str, phase: str | None, asked: Mapping[str, str], most: PartitionLimits
-) -> Diagnostic | None:
+def _beyond(stage: str, phase: str | None, asked: Resources, most: PartitionLimits) -> Diagnostic | None:
     """Return what a stage, or a phase of it, asks for beyond a partition's limits; ``None`` if it fits."""
     where, who = f"the partition {most.name!r}", f"stage {stage}"
     key, fewer = "partition", f"set serve.nodes to {most.nodes} or less"
@@ -212,17 +206,15 @@ def _beyond(
         key, fewer = f"phases.{phase}.partition", f"lower serve.disaggregated.{phase}.servers"
         who = f"the phase {phase} of stage {stage}"
     elsewhere = f"set {key} in the profile"
-    nodes, minutes = asked.get("--nodes", ""), minutes_of(asked.get("--time", ""))
-    if most.nodes is not None and nodes.isdigit() and int(nodes) > most.nodes:
+    if most.nodes is not None and asked.nodes > most.nodes:
         has = f"{most.nodes} node{'s' * (most.nodes != 1)}"
-        message = f"{who} asks for {nodes} nodes, but {where} gives a job at most {has}"
+        message = f"{who} asks for {asked.nodes} nodes, but {where} gives a job at most {has}"
         return fail(message, f"{fewer}, or {elsewhere}")
-    if minutes is not None and most.minutes is not None and minutes > most.minutes:
-        message = f"{who} asks for {minutes} minutes, but {where} allows {most.minutes}"
+    if most.minutes is not None and asked.minutes > most.minutes:
+        message = f"{who} asks for {asked.minutes} minutes, but {where} allows {most.minutes}"
         return fail(message, f"set {stage}.time_limit_minutes to {most.minutes} or less, or {elsewhere}")
-    account = asked.get("--account")
-    if account is not None and most.accounts is not None and account not in most.accounts:
-        message = f"{where} of {who} does not take the account {account!r}"
+    if asked.account is not None and most.accounts is not None and asked.account not in most.accounts:
+        message = f"{where} of {who} does not take the account {asked.account!r}"
         return fail(message, f"set account in the profile to one of {', '.join(sorted(most.accounts))}")
     if most.groups is not None and os.getuid() != 0 and not most.groups & _own_groups():
         message = f"{where} of {who} is only for the groups {', '.join(sorted(most.groups))}"

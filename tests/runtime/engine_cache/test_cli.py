@@ -20,6 +20,7 @@ from click.shell_completion import ShellComplete
 import trtllm_hpc
 from tests.cli.typed import Types
 from tests.cli.typed import types as types
+from tests.plans import planned_stage, write_plan
 from tests.runtime.engine_cache.builds import FAST, MakeRun, Run, tree
 from tests.schemas.check import documented
 from tests.waiting import eventually
@@ -329,7 +330,7 @@ def test_a_rendered_run_keeps_its_engine_for_a_week(types: Types, built: Run, ho
     finish(built)
     paths = RunPaths(home / "runs" / "rendered")
     paths.make_folders()
-    paths.plan.write_text('{"name": "a", "stages": [{"name": "serve"}], "scheduler": "local"}')
+    write_plan(paths, name="a", stages=(planned_stage("serve"),), scheduler="local")
     assert built.entry().register(paths.folder)
     kept = types("engines", "prune", "--older-than", "0d", "--yes")
     assert "the run rendered, which is rendered and not submitted" in kept.output
