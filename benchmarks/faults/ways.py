@@ -473,11 +473,6 @@ NOT_INJECTED = (
         "a node without power, with torn writes",
         "the nodes are one machine's namespaces; `node-frozen` stands in",
     ),
-    (
-        "a clock that is behind",
-        "under libfaketime the clock is behind, but not the timed waits of the same program, which waits in "
-        "vain; tests of `status` set the times of events",
-    ),
     ("a clock that jumps while the run lives", "all namespaces share one clock; `clock-off` starts with it"),
 )
 """What breaks on real clusters and cannot be injected on the sandbox, with the reason."""
