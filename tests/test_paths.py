@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -11,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from trtllm_hpc.paths import STAGES, RunPaths, _Named, read_json, write_aside, write_json, write_text
+from trtllm_hpc.paths import (
+    STAGES,
+    RunPaths,
+    _Named,
+    read_json,
+    remove_abandoned,
+    write_aside,
+    write_folder_aside,
+    write_json,
+    write_text,
+)
 
 
 def test_every_name_lies_in_the_run_folder_and_is_its_own(tmp_path: Path) -> None:
@@ -84,17 +95,52 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
-    file = tmp_path / "a.json"
-    write_json(file, 1)
+def killed_while_writing(file: Path, job: str | None = None) -> None:
     script = (
         "import os, sys; from pathlib import Path; from trtllm_hpc.paths import write_aside\n"
         "with write_aside(Path(sys.argv[1])) as aside:\n"
         "    aside.write_text('half'); os.kill(os.getpid(), 9)"
     )
-    killed = subprocess.run([sys.executable, "-c", script, str(file)])
+    environment = os.environ if job is None else {**os.environ, "TRTLLM_HPC_JOB_ID": job}
+    killed = subprocess.run([sys.executable, "-c", script, str(file)], env=environment)
     assert killed.returncode == -signal.SIGKILL
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    write_json(file, 1)
+    killed_while_writing(file)
     assert read_json(file) == 1
+
+
+def test_what_a_killed_job_was_writing_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    file = tmp_path / "results" / "a.json"
+    write_json(file, 1)
+    killed_while_writing(file, job="101")
+    killed_while_writing(file)
+    _, of_a_command = sorted(tmp_path.rglob(".*"), key=lambda path: ".101." not in path.name)
+    remove_abandoned(tmp_path)
+    assert sorted(file.parent.iterdir()) == [of_a_command, file], "a command may be writing now"
+    os.utime(of_a_command, (0, 0))
+    remove_abandoned(tmp_path)
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_folder_that_a_killed_job_was_writing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTLLM_HPC_JOB_ID", "101")
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # killed before it
+    with write_folder_aside(folder) as aside:
+        (aside / "model").touch()
+    monkeypatch.undo()
+    (tmp_path / ".engine.101.abcdefgh.aside").symlink_to(folder)
+    assert len(list(tmp_path.iterdir())) == 3
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder] and (folder / "model").exists()
 
 
 def test_nobody_else_can_replace_a_run_whatever_the_umask(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -364,6 +365,35 @@ def locked(lock: Path, refusal: Exception, *, wait_s: float = 0.0) -> Iterator[N
         yield
 
 
+_ASIDE = ".aside"
+"""Suffix of what is written beside a file or folder to replace it."""
+_ASIDE_NAME = re.compile(rf"\..+\.(?P<job>[^.]*)\.[^.]+{re.escape(_ASIDE)}")
+_ABANDONED_S = 3600.0
+"""Longer than any command writes a file without changing it."""
+
+
+def _aside_prefix(path: Path) -> str:
+    """Return how the name of a temporary file begins: with its target, and with the writer's job, if any."""
+    return f".{path.name}.{os.environ.get('TRTLLM_HPC_JOB_ID', '')}."
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files that killed writers left in the folder of a run whose jobs have all ended.
+
+    A command outside the jobs may be writing: its files are removed once they are an hour old.
+    """
+    for parent, folders, files in os.walk(folder):  # a folder that cannot be read is passed over
+        for found in filter(None, map(_ASIDE_NAME.fullmatch, (*folders, *files))):
+            aside = Path(parent, found[0])
+            with suppress(OSError):  # somebody else's run may not be writable
+                if not found["job"] and time.time() - aside.lstat().st_mtime < _ABANDONED_S:
+                    continue
+                try:
+                    aside.unlink()
+                except IsADirectoryError:
+                    shutil.rmtree(aside, ignore_errors=True)
+
+
 @contextmanager
 def write_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` that replaces ``path`` at the end, unless there was an error.
@@ -371,7 +401,7 @@ def write_aside(path: Path) -> Iterator[Path]:
     Readers see the whole old file or the whole new one, whichever process is
     killed and when (``os.replace`` is atomic on one file system).
     """
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=_aside_prefix(path), suffix=_ASIDE, dir=path.parent)
     os.close(handle)
     aside = Path(name)
     try:
@@ -388,8 +418,8 @@ def write_aside(path: Path) -> Iterator[Path]:
 @contextmanager
 def write_folder_aside(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder (mode 0700) that replaces ``folder`` at the end, unless there was an error."""
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    old = aside.with_name(aside.name + ".old")
+    aside = Path(tempfile.mkdtemp(prefix=_aside_prefix(folder), suffix=_ASIDE, dir=folder.parent))
+    old = aside.with_name(f"{aside.stem}-old{_ASIDE}")
     try:
         yield aside
         if folder.exists():

@@ -404,6 +404,14 @@ FILES = (
         ranks=2,
         requests=30,
     ),
+    survivor(
+        "clock-behind",
+        "the clock of rank 1's node is an hour behind (libfaketime)",
+        files.clock(1, -3600),
+        moment=Moment.BEFORE,
+        ranks=2,
+        requests=30,
+    ),
 )
 
 FAULTS = {fault.name: fault for fault in (*PROCESSES, *OTHERS, *SLURM, *FILES, *WAYS, *LIVING)}

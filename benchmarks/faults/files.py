@@ -324,15 +324,35 @@ def each_bash(text: str) -> Injection:
     return inject
 
 
+# libfaketime takes the moment of an absolute sleep for a faked one, whatever the clock, and refuses it.
+_SLEEP = """
+#include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *request, struct timespec *left) {
+    return syscall(SYS_clock_nanosleep, clock, flags, request, left) ? errno : 0;
+}
+"""
+
+
 def clock(node: int, ahead_s: int) -> Injection:
-    """Every process of the jobs on one node sees a clock that is ahead, or behind."""
-    # libfaketime's shared memory is of one node, and srun takes the variables to the others.
-    there = f"export LD_PRELOAD={FAKETIME} FAKETIME={ahead_s:+} FAKETIME_DISABLE_SHM=1"
-    line = f'[ "$(hostname)" = {{nodes[{node}]}} ] && {there} || unset LD_PRELOAD FAKETIME\n'
+    """Every process of the jobs on one node sees a wall clock that is ahead, or behind.
+
+    The monotonic clock stays as it is, as on a node without NTP.
+    """
 
     @contextmanager
     def inject(scene: Scene) -> Iterator[None]:
         assert FAKETIME.exists(), "apt-get install libfaketime"
+        sleep = scene.site.home / "sleep.so"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", sleep, "-x", "c", "-"], input=_SLEEP, text=True, check=True
+        )
+        # libfaketime's shared memory is of one node, and srun takes the variables to the others.
+        options = "FAKETIME_DISABLE_SHM=1 FAKETIME_DONT_FAKE_MONOTONIC=1"
+        there = f"export LD_PRELOAD={sleep}:{FAKETIME} FAKETIME={ahead_s:+} {options}"
+        line = f'[ "$(hostname)" = {{nodes[{node}]}} ] && {there} || unset LD_PRELOAD FAKETIME\n'
         with each_bash(line)(scene):
             yield
         begun = [RankRecord.read(scene.paths.rank_record("serve", rank)) for rank in (0, 1)]

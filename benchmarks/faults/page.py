@@ -19,8 +19,9 @@ recovers are injected into one run one after the other, and undone once they are
   expression that was written down for this fault before.
 - **seconds** are those from the injection until `status` said it: at most 15, at most 60 where a process is
   silent and has not ended, or where the fault shows only once the server has started. Where Slurm itself ends
-  the job (its own pauses are up to half a minute), they are those from the end that Slurm gives. Where a
-  command has to read long logs, they are those that its answer takes: at most 3, for `explain` 10.
+  the job (its own pauses are up to half a minute), or a benchmark goes on without the requests that broke,
+  they are those from the end that Slurm gives. Where a command has to read long logs, they are those that its
+  answer takes: at most 3, for `explain` 10.
 - **exit** is the exit code of `submit --wait`.
 - **left** is what is there 15 s after the end: jobs, processes, `/dev/shm/trt*`, `/tmp/trt*`,
   temporary files in the run folder.

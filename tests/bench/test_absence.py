@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.openai_server import DONE, Script, event, openai_server
 from tests.bench.test_command import make_run, records
 from tests.waiting import eventually
 from trtllm_hpc import bench
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.api.run import Run
 from trtllm_hpc.bench import interruptions
-from trtllm_hpc.bench.interruptions import ServerIdentity
+from trtllm_hpc.bench.interruptions import ServerIdentity, ended_parts
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.load.loops import Count
 from trtllm_hpc.bench.load.messages import Reply
@@ -27,6 +29,7 @@ from trtllm_hpc.bench.progress import Step
 from trtllm_hpc.bench.records import read_records
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.errors import InvalidMeasurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths, write_json
 from trtllm_hpc.runtime.records import Endpoint, add_event
 from trtllm_hpc.runtime.renewal import Renewal
@@ -235,6 +238,53 @@ def test_a_door_that_was_started_again_was_away(tmp_path: Path) -> None:
     before = ServerIdentity.of(paths)
     add_event(paths, "serve", "door_restarted", why="the door (HAProxy) ended by itself, with exit code -9")
     assert before.was_replaced_by(ServerIdentity.of(paths))
+
+
+def test_the_parts_of_a_server_that_ended_are_named_with_their_times(tmp_path: Path) -> None:
+    paths = make_run(tmp_path / "run", None)
+    why, again = "rank 1 on n2 was killed by signal 9", "it is started again (1 of 3 times)"
+    add_event(paths, "serve", "instance_end", instance=1, why=why, then=again)
+    add_event(paths, "serve", "instance_ready", instance=1)
+    add_event(paths, "serve", "front_restarted", why="the front of the servers on n1 was killed by signal 9")
+    server, front = ended_parts(paths)
+    assert re.fullmatch(rf"at \d\d:\d\d:\d\d instance 1: {why}; {re.escape(again)}", server)
+    assert front.endswith(" the front of the servers on n1 was killed by signal 9; it is started again")
+
+
+@pytest.mark.parametrize(("allowed", "valid"), [(0.01, False), (1.0, True)])
+def test_failures_are_explained_by_what_ended_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: float, valid: bool
+) -> None:
+    """The front dies in the first of two levels, with one request."""
+    paths = make_run(tmp_path / "run", None)
+    whole_pass, why = Passes.run, "the front of the servers on n1 was killed by signal 9"
+
+    def one_pass(self: Passes, level: Level, step: Step, on_end: Count) -> PassOutcome:
+        outcome = whole_pass(self, level, step, on_end)
+        if step.level > 0:
+            return outcome
+        add_event(paths, "serve", "front_restarted", why=why)
+        return replace(outcome, result=replace(outcome.result, failed=1))
+
+    monkeypatch.setattr(Passes, "run", one_pass)
+    with openai_server(Script([event("GR", reason="length"), event(usage=(5, 1)), DONE])) as endpoint:
+        settings = Benchmark(
+            concurrencies=[1, 2],
+            requests=4,
+            warmup_requests=0,
+            min_requests=1,
+            min_window_seconds=0.0,
+            max_error_share=allowed,
+            check=False,
+        )
+        server = MeasuredServer(paths, endpoint, None)
+        verdict = run_measurement(server, settings, "mine").verdict
+    [sentence] = [it for it in verdict.warnings if why in it] if valid else verdict.findings
+    assert sentence.startswith("Requests broke during level 1 of 2 (1 at once): at ") and why in sentence
+    if not valid:
+        with pytest.raises(InvalidMeasurement) as refused:
+            Measurement(paths, "mine").check()
+        assert refused.value.hint == f"trtllm-hpc bench {paths.folder} measures again"
 
 
 def test_a_companion_outlives_the_job_that_another_one_follows(tmp_path: Path) -> None:

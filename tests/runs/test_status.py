@@ -85,6 +85,17 @@ def test_states_of_three_jobs_become_one(
     assert words in status.sentence
 
 
+@pytest.mark.parametrize(("serve", "stays"), [("COMPLETING", True), ("COMPLETED", False)])
+def test_what_a_killed_companion_was_writing_goes_when_every_job_has_ended(
+    run_of: RunOf, serve: str, stays: bool
+) -> None:
+    paths = run_of("COMPLETED", serve, "FAILED=9:0")
+    left = paths.results / ".progress.json.103.abcdefgh.aside"
+    left.touch()
+    run_status(paths)
+    assert left.exists() is stays
+
+
 def test_the_status_of_a_rendered_run_queries_the_queue_once(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
     _, paths = written(tmp_path / "run")
     status = run_status(paths)

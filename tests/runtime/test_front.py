@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 import yaml
@@ -86,14 +87,15 @@ def test_a_front_that_has_served_is_started_again_at_another_port(
     assert yaml.safe_load(run.front_started.read_text())["port"] != first
     [event] = read_events(run, "serve")
     assert event.name == "front_restarted"
-    assert event.data["why"] == "the front of the servers has ended with exit code -9"
+    assert event.data["why"] == f"the front of the servers on {gethostname()} was killed by signal 9"
 
 
 def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> None:
     run.script("front").write_text("exit 3\n")
     front.start(["llama"])
     assert eventually(lambda: front.watch(servers_ready=True) is not None)
-    assert front.watch(servers_ready=True) == "the front of the servers has ended with exit code 3"
+    said = front.watch(servers_ready=True)
+    assert said == f"the front of the servers on {gethostname()} ended with exit code 3"
 
 
 def test_a_front_that_is_not_watched_is_asked_nothing_once_it_serves(

@@ -46,6 +46,11 @@ def record(rank: int = 0, **end: Any) -> RankRecord:
     return RankRecord("serve.0", rank, 1, "7", "n1", 1, 1.0, **{"ended_at": 2.0, "exit_code": -9, **end})
 
 
+def test_a_signal_that_a_launcher_has_passed_on_is_named() -> None:
+    served = instance(state="ready", has_served=True)
+    assert after_end(served, [record(exit_code=137)], 137, OPTIONS, 1).reason == KILLED
+
+
 def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> None:
     served = instance(state="ready", has_served=True)
     assert after_end(served, [record()], 137, OPTIONS, 1) == InstanceEnd("restarting", KILLED)

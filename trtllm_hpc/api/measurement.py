@@ -207,6 +207,7 @@ class Measurement:
     def _next_step(self) -> str:
         """Return the next step, by what failed most often."""
         from trtllm_hpc.bench.analysis.validity import (
+            REQUESTS_BROKE,
             SERVER_GONE,
             TIMED_OUT,
             requests_without_server,
@@ -218,6 +219,9 @@ class Measurement:
             return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
         if SERVER_GONE in self.summary.verdict.findings or requests_without_server(self.records):
             return f"trtllm-hpc status {run}"
+        if any(finding.startswith(REQUESTS_BROKE) for finding in self.summary.verdict.findings):
+            again = "resume" if self.name == COMPANION_MEASUREMENT else "bench"
+            return f"trtllm-hpc {again} {run} measures again"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"
         answered = self.summary.check is not None and self.summary.check.answered > 0

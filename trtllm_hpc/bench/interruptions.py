@@ -78,6 +78,19 @@ def was_cut(paths: RunPaths, begun_at: ServerIdentity, outcome: PassOutcome) -> 
     return True
 
 
+def ended_parts(paths: RunPaths) -> list[str]:
+    """Return which parts of the run's server have ended while it served, when and why, the oldest first."""
+    found = []
+    for event in read_events(paths, "serve"):
+        why, then = event.data.get("why"), event.data.get("then", "it is started again")
+        at = time.strftime("%H:%M:%S", time.localtime(event.time))
+        if event.name == "instance_end":
+            found.append(f"at {at} instance {event.data.get('instance')}: {why}; {then}")
+        elif event.name in ("front_restarted", "door_restarted"):
+            found.append(f"at {at} {why}; {then}")
+    return found
+
+
 @dataclass(frozen=True)
 class Earlier:
     """The first levels of a measurement, with their records and samples; by default none."""

@@ -18,8 +18,21 @@ from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.turns import by_turn
-from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
-from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, ServerIdentity, read_earlier, was_cut
+from trtllm_hpc.bench.analysis.validity import (
+    REQUESTS_BROKE,
+    SERVER_GONE,
+    only_failures,
+    server_count_doubt,
+)
+from trtllm_hpc.bench.interruptions import (
+    MOST_CUTS,
+    Earlier,
+    Follow,
+    ServerIdentity,
+    ended_parts,
+    read_earlier,
+    was_cut,
+)
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
@@ -192,6 +205,8 @@ class _Run:
         self._provenance = provenance(self._paths, self.server.endpoint, self.server.job)
         self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         self._search: SearchResult | None = None
+        self._broken: list[str] = []
+        """Why so many requests of a pass failed that its figures are invalid."""
         self.elsewhere: Path | None = None
         """Where the results are, if the run folder could not be written any more."""
 
@@ -279,6 +294,7 @@ class _Run:
 
         ``begun_at`` is the server now; with ``None`` the pass counts whatever happens to it.
         """
+        ended_before = len(ended_parts(self._paths))
         with PassFile(self._files.requests, step.level, step.repeat) as file:
             outcome = replace(self.passes, settings=settings).run(level, step, file.add)
             may_return = begun_at if self._follow is not None else None
@@ -290,7 +306,17 @@ class _Run:
             except OSError as error:
                 self._move_elsewhere(error)
                 append_records(self._files.requests, [*self._records, *outcome.records])
+        self._explain_failures(outcome.result, step, ended_parts(self._paths)[ended_before:])
         return outcome
+
+    def _explain_failures(self, result: Pass, step: Step, ended: Sequence[str]) -> None:
+        """Name the parts of the server that ended during a pass in which requests failed."""
+        if not ended or not result.failed:
+            return
+        sentence = f"{REQUESTS_BROKE} {step}: {'; '.join(ended)}."
+        is_invalid = result.failed > self.settings.max_error_share * result.measured
+        # A search goes beyond what the server can do, so that failures are no finding there.
+        (self._broken if is_invalid and not self.settings.find_max else self.notes).append(sentence)
 
     def _move_elsewhere(self, error: OSError) -> None:
         """Keep the results in a folder of this machine from now on; raises the error if they are there."""
@@ -363,7 +389,7 @@ class _Run:
             verdict=overall_verdict(
                 self._results,
                 self._search,
-                findings=findings,
+                findings=[*findings, *self._broken],
                 warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
             ),
             search=self._search,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from trtllm_hpc.bench.levels import Level
 from trtllm_hpc.bench.results import Energy, Window
+from trtllm_hpc.paths import write_aside
 from trtllm_hpc.runtime.records import known_fields
 
 OK = "ok"
@@ -164,14 +165,11 @@ def append_records(path: Path, records: Iterable[RequestRecord], *, sync: bool =
 
 def replace_end(path: Path, begin: int, records: Iterable[RequestRecord]) -> None:
     """Put records in the place of a file's bytes from ``begin`` on; a kill leaves the old or the new."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    if begin:
-        shutil.copyfile(path, new)
-        new.chmod(0o600)
-        os.truncate(new, begin)
-    append_records(new, records)
-    new.replace(path)
+    with write_aside(path) as new:
+        if begin:
+            shutil.copyfile(path, new)
+            os.truncate(new, begin)
+        append_records(new, records)
 
 
 def read_records(path: Path) -> list[RequestRecord]:

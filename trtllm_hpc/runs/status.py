@@ -20,7 +20,7 @@ from trtllm_hpc.logs.files import last_mark, list_logs
 from trtllm_hpc.logs.loading import load_line, loading_now
 from trtllm_hpc.logs.reading import stat_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.paths import RunPaths, call_name
+from trtllm_hpc.paths import RunPaths, call_name, remove_abandoned
 from trtllm_hpc.runs.accounting import NOTHING, RunUse, earlier_gpu_hours, saved_gpu_hours, server_power
 from trtllm_hpc.runs.guests import Visitor, visitors_of
 from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stages_of, unanswered_stages
@@ -144,6 +144,7 @@ def run_status(
 ) -> RunStatus:
     """Return the status of a run; Slurm is queried once at most.
 
+    Once every job has ended, temporary files that killed processes left in the run folder are removed.
     Raises SubmissionError if Slurm does not answer.
 
     Args:
@@ -154,7 +155,10 @@ def run_status(
         places: ask which limits hold pending jobs, too.
     """
     run = run if isinstance(run, RunSnapshot) else RunSnapshot(run)
-    return status_of(run, stages_of(run, watcher, mode=mode, places=places))
+    status = status_of(run, stages_of(run, watcher, mode=mode, places=places))
+    if status.settled:
+        remove_abandoned(run.paths.folder)
+    return status
 
 
 def status_or_files(run: RunPaths) -> tuple[RunStatus, SubmissionError | None]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.probe import Probe
-from trtllm_hpc.runtime.process import start_bound
+from trtllm_hpc.runtime.process import end_of, start_bound
 from trtllm_hpc.runtime.records import RELAY_VARIABLE, try_event
 from trtllm_hpc.runtime.served_model import AUTH_KEY
 from trtllm_hpc.runtime.servers.openai import OpenAIHttp
@@ -109,7 +109,7 @@ class Front:
         if self._process.poll() is None:
             return self._standstill(servers_ready)
         self._end_probe()
-        why = f"the front of the servers has ended with exit code {self._process.returncode}"
+        why = f"the front of the servers on {socket.gethostname()} {end_of(self._process.returncode)}"
         if not self._has_served or self._restarts == FRONT_RESTARTS:
             return why
         self._restart_at = time.monotonic() + 2**self._restarts

@@ -224,6 +224,12 @@ def kill_descendants(timeout_s: float = 5.0) -> None:
         time.sleep(0.02)
 
 
+def end_of(code: int) -> str:
+    """Return how a process ended; bash and ``srun`` pass signal 9 on as 137."""
+    number = -code if code < 0 else code - 128
+    return f"was killed by signal {number}" if number > 0 else f"ended with exit code {code}"
+
+
 def on_signals(handler: Callable[[str], None]) -> None:
     """Call ``handler`` with the signal's name on SIGTERM, SIGINT and SIGHUP."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

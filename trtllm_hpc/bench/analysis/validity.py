@@ -32,6 +32,8 @@ MAX_BUSY_SHARE = 0.9
 P99_REQUESTS = 100
 """With fewer values the 99th percentile lies between the two largest."""
 SERVER_GONE = "The measurement ended early: the server was gone."
+REQUESTS_BROKE = "Requests broke during"
+"""How the finding begins that a part of the server has ended, and has broken too many requests."""
 
 TIMED_OUT = "DEADLINE_EXCEEDED"
 _LEAST_HANGING = 3

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trtllm_hpc.paths import RunPaths, read_json
+from trtllm_hpc.paths import RunPaths, read_json, write_aside
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import NAME_DIGITS, StepKey, digest_of
 from trtllm_hpc.runtime.engine_cache.lock import LOCK_FOLDER, evict, find_holder
@@ -282,7 +282,6 @@ def entry_of(paths: RunPaths) -> Entry | None:
 
 def link(name: Path, output: Path) -> None:
     """Make a link in the run folder point to an output, atomically."""
-    aside = name.with_name(f".{name.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(output)
-    aside.replace(name)
+    with write_aside(name) as aside:
+        aside.unlink()
+        aside.symlink_to(output)

@@ -12,6 +12,7 @@ from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.blame import first_to_fail, verdict
 from trtllm_hpc.runtime.ending import rank_name
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
+from trtllm_hpc.runtime.process import end_of
 from trtllm_hpc.runtime.records import RankRecord
 
 STEP_GRACE_S = 30.0
@@ -129,9 +130,6 @@ def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
     )
     if first.ended_at is None:
         return f"rank {first.rank} on {first.host} was killed before it could record its end"
-    if first.exit_code is not None and first.exit_code < 0:
-        how = f"was killed by signal {-first.exit_code}"
-    else:
-        how = f"ended with exit code {first.exit_code}"
+    how = "ended, with an unknown exit code" if first.exit_code is None else end_of(first.exit_code)
     because = f": {first.reason.rstrip('.')}" if first.reason else ""
     return f"rank {first.rank} on {first.host} {how}{because}"
