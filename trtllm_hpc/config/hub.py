@@ -83,4 +83,6 @@ def known_models(models: Path, hub: str = "*") -> Iterator[tuple[Path, HubModel]
     """Yield folder and record of each model in the folder of models, or of each commit of one model."""
     for path in sorted(models.glob(f"{hub.replace('/', '--')}/*/{HUB_RECORD}")):
         if (record := HubModel.read(path)) is not None:
-            yield folder_of(models, record.hub, record.commit), record
+            folder = folder_of(models, record.hub, record.commit)
+            if folder.parent == path.parent:  # not one that an interrupted removal has left
+                yield folder, record

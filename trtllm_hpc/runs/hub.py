@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,31 +199,24 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
     used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"
-    runs = tuple(use.run for use in entry.uses() if _counts(use, folder))
+    runs = tuple(use.run for use in entry.uses() if names_model(str(folder))(use))
     return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
 
 
-def _counts(use: Use, folder: Path) -> bool:
-    """Whether a run's job file names the model, or cannot be read, since it is another user's."""
-    try:
-        return str(folder) in RunPaths(use.run).spec.read_text(encoding="utf-8")
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+def names_model(folder: str) -> Callable[[Use], str | None]:
+    """Return a function that says why a use of a model counts: the run's job file names the model.
 
+    A job file that another user has closed counts, too.
+    """
 
-def prune_model(row: ModelRow, *, remove_it: bool) -> str | None:
-    """Remove a model of :func:`hub_rows`; return why it stays instead, for example since runs name it."""
-    entry = Path(row.folder).parent
-    holder = lock.find_holder(entry)
-    if holder is not None and not holder.is_abandoned():
-        return f"is being downloaded by {holder}"
-    if row.runs or not remove_it:
-        return f"is named in the job file of {row.runs[0]}" if row.runs else None
-    try:  # its name goes first, so that nobody finds a part of it
-        aside = entry.rename(entry.with_name(f".removed-{entry.name}"))
-    except OSError as error:
-        return f"cannot be removed: {error.strerror}"
-    return None if remove(aside) else f"could not be removed completely: {aside}"
+    def counts(use: Use) -> str | None:
+        try:
+            is_named = folder in RunPaths(use.run).spec.read_text(encoding="utf-8")
+        except OSError as error:
+            is_named = not isinstance(error, FileNotFoundError)
+        return f"is named in the job file of {use.run}" if is_named else None
+
+    return counts
 
 
 def _download(folder: Path, record: HubModel, missing: _Files, token: str | None) -> None:
