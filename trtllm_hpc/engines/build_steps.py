@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.command_lines.option_table import Role
-from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
-from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
-from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.options import BEFORE_BUILD_PY, QSERVE, Role
+from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain, folders
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
@@ -70,9 +68,7 @@ def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, .
 
 def make_notes(facts: EngineFacts) -> tuple[str, ...]:
     """Return what the user should know of these steps, though nothing is wrong with them."""
-    if facts.command_lines is None:
-        return ()
-    return (*facts.command_lines.notes, *raw_notes(facts.job, facts.command_lines.toolchain))
+    return () if facts.command_lines is None else tuple(facts.command_lines.notes())
 
 
 def _toolchain(facts: EngineFacts) -> Toolchain:
@@ -196,9 +192,8 @@ class _Steps:
         return (self.facts.cluster.container.python, f"{examples}/{file}")
 
     def _argv(self, role: Role) -> tuple[Argument, ...]:
-        """The arguments of a program; those of ``engine.options`` come last."""
         assert self.facts.command_lines is not None
-        return (*self.facts.command_lines.argv(role), *raw_argv(self.facts.job, role))
+        return self.facts.command_lines.argv(role)
 
     def _folders(self, *commands: tuple[Argument, ...]) -> tuple[str, ...]:
         """Folders and files besides the model's that these commands read: the output depends on them."""
