@@ -269,8 +269,8 @@ def _show_reading(entry: str, file: str) -> None:
 def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    NAMEs go, and with options the engines that all of these let go. What killed
-    builds have left, and broken engines, always go, also without options. An engine
+    With NAMEs these go. Else those go that all options let go, and what killed
+    builds have left, and broken engines; without options only the latter. An engine
     that is being built, or used by an active run, always stays.
 
     \b

@@ -313,6 +313,8 @@ def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., An
             from trtllm_hpc.report.formatting import format_bytes
             from trtllm_hpc.runs.prune import PrunedList, Selection
 
+            if names and (older_than, keep, keep_bytes) != (None, None, None):
+                raise click.UsageError("Give either names or options that choose.")
             selection = Selection(names, older_than, keep, keep_bytes)
             chosen = choose(*args, selection=selection, remove_them=yes, **others)
             if as_json:

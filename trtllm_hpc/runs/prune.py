@@ -28,13 +28,13 @@ from trtllm_hpc.scheduler.slurm import Slurm
 
 @dataclass(frozen=True)
 class Selection:
-    """Which runs, engines or models to remove: those named, and those that all other fields let go.
+    """What to remove: runs, engines or models that all fields let go, and what killed commands have left.
 
-    Without any field only what killed commands have left is chosen; that is always chosen.
+    Without any field only the latter.
     """
 
     names: tuple[str, ...] = ()
-    """Full names."""
+    """Only these; the other fields do not count then."""
     older_than_s: float | None = None
     """Those that ended, or were last used, longer ago."""
     keep: int | None = None
@@ -92,7 +92,9 @@ def _choose(candidates: Iterable[_Candidate], selection: Selection, verb: str) -
             or (selection.keep is not None and kept < selection.keep)
             or (selection.keep_bytes is not None and kept_bytes + (it.bytes or 0) <= selection.keep_bytes)
         )
-        if it.name in selection.names:
+        if selection.names:
+            if it.name not in selection.names:
+                continue
             why = "is named"
         elif it.leftover:
             why = it.leftover
@@ -147,7 +149,7 @@ def prune_models(models: Path, selection: Selection, *, remove_them: bool = Fals
     if remove_them:
         for folder, _ in known_models(models):
             _forget_uses([Entry(folder.parent)], names_model(str(folder)))
-        for leftover in models.glob(f"*--*/{REMOVED}*"):
+        for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
             remove(leftover)
     return done
 
