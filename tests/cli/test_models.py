@@ -114,6 +114,8 @@ def test_a_model_that_a_run_s_job_file_names_is_kept(hub: Hub, tmp_path: Path) -
     answer = invoke("models", "prune", "--older-than", "30d", "--yes")
     assert f"org/tiny: stays, it is named in the job file of {run.folder}" in answer.stdout
     shutil.rmtree(run.folder)
+    # So it is, too, while a run is being created.
+    assert "org/tiny: stays" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout
     (use,) = (Path(row["folder"]).parent / "uses").iterdir()
     os.utime(use, (0, 0))
     assert "org/tiny: removed" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout

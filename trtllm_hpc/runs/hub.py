@@ -31,7 +31,7 @@ from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
 from trtllm_hpc.runtime.engine_cache import lock
-from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
 from trtllm_hpc.runtime.records import try_event
@@ -206,14 +206,16 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
 def names_model(folder: str) -> Callable[[Use], str | None]:
     """Return a function that says why a use of a model counts: the run's job file names the model.
 
-    A job file that another user has closed counts, too.
+    A job file that another user has closed counts, too, and one that is still to be written.
     """
 
     def counts(use: Use) -> str | None:
         try:
             is_named = folder in RunPaths(use.run).spec.read_text(encoding="utf-8")
-        except OSError as error:
-            is_named = not isinstance(error, FileNotFoundError)
+        except FileNotFoundError:
+            is_named = use.age_s < CREATION_S and not use.has_folder
+        except OSError:
+            is_named = True
         return f"is named in the job file of {use.run}" if is_named else None
 
     return counts

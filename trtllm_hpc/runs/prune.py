@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from trtllm_hpc.config.hub import known_models
 from trtllm_hpc.engine_cache.listing import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
@@ -20,7 +19,7 @@ from trtllm_hpc.runs.hub import hub_rows, names_model
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
-from trtllm_hpc.runtime.engine_cache.cache import Cache, Entry, Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
 from trtllm_hpc.runtime.engine_cache.lock import find_holder
 from trtllm_hpc.scheduler.slurm import Slurm
@@ -131,7 +130,9 @@ def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = Fal
     chosen = _choose(candidates, selection, "was last used")
     done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
     if remove_them:
-        _forget_uses(cache.entries(), is_active)
+        for use in (use for entry in cache.entries() for use in entry.uses()):
+            if is_active(use) is None:
+                remove(use.file)  # so that later calls need not ask for its run again
         cache.remove_leftovers()
     return done
 
@@ -147,8 +148,6 @@ def prune_models(models: Path, selection: Selection, *, remove_them: bool = Fals
     chosen = _choose(candidates, selection, "was last used")
     done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
     if remove_them:
-        for folder, _ in known_models(models):
-            _forget_uses([Entry(folder.parent)], names_model(str(folder)))
         for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
             remove(leftover)
     return done
@@ -166,8 +165,10 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
     begins again.
     """
     entry = Entry(Path(pruned.folder).parent)
-    kept = _needed_entry(entry, made, counts)
-    if kept is not None or not remove_it:
+    holder = find_holder(entry.folder)
+    if holder is not None and not holder.is_abandoned():
+        return replace(pruned, kept=f"is being {made} by {holder}")
+    if (kept := _used(entry, counts)) is not None or not remove_it:
         return replace(pruned, kept=kept)
     try:
         aside = entry.put_aside()
@@ -175,26 +176,15 @@ def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool
         return pruned  # already removed
     except OSError as error:
         return replace(pruned, kept=f"cannot be removed: {error.strerror}")
-    kept = _needed_entry(Entry(aside), made, counts)
+    kept = _used(Entry(aside), counts)
     if kept is not None and not entry.folder.exists():
         aside.rename(entry.folder)
         return replace(pruned, kept=kept)
     return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
 
 
-def _needed_entry(entry: Entry, made: str, counts: _Counts) -> str | None:
-    holder = find_holder(entry.folder)
-    if holder is not None and not holder.is_abandoned():
-        return f"is being {made} by {holder}"
+def _used(entry: Entry, counts: _Counts) -> str | None:
     return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
-
-
-def _forget_uses(entries: Iterable[Entry], counts: _Counts) -> None:
-    """Remove the notes of runs that no longer count, so that later calls need not ask for them again."""
-    for entry in entries:
-        for use in entry.uses():
-            if counts(use) is None:
-                remove(use.file)
 
 
 # Runs ---------------------------------------------------------------------------------
@@ -348,9 +338,6 @@ def _tokens(folder: Path) -> list[str]:
 
 # Runs that need an engine -------------------------------------------------------------
 
-_CREATION_S = 3_600.0
-"""How long a registered run may have no folder: it is registered before its folder is written."""
-
 _FOREIGN_S = 30 * 86_400.0
 """How long a run counts as active if we may not read its folder."""
 
@@ -367,7 +354,7 @@ def is_active(use: Use) -> str | None:
         return f"is used by {use.run}, which belongs to another user" if use.age_s < _FOREIGN_S else None
     except OSError:
         is_gone = use.has_folder and not paths.folder.exists()
-        is_new = use.age_s < _CREATION_S and not is_gone
+        is_new = use.age_s < CREATION_S and not is_gone
         return f"is registered by {use.run}, which is being created" if is_new else None
     return _of_run(str(paths.folder), created_at)
 

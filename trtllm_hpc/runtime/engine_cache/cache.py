@@ -60,6 +60,10 @@ class Manifest(JsonRecord):
         return sum(int(size) for size, _ in self.files.values())
 
 
+CREATION_S = 3_600.0
+"""How long a registered run may have no folder: it is registered before its folder is written."""
+
+
 @dataclass(frozen=True)
 class Use:
     """A run's note that it uses an output."""
