@@ -11,14 +11,13 @@ from typing import Any
 from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
+from trtllm_hpc.engines import build_rules
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.tensorrt_llm.releases.families import families
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "builds.md"
 SITE = ClusterProfile.model_validate({"name": "site", "gpus_per_node": 8, "compute_capability": "10.0"})
-RULES = (*engine_rules.RULES, *method_rules.RULES)
 WEIGHTS = "/models/quantized"
 
 Engine = Mapping[str, Any]
@@ -63,14 +62,14 @@ def renders(release: Release, family: str, method: str) -> bool:
 def _renders(facts: EngineFacts) -> bool:
     if facts.command_lines is None or facts.command_lines.problems:
         return False
-    return not any(True for rule in RULES for _ in rule(facts))
+    return not any(True for rule in build_rules.OF_KEYS for _ in rule(facts))
 
 
 def refusal(release: Release, family: str, method: str) -> str:
     """What the user is told: every message with its hint."""
     facts = _facts(release, family, METHODS[method][0])
-    before = (shared_rules.release_is_known, shared_rules.backend_is_there, *toolchain_rules.RULES)
-    found = [problem for rule in (*before, *RULES) for problem in rule(facts)]
+    before = (shared_rules.release_is_known, shared_rules.backend_is_there, *build_rules.OF_PROGRAMS)
+    found = [problem for rule in (*before, *build_rules.OF_KEYS) for problem in rule(facts)]
     return " ".join(f"{problem.field}: {problem.message} ({problem.hint})" for problem in found)
 
 

@@ -19,9 +19,7 @@ from trtllm_hpc.backends.llm_api_rules import QUANTIZATION_KEYS
 from trtllm_hpc.backends.trtllm_serve import OPTIONS
 from trtllm_hpc.config.engine import DEFAULTS
 from trtllm_hpc.config.job import JobDocument, JobFile, Model
-from trtllm_hpc.engines.command_lines import option_table
-from trtllm_hpc.engines.command_lines.quantization import DETAILS
-from trtllm_hpc.engines.command_lines.speculative import DRAFT_LENGTH
+from trtllm_hpc.engines import options as option_table
 from trtllm_hpc.engines.repository import PLANNED
 from trtllm_hpc.paths import RunPaths
 
@@ -189,12 +187,12 @@ def _build_options() -> dict[str, list[str]]:
     """Return the options of the programs that build engines, by the key of the job file."""
     lora = option_table.lora(JobFile.model_validate({"name": "job", "engine": {"max_lora_rank": 1}}))
     mappings = {f"engine.{row.key}": row.mappings for row in option_table.ROWS}
-    mappings |= {f"engine.quantization.{key}": details for key, details in DETAILS.items()}
+    mappings |= {f"engine.quantization.{key}": details for key, details in option_table.DETAILS.items()}
     options = {key: [mapping.option for mapping in several] for key, several in mappings.items()}
     for request in lora:
         options.setdefault(request.key, []).extend(mapping.option for mapping in request.mappings)
     options |= {f"engine.lora.{key}": [*names] for key, names in option_table.LORA.items()}
-    return options | {"engine.speculative.max_draft_len": [DRAFT_LENGTH]}
+    return options | {"engine.speculative.max_draft_len": [option_table.DRAFT_LENGTH]}
 
 
 _BUILD = _build_options()

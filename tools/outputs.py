@@ -13,7 +13,7 @@ from trtllm_hpc.bench.results import MeasurementSummary
 from trtllm_hpc.cli.bench_saved import MeasurementRow
 from trtllm_hpc.cli.client_run import PromptRecord
 from trtllm_hpc.cli.endpoint import EndpointAccess
-from trtllm_hpc.cli.engines import PrunedEngines, VerifiedEngines
+from trtllm_hpc.cli.engines import VerifiedEngines
 from trtllm_hpc.cli.metrics import MetricsSample
 from trtllm_hpc.cli.render import RenderedRun
 from trtllm_hpc.cli.submit import SubmittedRun
@@ -30,7 +30,7 @@ from trtllm_hpc.runs.difference import RunsDiff
 from trtllm_hpc.runs.guests import Visitor
 from trtllm_hpc.runs.hub import ModelRow
 from trtllm_hpc.runs.listing import ListedRun
-from trtllm_hpc.runs.prune import PrunedRuns
+from trtllm_hpc.runs.prune import PrunedList
 from trtllm_hpc.runs.shipped_jobs import ResolvedJob, ShippedJob, ShippedText
 from trtllm_hpc.runs.status import RunStatus
 from trtllm_hpc.sandbox.cluster import Status
@@ -54,7 +54,7 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "sweep report": {"": SweepResults},
     "runs": {"": list[ListedRun]},
     "runs diff": {"": RunsDiff},
-    "runs prune": {"": PrunedRuns},
+    "runs prune": {"": PrunedList},
     "status": {"": RunStatus},
     "submit": {"without `--wait`": SubmittedRun, "with `--wait`": RunStatus},
     "watch": {"": RunStatus},
@@ -73,10 +73,10 @@ OUTPUTS: Mapping[str, Mapping[str, Any]] = {
     "engines list": {"": list[EngineRow]},
     "engines show": {"": EngineDetails},
     "engines verify": {"": VerifiedEngines},
-    "engines prune": {"": PrunedEngines},
+    "engines prune": {"": PrunedList},
     "models list": {"": list[ModelRow]},
     "models fetch": {"": ModelRow},
-    "models prune": {"": PrunedEngines},
+    "models prune": {"": PrunedList},
     "templates list": {"": list[TemplatesRow]},
     "templates fetch": {"": TemplatesRow},
     "templates show": {"": dict[str, str]},

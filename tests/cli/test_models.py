@@ -93,11 +93,14 @@ def test_a_hub_s_model_is_fetched_listed_and_pruned(hub: Hub, tmp_path: Path) ->
     os.utime(folder.parent / "hub.json", (0, 0))
     os.utime(folder.parent / "used", (0, 0))
     answer = invoke("models", "prune", "--older-than", "30d")
-    assert "org/tiny: would be removed, it was last used on" in answer.stdout and folder.is_dir()
+    assert "org/tiny: would be removed, it was last used 2" in answer.stdout and folder.is_dir()
+    left = folder.parent.with_name(f".removed-{folder.parent.name}-0123abcd")
+    shutil.copytree(folder.parent, left)  # by a removal that was killed
+    assert len(listed()) == 1
     answer = invoke("models", "prune", "--older-than", "30d", "--yes", "--json")
     pruned = documented("models prune", answer.stdout)
     assert (pruned["removed"], pruned["entries"][0]["kept"]) == (True, None)
-    assert not folder.parent.exists() and listed() == []
+    assert not folder.parent.exists() and not left.exists() and listed() == []
 
 
 def test_a_model_that_a_run_s_job_file_names_is_kept(hub: Hub, tmp_path: Path) -> None:
@@ -111,6 +114,8 @@ def test_a_model_that_a_run_s_job_file_names_is_kept(hub: Hub, tmp_path: Path) -
     answer = invoke("models", "prune", "--older-than", "30d", "--yes")
     assert f"org/tiny: stays, it is named in the job file of {run.folder}" in answer.stdout
     shutil.rmtree(run.folder)
+    # So it is, too, while a run is being created.
+    assert "org/tiny: stays" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout
     (use,) = (Path(row["folder"]).parent / "uses").iterdir()
     os.utime(use, (0, 0))
     assert "org/tiny: removed" in invoke("models", "prune", "--older-than", "30d", "--yes").stdout

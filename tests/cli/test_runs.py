@@ -178,9 +178,9 @@ def test_old_ended_runs_are_listed_and_with_yes_removed(
     shown = types("runs", "prune", "--older-than", "30d")
     assert "ended-40: would be removed, it ended 40 days ago" in shown.output
     assert "next: the same command with --yes" in shown.output and len(left(home)) == 5
-    would = [run["run_id"] for run in pruned(types, "--older-than", "30d")["runs"]]
+    would = [run["name"] for run in pruned(types, "--older-than", "30d")["entries"]]
     gone = pruned(types, "--older-than", "30d", "--yes")
-    assert gone["removed"] and [run["run_id"] for run in gone["runs"]] == would == ["ended-31", "ended-40"]
+    assert gone["removed"] and [run["name"] for run in gone["entries"]] == would == ["ended-31", "ended-40"]
     assert left(home) == ["busy-90", "ended-1", "waits-90"]
 
 
@@ -200,7 +200,7 @@ def test_a_run_whose_record_cannot_be_read_saves_no_other(
     damaged = made("damaged-1", "RUNNING")
     damaged.jobs.unlink()
     damaged.jobs.mkdir()
-    assert [run["run_id"] for run in pruned(types, "--keep", "0", "--yes")["runs"]] == ["ended-1"]
+    assert [run["name"] for run in pruned(types, "--keep", "0", "--yes")["entries"]] == ["ended-1"]
     assert left(home) == ["damaged-1"]
 
 
@@ -210,7 +210,7 @@ def test_a_run_that_served_long_is_as_old_as_its_end(
     served = made("demo-1", "COMPLETED", days=2)
     long_ago = time.time() - 60 * DAY_S
     os.utime(served.plan, (long_ago, long_ago))
-    assert pruned(types, "--older-than", "30d")["runs"] == []
+    assert pruned(types, "--older-than", "30d")["entries"] == []
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING"])
@@ -218,7 +218,7 @@ def test_a_failed_run_with_a_job_that_has_not_ended_stays(
     fake_slurm: FakeSlurm, home: Path, types: Types, state: str
 ) -> None:
     run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "FAILED=7:0", state)
-    assert pruned(types, "--keep", "0", "--yes")["runs"] == [] and left(home) == ["demo-1"]
+    assert pruned(types, "--keep", "0", "--yes")["entries"] == [] and left(home) == ["demo-1"]
 
 
 def test_what_slurm_does_not_say_is_no_end(
@@ -244,7 +244,7 @@ def test_a_local_run_on_another_machine_stays(home: Path, types: Types) -> None:
             facts: dict[str, Any] = {"host": host, "group": 999999, "group_started": 1}
             add_event(paths, stage, "stage_begin", job_id="local1", **facts)
     for _ in range(2):
-        assert [run["run_id"] for run in pruned(types, "--keep", "0")["runs"]] == ["here-1"]
+        assert [run["name"] for run in pruned(types, "--keep", "0")["entries"]] == ["here-1"]
 
 
 def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
@@ -261,7 +261,7 @@ def test_a_half_removed_run_is_no_run_and_goes_with_the_next_prune(
     assert left(home) == [".removed-demo-1"]
     assert listed(types) == []
     again = pruned(types, "--older-than", "30d", "--yes")
-    assert [run["why"] for run in again["runs"]] == ["was left by an interrupted removal"]
+    assert [run["why"] for run in again["entries"]] == ["was left by an interrupted removal"]
     assert left(home) == []
 
 
@@ -274,8 +274,8 @@ def test_what_another_command_is_at_stays(
     line = f"sed -i 's/{token}/{token}f/' '{resumed.jobs}'"
     squeue.write_text(squeue.read_text().replace("exec ", f"{line}\nexec "))
     with sole_command(busy):
-        done = pruned(types, "--keep", "0", "--yes")["runs"]
-    assert {run["run_id"]: run["kept"] for run in done} == {
+        done = pruned(types, "--keep", "0", "--yes")["entries"]
+    assert {run["name"]: run["kept"] for run in done} == {
         "resumed-1": "was submitted again just now",
         "busy-1": "is submitted, cancelled or removed by another command right now",
     }
@@ -291,9 +291,9 @@ def test_what_others_need_stays(
     made("gone-1", "COMPLETED", days=6)
     written(home / "runs" / "user-1", {"engine": {"directory": str(used.folder / "engine")}})
     job = fake_slurm.add("PENDING", script=str(queued.sbatch("serve")))
-    shown, done = (pruned(types, "--keep", "0", *words)["runs"] for words in ((), ("--yes",)))
+    shown, done = (pruned(types, "--keep", "0", *words)["entries"] for words in ((), ("--yes",)))
     assert shown == done
-    assert {run["run_id"]: run["kept"] for run in done} == {
+    assert {run["name"]: run["kept"] for run in done} == {
         "used-1": "is named in the job file of user-1",
         "queued-1": f"has a script in the queue, job {job}",
         "linked-1": "is what the link best leads to",
@@ -312,9 +312,9 @@ def test_a_sweep_goes_as_a_whole_when_its_last_variant_has_ended(
         write_record(SweepPaths(home / "runs" / "sweeps" / sweep), SweepRecord("demo", "sandbox", (), ()))
     (home / "runs" / "best").symlink_to("sweeps/best-1/tp1")
     made("demo-1", "COMPLETED")
-    shown, done = (pruned(types, "--older-than", "2d", *words)["runs"] for words in ((), ("--yes",)))
+    shown, done = (pruned(types, "--older-than", "2d", *words)["entries"] for words in ((), ("--yes",)))
     assert shown == done
-    assert {run["run_id"]: run["kept"] for run in done} == {
+    assert {run["name"]: run["kept"] for run in done} == {
         "best": "is a link to a folder elsewhere",
         "sweeps/best-1": "is what the link best leads to",
         "sweeps/ended-1": None,
@@ -335,6 +335,6 @@ def test_a_narrow_terminal_gets_fewer_columns(
     assert " ".join(note).startswith("(no room for: GPU-h, waited;")
 
 
-def test_nothing_is_chosen_by_itself(types: Types, home: Path) -> None:
-    refused = types("runs", "prune", "--yes")
-    assert refused.code == ExitCode.USAGE and "--older-than 30d, --keep N" in refused.errors
+def test_without_a_selection_nothing_goes(made: Callable[..., RunPaths], types: Types, home: Path) -> None:
+    made("ended-90", "COMPLETED", days=90)
+    assert types("runs", "prune", "--yes").output == "0 removed\n" and left(home) == ["ended-90"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from trtllm_hpc.engines.command_lines.option_table import ROWS
+from trtllm_hpc.engines.options import ROWS
 from trtllm_hpc.tensorrt_llm.releases.commands import COMMANDS
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 

@@ -16,10 +16,10 @@ from trtllm_hpc.backends import shared_rules
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
-from trtllm_hpc.engines.command_lines.raw_options import RAW_ROLES
-from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, find_toolchain, folders
+from trtllm_hpc.engines import build_rules
+from trtllm_hpc.engines.command_lines import RAW_ROLES
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.toolchain import NoToolchain, find_toolchain, folders
 from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.runtime.engine_cache.recipe import BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.releases.commands import Command
@@ -42,7 +42,7 @@ def drafted(mode: str, **keys: Any) -> Mapping[str, Any]:
     return {"speculative": {"mode": mode, **keys}}
 
 
-_RULES = (*toolchain_rules.RULES, *engine_rules.RULES, *method_rules.RULES)
+_RULES = (*build_rules.OF_PROGRAMS, *build_rules.OF_KEYS)
 SAMPLES: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "tensor_parallel": ({"tensor_parallel": 4},),
     "pipeline_parallel": ({"pipeline_parallel": 2},),

@@ -1,7 +1,8 @@
 """A server on this machine that speaks a model hub's protocol, as ``huggingface_hub`` 1.33 uses it.
 
-Metadata with sizes and hashes, weights behind a redirect to another host without the token, ranges, gated and
-private models with the headers that name the reason; and faults of the network on demand.
+The metadata of a revision, the list of its files with sizes and hashes, ``HEAD`` with commit, size and hash,
+small files behind a redirect on the hub, weights behind one to another host without the token, ranges, gated
+and private models with the headers that name the reason; and faults of the network on demand.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKEN = "hf_SecretOfTheTest"
+LARGE = (".safetensors", ".bin", ".pth")
+"""Names of the files that are kept by Git LFS."""
 
 
 @dataclass
@@ -43,19 +46,30 @@ class Hub:
     leaked: bool = False
     """Whether the token was sent to the other host."""
 
+    def digest(self, name: str) -> str:
+        """The SHA-256 of a large file, Git's hash of a small one."""
+        data = self.files[name]
+        if name.endswith(LARGE):
+            return hashlib.sha256(data).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
     def metadata(self, commit: str) -> dict[str, Any]:
-        siblings = []
+        files = []
         for name, data in self.files.items():
-            git = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-            item: dict[str, Any] = {"rfilename": name, "size": len(data), "blobId": git}
-            if name.endswith((".safetensors", ".bin", ".pth")):
-                item["lfs"] = {
-                    "sha256": hashlib.sha256(data).hexdigest(),
-                    "size": len(data),
-                    "pointerSize": 134,
-                }
-            siblings.append(item)
-        return {"id": "org/tiny", "sha": commit, "siblings": siblings}
+            size, digest = len(data), self.digest(name)
+            lfs = {"sha256": digest, "size": size, "pointerSize": 134}
+            blob = {"rfilename": name, "size": size, "blobId": digest[:40]}
+            files.append({**blob, "lfs": lfs} if name.endswith(LARGE) else blob)
+        return {"id": "org/tiny", "sha": commit, "siblings": files}
+
+    def tree(self) -> list[dict[str, Any]]:
+        files = []
+        for name, data in self.files.items():
+            size, digest = len(data), self.digest(name)
+            lfs = {"oid": digest, "size": size, "pointerSize": 134}
+            blob = {"type": "file", "path": name, "size": size, "oid": digest[:40]}
+            files.append({**blob, "lfs": lfs} if name.endswith(LARGE) else blob)
+        return files
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -74,18 +88,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         has_token = self.headers.get("Authorization") == f"Bearer {TOKEN}"
         if path.startswith("/cdn/"):  # a signed address of another host: a token does not belong there
             self.hub.leaked |= "Authorization" in self.headers
             self.give(path.removeprefix("/cdn/"))
-        elif not re.match(r"/(api/models/)?org/tiny/", path) or (self.hub.private and not has_token):
+        elif not re.match(r"/(api/(resolve-cache/)?models/)?org/tiny/", path) or (
+            self.hub.private and not has_token
+        ):
             self.refuse(401, "RepoNotFound")
         elif found := re.fullmatch(r"/api/models/org/tiny/revision/(.+)", path):
             self.describe(found[1])
+        elif re.fullmatch(r"/api/models/org/tiny/tree/[0-9a-f]{40}", path):
+            self.answer(self.hub.tree())
         elif self.hub.gated and not has_token:
             self.refuse(403, "GatedRepo")
+        elif found := re.fullmatch(r"/api/resolve-cache/models/org/tiny/[0-9a-f]{40}/(.+)", path):
+            self.give(found[1])
         elif found := re.fullmatch(r"/org/tiny/resolve/([0-9a-f]{40})/(.+)", path):
             self.resolve(*found.groups())
 
@@ -94,8 +117,11 @@ class _Handler(BaseHTTPRequestHandler):
         commit = revision if revision in self.hub.commits.values() else self.hub.commits.get(revision)
         if commit is None:
             self.refuse(404, "RevisionNotFound")
-            return
-        text = json.dumps(self.hub.metadata(commit)).encode()
+        else:
+            self.answer(self.hub.metadata(commit))
+
+    def answer(self, record: object) -> None:
+        text = json.dumps(record).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
@@ -103,14 +129,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def resolve(self, commit: str, name: str) -> None:
-        if not name.endswith(".safetensors"):
-            self.give(name)
-            return
-        self.send_response(302)
+        is_large = name.endswith(LARGE)
+        self.send_response(302 if is_large else 307)
         self.send_header("X-Repo-Commit", commit)
         self.send_header("X-Linked-Size", str(len(self.hub.files[name])))
-        self.send_header("X-Linked-ETag", f'"{hashlib.sha256(self.hub.files[name]).hexdigest()}"')
-        self.send_header("Location", f"http://{self.other_host}:{self.port}/cdn/{name}")
+        self.send_header("X-Linked-ETag", f'"{self.hub.digest(name)}"')
+        here = f"/api/resolve-cache/models/org/tiny/{commit}/{name}"
+        other = f"http://{self.other_host}:{self.port}/cdn/{name}"
+        self.send_header("Location", other if is_large else here)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -118,16 +144,18 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         data = hub.files[name]
         asked = self.headers.get("Range", "")
-        hub.ranges.append((name, asked))
         first = int(asked.removeprefix("bytes=").partition("-")[0] or 0)
         body = (data[::-1] if name in hub.wrong else data)[first:]
         self.send_response(206 if asked else 200)
-        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("ETag", f'"{hub.digest(name)}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Content-Length", str(len(body)))
         if asked:
             self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
         self.end_headers()
+        if self.command == "HEAD":
+            return
+        hub.ranges.append((name, asked))
         cut = hub.cut.pop(name, None)
         if cut is not None:
             self.wfile.write(body[:cut])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 import trtllm_hpc
 from tests.runs.hub import COMMIT, TOKEN, Hub, HubServer
 from tests.waiting import eventually
-from trtllm_hpc.config.hub import HubFailed
+from trtllm_hpc.config.hub import INCOMPLETE, HubFailed
 from trtllm_hpc.errors import ConfigError, ExitCode
 from trtllm_hpc.runs.hub import fetch, find, main
 from trtllm_hpc.runtime.engine_cache.cache import Entry
@@ -37,7 +38,7 @@ FILES = {
     "original/consolidated.00.pth": b"and in a third",
     ".gitattributes": b"",
 }
-LARGE = "model-00001-of-00002.safetensors"
+LARGE, SMALL = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 @pytest.fixture
@@ -67,8 +68,8 @@ def whole(models: Path, revision: str | None = None, token_file: Path | None = N
 def a_process(models: Path) -> subprocess.Popen[str]:
     """Start a process that downloads the model."""
     code = (
-        "import sys; from pathlib import Path; from trtllm_hpc.runs.hub import fetch, find;"
-        "fetch(find(Path(sys.argv[1]), 'org/tiny', None, None)[0], None)"
+        "import sys; from pathlib import Path; from trtllm_hpc.runs import hub; hub._NEWS_S = 0.1;"
+        "hub.fetch(hub.find(Path(sys.argv[1]), 'org/tiny', None, None)[0], None)"
     )
     return subprocess.Popen([sys.executable, "-c", code, str(models)], stderr=subprocess.PIPE, text=True)
 
@@ -101,16 +102,26 @@ def test_a_connection_that_is_cut_goes_on_where_it_was(hub: Hub, tmp_path: Path)
     assert first == "" and int(second.removeprefix("bytes=").rstrip("-")) > 10 * 2**20 - 1
 
 
-def test_a_download_that_was_killed_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ended_by", [signal.SIGKILL, signal.SIGINT])
+def test_a_download_that_was_ended_keeps_the_files_that_are_whole(
+    hub: Hub, tmp_path: Path, ended_by: signal.Signals
+) -> None:
     hub.held[LARGE] = threading.Event()
-    find(tmp_path, "org/tiny", None, None)
+    folder, record = find(tmp_path, "org/tiny", None, None)
+    partial = folder.parent / "partial"
     with a_process(tmp_path) as process:
-        parts = tmp_path / "org--tiny" / COMMIT / "partial"
-        assert eventually(lambda: [it for it in parts.glob(f"{LARGE}*") if it.stat().st_size])
-        process.send_signal(signal.SIGKILL)
-    hub.held.pop(LARGE).set()
+        # The first block of 10 MiB is written, and the second of 6 is awaited.
+        assert eventually(lambda: record.downloaded(folder) == "0.01 of 0.02 GiB are downloaded")
+        assert eventually((partial / SMALL).exists)
+        process.send_signal(ended_by)
+        time.sleep(0.2)
+        hub.held.pop(LARGE).set()
+    assert process.returncode == -ended_by
+    assert not (partial / LARGE).exists(), "Ctrl-C does not wait for the file that is being downloaded"
+    assert len([*partial.glob(INCOMPLETE)]) == (ended_by == signal.SIGKILL)
     assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS
-    assert [it == "" for it in of(hub, LARGE)] == [True, False]
+    assert (of(hub, SMALL), of(hub, LARGE)) == ([""], ["", ""])
+    assert not partial.exists()
 
 
 def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
@@ -122,6 +133,9 @@ def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
             said = second.stderr.readline()
             assert re.fullmatch(r"org/tiny: .+ is downloading 0.02 GiB; waiting ...\n", said)
             hub.held[LARGE].set()
+            second.stderr.read()  # keeps its pipe open until it ends
+        assert first.stderr is not None
+        assert "org/tiny: 100%|" in first.stderr.read(), "the library's bars no longer advance ours"
     assert (first.returncode, second.returncode) == (0, 0)
     assert (tmp_path / "org--tiny" / COMMIT / "tiny" / LARGE).read_bytes() == WEIGHTS
     assert len(of(hub, LARGE)) == 1
@@ -130,7 +144,7 @@ def test_of_two_at_once_the_second_waits(hub: Hub, tmp_path: Path) -> None:
 def test_a_file_with_another_hash_is_refused_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
     for name in ("config.json", LARGE):
         hub.wrong = {name}
-        with pytest.raises(HubFailed, match=f"{name} of org/tiny is damaged: its hash differs"):
+        with pytest.raises(HubFailed, match=f"{name} of org/tiny: the hash differs"):
             whole(tmp_path)
     hub.wrong.clear()
     assert (whole(tmp_path) / LARGE).read_bytes() == WEIGHTS

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trtllm_hpc.config.job import JobFile
     from trtllm_hpc.engine_cache.lookup import Hit, Miss, Unknown
     from trtllm_hpc.runs.listing import ListedRun
-    from trtllm_hpc.runs.prune import PrunedRun
+    from trtllm_hpc.runs.prune import Pruned
     from trtllm_hpc.runs.status import RunState, RunStatus
     from trtllm_hpc.runs.watch import Progress
     from trtllm_hpc.runtime.records import Endpoint
@@ -116,20 +116,22 @@ class Run:
         keep: int | None = None,
         remove: bool = False,
         on_warning: Callable[[str], object] = _logger.warning,
-    ) -> Sequence[PrunedRun]:
+    ) -> Sequence[Pruned]:
         """Return which ended runs would be removed, or with ``remove`` were.
 
-        A run always stays if one of its jobs has not ended, or Slurm does not say so.
+        Without ``older_than_s`` and ``keep``: only what an interrupted removal has left. A run always
+        stays if one of its jobs has not ended, or Slurm does not say so.
 
         Args:
             older_than_s: only runs that ended longer ago.
-            keep: not the so many newest that have ended.
+            keep: not the so many that ended last.
             on_warning: receives a sentence if Slurm does not answer.
         """
-        from trtllm_hpc.runs.prune import prune_runs
+        from trtllm_hpc.runs.prune import Selection, prune_runs
 
         folder = default_runs_folder() if runs is None else Path(runs)
-        return prune_runs(folder, older_than_s=older_than_s, keep=keep, remove_them=remove, warn=on_warning)
+        selection = Selection(older_than_s=older_than_s, keep=keep)
+        return prune_runs(folder, selection, remove_them=remove, warn=on_warning)
 
     @property
     def id(self) -> str:

@@ -66,7 +66,7 @@ class EngineBackend(Backend):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines."""
-        from trtllm_hpc.engines import engine_rules, method_rules, toolchain_rules
+        from trtllm_hpc.engines import build_rules
 
         return (
             shared_rules.release_is_known,
@@ -75,9 +75,8 @@ class EngineBackend(Backend):
             commands_have_the_options,
             shared_rules.experts_divide,
             shared_rules.gpu_computes_type,
-            *toolchain_rules.RULES,
-            *engine_rules.RULES,
-            *method_rules.RULES,
+            *build_rules.OF_PROGRAMS,
+            *build_rules.OF_KEYS,
         )
 
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
@@ -157,9 +156,9 @@ class TritonEngine(EngineBackend, TritonBackend):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of engines and of upstream's model repository."""
-        from trtllm_hpc.engines.repository_rules import RULES
+        from trtllm_hpc.engines.triton_rules import OF_REPOSITORY
 
-        return (*super().rules(), *RULES)
+        return (*super().rules(), *OF_REPOSITORY)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""
@@ -178,7 +177,7 @@ class Orchestrator(TritonEngine):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the copies, too."""
-        from trtllm_hpc.engines.mode_rules import OF_ORCHESTRATOR
+        from trtllm_hpc.engines.triton_rules import OF_ORCHESTRATOR
 
         return (*super().rules(), *OF_ORCHESTRATOR)
 
@@ -213,7 +212,7 @@ class TritonDisaggregated(TritonEngine):
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the phases, too."""
-        from trtllm_hpc.engines.mode_rules import OF_PHASES
+        from trtllm_hpc.engines.triton_rules import OF_PHASES
 
         return (*super().rules(), *OF_PHASES)
 

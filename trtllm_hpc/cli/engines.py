@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, cast
@@ -13,21 +13,17 @@ from typing import Any, cast
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.options import Command, Time, json_option, print_json, print_pruned
-from trtllm_hpc.engine_cache import prune as pruning
+from trtllm_hpc.cli.options import Command, json_option, print_json, pruning
 from trtllm_hpc.engine_cache.listing import EngineDetails, EngineRow, details_of, list_entries
 from trtllm_hpc.engine_cache.listing import verify as verify_entry
 from trtllm_hpc.engine_cache.lookup import parts_of
-from trtllm_hpc.engine_cache.prune import starts_with
 from trtllm_hpc.errors import BuildFailed, ConfigError, Diagnostic, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import default_runs_folder, engines_folder
 from trtllm_hpc.report.engines import engines_table, state_of
 from trtllm_hpc.report.formatting import format_bytes, format_duration, format_time
 from trtllm_hpc.report.tables import print_table
-from trtllm_hpc.runs.prune import is_active
+from trtllm_hpc.runs.prune import Pruned, Selection, prune_engines
 from trtllm_hpc.runtime.engine_cache.cache import Cache
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @click.group()
@@ -123,10 +119,15 @@ def _no_engines(cache: Cache) -> str:
 def _find(cache: Cache, items: list[EngineRow], name: str) -> list[EngineRow]:
     """Return the entry with that name, or all whose name or key begins with it; BuildFailed if none does."""
     exact = [item for item in items if item.name == name]
-    found = exact or [item for item in items if starts_with(item.name, name)]
+    found = exact or [item for item in items if _starts_with(item.name, name)]
     if not found:
         raise BuildFailed(f"No engine is called {name!r} in {cache.folder}.", hint="trtllm-hpc engines list")
     return found
+
+
+def _starts_with(name: str, beginning: str) -> bool:
+    """Return whether an entry's name, or the key in it, begins with ``beginning``."""
+    return bool(beginning) and (name.startswith(beginning) or name.rpartition("-")[2].startswith(beginning))
 
 
 def _find_one(cache: Cache, name: str) -> EngineRow:
@@ -244,9 +245,9 @@ def verify(names: tuple[str, ...], cache: Cache, as_json: bool) -> int:
     for fault in faults:
         click.echo(f"error: {fault.entry}: {fault.sentence}", err=True)
     if faults:
-        keys = " ".join(f"--key {name}" for name in dict.fromkeys(fault.entry for fault in faults))
+        broken = " ".join(dict.fromkeys(fault.entry for fault in faults))
         advice = "submit the job again, which builds it again, or remove it"
-        click.echo(f"  next: {advice}: trtllm-hpc engines prune {keys} --yes", err=True)
+        click.echo(f"  next: {advice}: trtllm-hpc engines prune {broken} --yes", err=True)
     return code
 
 
@@ -261,84 +262,23 @@ def _show_reading(entry: str, file: str) -> None:
 # prune --------------------------------------------------------------------------------
 
 
-def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
-
-@dataclass(frozen=True)
-class PrunedEngine:
-    """One engine, or one model, that was chosen."""
-
-    name: str
-    bytes: int
-    why: str
-    """Why it was chosen, e.g. ``was last used 40 days ago``."""
-    kept: str | None
-    """Why it stays; ``None``: it goes."""
-
-
-@dataclass(frozen=True)
-class PrunedEngines:
-    """The engines or models that were chosen, and which of them go."""
-
-    removed: bool
-    """Whether they were removed (``--yes``), or only listed."""
-    entries: tuple[PrunedEngine, ...]
-
-
 @command.command()
-@click.option("--older-than", type=Time(), metavar="SPAN", help="Engines unused for so long: 30d, 12h.")
-@click.option(
-    "--keep-bytes",
-    callback=_size,
-    metavar="SIZE",
-    help="The least recently used engines, until SIZE (500G, 1.5T) is left.",
-)
-@click.option(
-    "--key",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    shell_complete=complete_name,
-    help="This engine.  [repeatable]",
-)
-@click.option("--half-built", is_flag=True, help="What killed builds have left, and broken engines.")
-@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_name)
+@pruning("used")
 @cache_options
-@json_option
-def prune(
-    older_than: float | None,
-    keep_bytes: int | None,
-    names: tuple[str, ...],
-    half_built: bool,
-    yes: bool,
-    cache: Cache,
-    as_json: bool,
-) -> None:
+def prune(cache: Cache, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove engines from the cache; without --yes, only list them.
 
-    An engine that is being built, or used by an active run, always stays.
+    With NAMEs these go. Else those go that all options let go, and what killed
+    builds have left, and broken engines; without options only the latter. An engine
+    that is being built, or used by an active run, always stays.
+
+    \b
+    Examples:
+      trtllm-hpc engines prune --older-than 30d
+      trtllm-hpc engines prune --keep-bytes 2T --yes
+      trtllm-hpc engines prune build-7a8d --yes
     """
-    selection = pruning.Selection(names, older_than, keep_bytes, half_built)
-    if not selection:
-        raise click.UsageError("Name what to remove: --older-than, --keep-bytes, --key or --half-built.")
-    items = list_entries(cache)
-    for name in names:
-        _find(cache, items, name)
-    decisions = pruning.decide(items, selection, is_active)
-    if yes:
-        decisions = [pruning.prune(cache, decision, is_active) for decision in decisions]
-        pruning.forget_uses(cache, is_active)
-        if half_built:
-            cache.remove_leftovers()
-    chosen = tuple(PrunedEngine(it.row.name, it.row.bytes, it.reason, it.kept) for it in decisions)
-    if as_json:
-        print_json(PrunedEngines(yes, chosen))
-        return
-    size = format_bytes(sum(it.bytes for it in chosen if it.kept is None))
-    print_pruned([(it.name, it.why, it.kept) for it in chosen], yes, f", {size}")
+    items = list_entries(cache) if selection.names else []
+    names = tuple(item.name for name in selection.names for item in _find(cache, items, name))
+    return prune_engines(cache, replace(selection, names=names), remove_them=remove_them)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from trtllm_hpc.cli.completion import complete_with
-from trtllm_hpc.cli.engines import PrunedEngine, PrunedEngines
-from trtllm_hpc.cli.options import Time, cluster_option, json_option, print_json, print_pruned
+from trtllm_hpc.cli.options import cluster_option, json_option, print_json, pruning
 from trtllm_hpc.config.hub import known_models, models_folder
 from trtllm_hpc.errors import TrtllmHpcError
 from trtllm_hpc.report.formatting import NONE, format_bytes, format_time
 from trtllm_hpc.runs import fetched_models, hub
 from trtllm_hpc.runs.fetched_models import MODELS, default_folder, is_fetched
 from trtllm_hpc.runs.hub import ModelRow
+from trtllm_hpc.runs.prune import Pruned, Selection, prune_models
 from trtllm_hpc.validation.load import load_cluster
 
 
@@ -123,34 +123,18 @@ def _row(name: str, folder: Path | None = None) -> ModelRow:
 
 
 @command.command()
-@click.option(
-    "--older-than",
-    required=True,
-    type=Time(),
-    metavar="SPAN",
-    help="Unused for so long: 12h, 30d, 8w.",
-)
-@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@pruning("used")
 @cluster_option
-@json_option
-def prune(older_than: float, yes: bool, cluster: str, as_json: bool) -> None:
-    """Remove models of hubs that were not used for a time; without --yes, only list them.
+def prune(cluster: str, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
+    """Remove models of hubs; without --yes, only list them.
 
-    A model that the job file of a run names stays, and one that is being downloaded.
+    With several options a model goes that all of them let go; with none, only what
+    an interrupted removal has left. A model that the job file of a run names always
+    stays, and one that is being downloaded.
 
     \b
     Examples:
       trtllm-hpc models prune --older-than 30d
-      trtllm-hpc models prune --older-than 30d --yes --json
+      trtllm-hpc models prune --keep-bytes 2T --yes
     """
-    old = [row for row in hub.hub_rows(_folder(cluster)) if time.time() - (row.last_used or 0) > older_than]
-    chosen = tuple(
-        PrunedEngine(it.name, it.bytes or 0, f"was last used on {format_time(it.last_used)}", kept)
-        for it in old
-        for kept in [hub.prune_model(it, remove_it=yes)]
-    )
-    if as_json:
-        print_json(PrunedEngines(yes, chosen))
-        return
-    size = format_bytes(sum(it.bytes for it in chosen if it.kept is None))
-    print_pruned([(it.name, it.why, it.kept) for it in chosen], yes, f", {size}")
+    return prune_models(_folder(cluster), selection, remove_them=remove_them)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from trtllm_hpc.runs.find import find_run, list_runs
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 if TYPE_CHECKING:
+    from trtllm_hpc.runs.prune import Pruned
+
     ParameterType = click.ParamType[Any]
 else:
     ParameterType = click.ParamType  # generic only in the newest releases of click
@@ -277,15 +280,73 @@ def print_step(step: str) -> None:
     click.echo(f"  {step} ...", err=True)
 
 
-def print_pruned(chosen: Sequence[tuple[str, str, str | None]], removed: bool, more: str = "") -> None:
-    """Print what was chosen to go: the name of each, why, and why it stays nevertheless."""
-    done = "removed" if removed else "would be removed"
-    for name, why, kept in chosen:
-        click.echo(f"{name}: {done}, it {why}" if kept is None else f"{name}: stays, it {kept}")
-    count = sum(kept is None for _, _, kept in chosen)
-    click.echo(f"{count} {done}{more}")
-    if count and not removed:
-        click.echo("  next: the same command with --yes")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a size; write it like 500G or 1.5T.")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def pruning(last: str, *, with_sizes: bool = True) -> Callable[[Callable[..., Any]], Any]:
+    """Make a command ``prune`` of a function that returns what a selection chooses.
+
+    It gets ``selection: Selection`` and ``remove_them: bool``. ``last`` is for the help, e.g. ``used``.
+    """
+
+    def make(choose: Callable[..., Sequence[Pruned]]) -> Callable[..., Any]:
+        @wraps(choose)
+        def prune(
+            *args: Any,
+            older_than: float | None,
+            keep: int | None,
+            keep_bytes: int | None = None,
+            names: tuple[str, ...] = (),
+            yes: bool,
+            as_json: bool,
+            **others: Any,
+        ) -> None:
+            from trtllm_hpc.report.formatting import format_bytes
+            from trtllm_hpc.runs.prune import PrunedList, Selection
+
+            if names and (older_than, keep, keep_bytes) != (None, None, None):
+                raise click.UsageError("Give either names or options that choose.")
+            selection = Selection(names, older_than, keep, keep_bytes)
+            chosen = choose(*args, selection=selection, remove_them=yes, **others)
+            if as_json:
+                print_json(PrunedList(yes, tuple(chosen)))
+                return
+            done = "removed" if yes else "would be removed"
+            for it in chosen:
+                click.echo(
+                    f"{it.name}: {f'{done}, it {it.why}' if it.kept is None else f'stays, it {it.kept}'}"
+                )
+            going = [it for it in chosen if it.kept is None]
+            size = f", {format_bytes(sum(it.bytes or 0 for it in going))}" if with_sizes else ""
+            click.echo(f"{len(going)} {done}{size}")
+            if going and not yes:
+                click.echo("  next: the same command with --yes")
+
+        options = [
+            click.option(
+                "--older-than", type=Time(), metavar="SPAN", help=f"Those {last} longer ago: 12h, 30d, 8w."
+            ),
+            click.option("--keep", type=click.IntRange(min=0), metavar="N", help=f"Not the N {last} last."),
+            click.option("--yes", is_flag=True, help="Remove them; without this they are only listed."),
+            json_option,
+        ]
+        if with_sizes:
+            keeps = f"Not those {last} last, as many as fit into SIZE: 500G, 1.5T."
+            options.insert(2, click.option("--keep-bytes", callback=_size, metavar="SIZE", help=keeps))
+        for option in reversed(options):
+            option(prune)
+        return prune
+
+    return make
 
 
 def job_options(command: Command, *, required: bool = True) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,17 +16,17 @@ from trtllm_hpc.cli.options import (
     found_run,
     json_option,
     print_json,
-    print_pruned,
     print_warning,
+    pruning,
     runs_folder,
     runs_option,
 )
 from trtllm_hpc.logs.snapshot import plan_of
-from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.paths import RunPaths, default_runs_folder
 from trtllm_hpc.report.status import runs_table
 from trtllm_hpc.report.tables import print_table
 from trtllm_hpc.runs.find import list_runs
-from trtllm_hpc.runs.prune import PrunedRuns
+from trtllm_hpc.runs.prune import Pruned, Selection, prune_runs
 from trtllm_hpc.runs.status import RunState
 
 _STATES = click.Choice([it.value for it in RunState])
@@ -80,34 +81,24 @@ def command(
 
 
 @command.command()
-@click.option("--older-than", type=Time(), metavar="SPAN", help="Runs that ended more than 30d, 12h ago.")
-@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Not the N newest that have ended.")
-@click.option("--yes", is_flag=True, help="Remove them; without this they are only listed.")
+@pruning("that ended", with_sizes=False)
 @runs_option
-@json_option
-def prune(older_than: float | None, keep: int | None, yes: bool, runs: Path | None, as_json: bool) -> None:
+def prune(runs: Path | None, selection: Selection, remove_them: bool) -> Sequence[Pruned]:
     """Remove the folders of runs that have ended; without --yes, only list them.
 
-    With both options a run goes that is old and not among the newest. A sweep
+    With both options a run goes that ended long ago and not among the last N; with
+    neither, only what an interrupted removal has left, which always goes. A sweep
     counts as one run and goes as a whole, after its last variant. A run always
     stays if one of its jobs has not ended, or Slurm does not say so; if a link
     beside it (such as 'best') leads to it; if the job file of a run that stays
-    names it; and if one of its scripts is queued by hand. What an interrupted
-    removal has left goes, too.
+    names it; and if one of its scripts is queued by hand.
 
     \b
     Examples:
       trtllm-hpc runs prune --older-than 30d
       trtllm-hpc runs prune --older-than 30d --keep 10 --yes
     """
-    if older_than is None and keep is None:
-        raise click.UsageError("Name what to remove: --older-than 30d, --keep N, or both.")
-
-    chosen = Run.prune(runs, older_than_s=older_than, keep=keep, remove=yes, on_warning=print_warning)
-    if as_json:
-        print_json(PrunedRuns(yes, tuple(chosen)))
-        return
-    print_pruned([(run.run_id, run.why, run.kept) for run in chosen], yes)
+    return prune_runs(runs or default_runs_folder(), selection, remove_them=remove_them, warn=print_warning)
 
 
 @command.command()

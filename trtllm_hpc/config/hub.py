@@ -2,7 +2,7 @@
 
 <models>/org--name/<commit>/hub.json     the files of the commit, as the hub lists them
                             name/        the model's folder, with each file once it is whole
-                            partial/     files that are not whole yet
+                            partial/     what ``snapshot_download`` writes, until all hashes were compared
                             building/    the process that downloads, see ``runtime.engine_cache.lock``
                             uses/, used  the runs that use the model, see ``runtime.engine_cache.cache``
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,10 @@ from trtllm_hpc.errors import ExitCode, TrtllmHpcError
 from trtllm_hpc.runtime.engine_cache.cache import size_fault
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, WEIGHTS
 from trtllm_hpc.runtime.records import JsonRecord
+
+PARTIAL = "partial"
+INCOMPLETE = ".cache/huggingface/download/**/*.incomplete"
+"""Files in ``partial/`` that ``huggingface_hub`` is writing."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 """A model's name of a hub, which looks like a relative path."""
@@ -49,7 +54,12 @@ class HubModel(JsonRecord):
     def downloaded(self, folder: Path) -> str:
         """Return how much of the model is in its folder, for people."""
         total, missing = (sum(size for size, _ in it.values()) for it in (self.files, self.missing(folder)))
-        here = total - missing + sum(it.stat().st_size for it in folder.parent.glob("partial/*"))
+        partial = folder.parent / PARTIAL
+        parts = [*partial.glob(INCOMPLETE), *map(partial.joinpath, self.files)]
+        here = total - missing
+        for part in parts:
+            with suppress(FileNotFoundError):
+                here += part.stat().st_size
         return f"{here / 2**30:.2f} of {total / 2**30:.2f} GiB are downloaded"
 
 
@@ -73,4 +83,6 @@ def known_models(models: Path, hub: str = "*") -> Iterator[tuple[Path, HubModel]
     """Yield folder and record of each model in the folder of models, or of each commit of one model."""
     for path in sorted(models.glob(f"{hub.replace('/', '--')}/*/{HUB_RECORD}")):
         if (record := HubModel.read(path)) is not None:
-            yield folder_of(models, record.hub, record.commit), record
+            folder = folder_of(models, record.hub, record.commit)
+            if folder.parent == path.parent:  # not one that an interrupted removal has left
+                yield folder, record

@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.engines.command_lines.option_table import Role
-from trtllm_hpc.engines.command_lines.quantization import BEFORE_BUILD_PY, QSERVE
-from trtllm_hpc.engines.command_lines.raw_options import LORA_PROGRAM, raw_argv, raw_notes
-from trtllm_hpc.engines.command_lines.toolchain import Toolchain, folders
 from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.options import BEFORE_BUILD_PY, QSERVE, Role
+from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain, folders
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
@@ -70,9 +68,7 @@ def with_variant(steps: Sequence[BuildStep], variant: str) -> tuple[BuildStep, .
 
 def make_notes(facts: EngineFacts) -> tuple[str, ...]:
     """Return what the user should know of these steps, though nothing is wrong with them."""
-    if facts.command_lines is None:
-        return ()
-    return (*facts.command_lines.notes, *raw_notes(facts.job, facts.command_lines.toolchain))
+    return () if facts.command_lines is None else tuple(facts.command_lines.notes())
 
 
 def _toolchain(facts: EngineFacts) -> Toolchain:
@@ -93,72 +89,65 @@ class _Steps:
     layout: Layout
 
     def step(self, role: Role, program: Command) -> BuildStep:
-        if role == "build":
-            return self._build(program)
-        if role == "build_py":
-            return self._build_py(program)
+        """What a program of the toolchain does, and what its output depends on."""
+        is_builder = role in ("build", "build_py")
         source, output = folders(program)
-        # QServe's weights go the way before the unified converter (examples/llama/README.md, 'w4aINT8
-        # quantization (QServe)').
-        is_qserve = role == "convert" and self.facts.job.engine.quantization.method in QSERVE
+        environment: tuple[Argument, ...] = ()
+        weights: tuple[Argument, ...] = (source, MODEL)
+        inputs = ["model"]
+        further: tuple[tuple[Argument, ...], ...] = ()
+        if role == "build":
+            checkpoint = next(iter(self.toolchain.programs))
+            weights, inputs = (source, Placeholder(checkpoint)), [checkpoint]
+        elif role == "build_py":
+            weights, inputs = self._weights(source)
+        else:
+            further = self._gpus_per_node_of_checkpoint()
+        if role == "convert" and self.facts.job.engine.quantization.method in QSERVE:
+            # QServe's weights go the way before the unified converter (examples/llama/README.md, 'w4aINT8
+            # quantization (QServe)').
+            environment = ("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1")
         command = (
-            *(("env", "TRTLLM_DISABLE_UNIFIED_CONVERTER=1") if is_qserve else ()),
-            *self._program(program),
-            *(source, MODEL),
-            *self._argv(role),
-            *(output, OUTPUT),
-        )
-        # Quantization measures on the GPU, but what it writes does not depend on the kind of GPU.
-        inputs = ("model", *self._folders(command))
-        commands = (command, *self._gpus_per_node_of_checkpoint())
-        return BuildStep(role, commands, inputs=inputs, identity=self._identity())
-
-    def _build(self, program: Command) -> BuildStep:
-        """``trtllm-build`` from the checkpoint of the step before."""
-        source = next(iter(self.toolchain.programs))
-        checkpoint, output = folders(program)
-        command = (
-            *self._program(program),
-            *(checkpoint, Placeholder(source)),
-            *self._argv("build"),
-            *self._gpus_per_node(program),
-            *(output, OUTPUT),
-        )
-        inputs, identity = (source, *self._folders(command)), _layout_identity(self.facts)
-        return BuildStep("build", (command,), inputs=inputs, identity=identity, on_gpu=True)
-
-    def _build_py(self, program: Command) -> BuildStep:
-        """``build.py``, which reads the model itself, or weights that another program has made of it."""
-        weights, inputs = self._weights(program)
-        if "quantize" in self.toolchain.programs:
-            family = self.toolchain.family
-            option = BEFORE_BUILD_PY[str(self.facts.job.engine.quantization.method)]
-            file = quantized_file(self.toolchain.release.version, family.name, family.examples)
-            weights += (option, Placeholder("quantize", f"/{file}"))
-            inputs.append("quantize")
-        command = (
+            *environment,
             *self._program(program),
             *weights,
-            *self._argv("build_py"),
-            *self._gpus_per_node(program),
-            *(folders(program)[1], OUTPUT),
+            *self._argv(role),
+            *(self._gpus_per_node(program) if is_builder else ()),
+            *(output, OUTPUT),
         )
-        read = (*inputs, *self._folders(command))
-        return BuildStep("build", (command,), inputs=read, identity=_layout_identity(self.facts), on_gpu=True)
+        return BuildStep(
+            "build" if is_builder else role,
+            (command, *further),
+            inputs=(*inputs, *self._folders(command)),
+            identity=_layout_identity(self.facts) if is_builder else self._identity(),
+            # Quantization measures on the GPU, but what it writes does not depend on the kind of GPU.
+            on_gpu=is_builder,
+        )
 
-    def _weights(self, program: Command) -> tuple[tuple[Argument, ...], list[str]]:
-        """The options of ``build.py`` for the model's weights, and what they read."""
-        model, how = (folders(program)[0], MODEL), PREPARATIONS[self.toolchain.family.examples]
-        # What quantize.py has written goes with the model's own weights.
-        beside = "quantize" in self.toolchain.programs
-        if "prepare" not in self.toolchain.programs:
-            prepared = how.option in self._argv("build_py")  # somebody has made them
-            return ((), []) if prepared and not beside else (model, ["model"])
-        # Both programs write into a subfolder named after the ranks.
-        folder = Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu")
-        if beside:
-            return (*model, how.option, folder), ["model", "prepare"]
-        return (how.option, folder), ["prepare"]
+    def _weights(self, source: str) -> tuple[tuple[Argument, ...], list[str]]:
+        """The options of ``build.py`` for the weights, and what they read.
+
+        It reads the model itself (``source``), or weights that another program has made of it.
+        """
+        programs, family = self.toolchain.programs, self.toolchain.family
+        option = PREPARATIONS[family.examples].option
+        weights: tuple[Argument, ...] = (source, MODEL)
+        inputs, is_quantized = ["model"], "quantize" in programs
+        if "prepare" in programs:
+            # Both programs write into a subfolder named after the ranks.
+            prepared = (option, Placeholder("prepare", f"/{self.facts.job.engine.tensor_parallel}-gpu"))
+            # What quantize.py has written goes with the model's own weights.
+            weights, inputs = (
+                ((*weights, *prepared), ["model", "prepare"]) if is_quantized else (prepared, ["prepare"])
+            )
+        elif option in self._argv("build_py") and not is_quantized:
+            return (), []  # somebody has made them
+        if is_quantized:
+            file = quantized_file(self.toolchain.release.version, family.name, family.examples)
+            method = str(self.facts.job.engine.quantization.method)
+            weights += (BEFORE_BUILD_PY[method], Placeholder("quantize", f"/{file}"))
+            inputs.append("quantize")
+        return weights, inputs
 
     def lora(self) -> BuildStep:
         """``hf_lora_convert.py`` for each adapter, into a folder with the adapter's name."""
@@ -196,9 +185,8 @@ class _Steps:
         return (self.facts.cluster.container.python, f"{examples}/{file}")
 
     def _argv(self, role: Role) -> tuple[Argument, ...]:
-        """The arguments of a program; those of ``engine.options`` come last."""
         assert self.facts.command_lines is not None
-        return (*self.facts.command_lines.argv(role), *raw_argv(self.facts.job, role))
+        return self.facts.command_lines.argv(role)
 
     def _folders(self, *commands: tuple[Argument, ...]) -> tuple[str, ...]:
         """Folders and files besides the model's that these commands read: the output depends on them."""

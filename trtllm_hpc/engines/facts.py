@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from trtllm_hpc.config.job import JobFile
-from trtllm_hpc.engines.command_lines.compile import CommandLines, compile_options
-from trtllm_hpc.engines.command_lines.toolchain import NoToolchain, Toolchain, find_toolchain
+from trtllm_hpc.engines.command_lines import CommandLines
+from trtllm_hpc.engines.toolchain import NoToolchain, Toolchain, find_toolchain
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
 from trtllm_hpc.tensorrt_llm.releases.families import Family, find_family
 from trtllm_hpc.tensorrt_llm.releases.release import Release, releases
@@ -65,16 +65,14 @@ class EngineFacts(JobFacts):
                 toolchain = find_toolchain(job, later, self.family, self.model_config)
             except NoToolchain:
                 continue
-            if not compile_options(job, toolchain, self.model_config).problems:
+            if not CommandLines(job, toolchain, self.model_config).problems:
                 return later
         return None
 
     @cached_property
     def command_lines(self) -> CommandLines | None:
         """The options of the toolchain's programs; ``None`` where there is no toolchain."""
-        if self.toolchain is None:
-            return None
-        return compile_options(self.job, self.toolchain, self.model_config)
+        return None if self.toolchain is None else CommandLines(self.job, self.toolchain, self.model_config)
 
 
 def generation_of(job: JobFile) -> JobFile | None:

@@ -7,31 +7,32 @@
 from __future__ import annotations
 
 import errno
-import hashlib
+import glob
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from types import SimpleNamespace
+from types import FrameType
 from typing import Any
 
 from trtllm_hpc.config import hub as site
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.files import read_spec
-from trtllm_hpc.config.hub import HubFailed, HubModel, known_models, record_of
+from trtllm_hpc.config.hub import INCOMPLETE, PARTIAL, HubFailed, HubModel, known_models, record_of
 from trtllm_hpc.config.job import JobFile, Model
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, own_runs_folder
 from trtllm_hpc.runtime.engine_cache import lock
-from trtllm_hpc.runtime.engine_cache.cache import Entry, Use
-from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, sha256_of, write_shared
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Entry, Use
+from trtllm_hpc.runtime.engine_cache.files import make_shared, remove, write_shared
 from trtllm_hpc.runtime.engine_cache.keys import HUB_RECORD, needed_files
 from trtllm_hpc.runtime.records import try_event
 from trtllm_hpc.tensorrt_llm.memory.planner import gib
@@ -39,7 +40,8 @@ from trtllm_hpc.validation.load import Locate
 
 _Files = Mapping[str, tuple[int, str]]
 
-_FILES_AT_ONCE, _ATTEMPTS = 8, 5
+_SLOW_TO_HASH = 2**30
+"""Bytes from which on comparing hashes is announced: a processor hashes about 1 GB/s."""
 _NEWS_S = 30.0
 """Seconds between two lines of progress where lines are not redrawn."""
 
@@ -197,105 +199,112 @@ def row_of(folder: Path, record: HubModel) -> ModelRow:
     size = sum(size for name, (size, _) in record.files.items() if name not in missing)
     used = max(it.stat().st_mtime for it in (entry.used, entry.folder / HUB_RECORD) if it.exists())
     summary = f"{record.commit} ({', '.join(record.revisions)})"
-    runs = tuple(use.run for use in entry.uses() if _counts(use, folder))
+    runs = tuple(use.run for use in entry.uses() if names_model(str(folder))(use))
     return ModelRow(record.hub, summary, None, str(folder), not missing, size, used, runs)
 
 
-def _counts(use: Use, folder: Path) -> bool:
-    """Whether a run's job file names the model, or cannot be read, since it is another user's."""
-    try:
-        return str(folder) in RunPaths(use.run).spec.read_text(encoding="utf-8")
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError)
+def names_model(folder: str) -> Callable[[Use], str | None]:
+    """Return a function that says why a use of a model counts: the run's job file names the model.
 
+    A job file that another user has closed counts, too, and one that is still to be written.
+    """
 
-def prune_model(row: ModelRow, *, remove_it: bool) -> str | None:
-    """Remove a model of :func:`hub_rows`; return why it stays instead, for example since runs name it."""
-    entry = Path(row.folder).parent
-    holder = lock.find_holder(entry)
-    if holder is not None and not holder.is_abandoned():
-        return f"is being downloaded by {holder}"
-    if row.runs or not remove_it:
-        return f"is named in the job file of {row.runs[0]}" if row.runs else None
-    try:  # its name goes first, so that nobody finds a part of it
-        aside = entry.rename(entry.with_name(f".removed-{entry.name}"))
-    except OSError as error:
-        return f"cannot be removed: {error.strerror}"
-    return None if remove(aside) else f"could not be removed completely: {aside}"
+    def counts(use: Use) -> str | None:
+        try:
+            is_named = folder in RunPaths(use.run).spec.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            is_named = use.age_s < CREATION_S and not use.has_folder
+        except OSError:
+            is_named = True
+        return f"is named in the job file of {use.run}" if is_named else None
+
+    return counts
 
 
 def _download(folder: Path, record: HubModel, missing: _Files, token: str | None) -> None:
-    """Download files, several at once, each to its place when it is whole."""
-    from tqdm import tqdm
+    """Download files to a folder beside the model's; move them to their places once all hashes are right."""
+    from huggingface_hub import HfApi
 
-    partial = folder.parent / "partial"
+    partial = folder.parent / PARTIAL
     make_shared(partial)
-    parts = {name: partial / f"{name.replace('/', '--')}.{it[1][:12]}" for name, it in missing.items()}
+    for leftover in partial.glob(INCOMPLETE):
+        leftover.unlink()  # of a killed process: the library starts such a file again, under another name
     total = sum(size for size, _ in missing.values())
-    here = sum(part.stat().st_size for part in parts.values() if part.exists())
+    here = sum(size for name, (size, _) in missing.items() if (partial / name).exists())
     free = shutil.disk_usage(folder).free
     if total - here > free:
         raise _no_space(str(folder), f"{gib(total - here)} are still to download, and {gib(free)} are free")
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=token)
+    names = [glob.escape(name) for name in missing]
+    commit: dict[str, Any] = {"revision": record.commit, "local_dir": partial}
+    with _progress(record.hub, total, here) as bars:
+        hub.snapshot_download(record.hub, **commit, allow_patterns=names, tqdm_class=bars)
+    if total > _SLOW_TO_HASH:
+        print(f"{record.hub}: comparing hashes with the hub's ...", file=sys.stderr, flush=True)
+    damaged = [it["path"] for it in hub.verify_repo_checksums(record.hub, **commit).mismatches]
+    for name in damaged:
+        (partial / name).unlink()
+    if damaged:
+        message = f"{', '.join(damaged)} of {record.hub}: the hash differs from the hub's."
+        raise HubFailed(message, hint="the damaged file was removed; the same command downloads it again")
+    for name in missing:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).chmod(folder.stat().st_mode & 0o666)
+        (partial / name).replace(folder / name)
+    remove(partial)
+
+
+@contextmanager
+def _progress(hub: str, total: int, here: int) -> Iterator[Any]:
+    """Show how many bytes of a model are here; yields the class of bars that the library is to advance.
+
+    At Ctrl-C the library waits for the files that it is downloading, which can be 8 of 5 GB. Its bars raise
+    then, which ends these files.
+    """
+    from huggingface_hub.utils.tqdm import tqdm as library_bar
+    from tqdm import tqdm
+
     stopped = Event()
-
-    def count(received: int) -> None:
-        if stopped.is_set():
-            raise InterruptedError("another file has failed, or the user has interrupted")
-        bar.update(received)
-
     every = 1 if sys.stderr.isatty() else _NEWS_S
-    bar = tqdm(
-        desc=record.hub, total=total, initial=here, unit="B", unit_scale=True, mininterval=every, delay=1
-    )
-    with bar, ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        show = nullcontext(SimpleNamespace(update=count))
-        jobs = [pool.submit(_file, folder, record, name, parts[name], token, show) for name in missing]
-        try:
-            for job in as_completed(jobs):
-                job.result()
-        except BaseException:  # Ctrl-C above all: the other files end with their next block
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    with suppress(OSError):  # parts of other files may be left
-        partial.rmdir()
+    shown = tqdm(desc=hub, total=total, initial=here, unit="B", unit_scale=True, mininterval=every, delay=1)
 
+    class Bar(library_bar):
+        """One of the library's three bars. None is shown; the one that counts bytes advances ours."""
 
-def _file(folder: Path, record: HubModel, name: str, part: Path, token: str | None, bar: Any) -> None:
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
+        def __init__(self, *args: Any, name: str = "", **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
+            self._counts_bytes = name == "huggingface_hub.snapshot_download"
 
-    size, digest = record.files[name]
-    url = hf_hub_url(record.hub, name, revision=record.commit, endpoint=os.environ.get("HF_ENDPOINT"))
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    options: dict[str, Any] = {"headers": headers, "displayed_filename": name, "tqdm_class": lambda **_: bar}
-    for left in reversed(range(_ATTEMPTS)):
-        with part.open("ab") as file, suppress(_httpx().NetworkError) if left else nullcontext():
-            http_get(url, file, resume_size=file.tell(), expected_size=size, **options)
-            break
-        time.sleep(1)  # of other errors http_get itself waits, and goes on
-    if _hash(part, digest) != digest:
-        part.unlink()
-        message = f"{name} of {record.hub} is damaged: its hash differs from the hub's."
-        raise HubFailed(message, hint="the file was removed; the same command downloads it again")
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    part.chmod(folder.stat().st_mode & 0o666)
-    part.replace(folder / name)
+        def update(self, n: float | None = 1) -> None:
+            if stopped.is_set():
+                raise InterruptedError("interrupted by the user")
+            if self._counts_bytes:
+                shown.update(n)
 
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        stopped.set()
+        with suppress(ImportError):  # a private name: without it Ctrl-C waits for what Xet downloads
+            from huggingface_hub.utils._xet import abort_xet_session
 
-def _hash(path: Path, digest: str) -> str:
-    """Return a file's hash of the kind of ``digest``: SHA-256, or that of a blob of Git."""
-    if len(digest) == 64:
-        return sha256_of(path)
-    data = path.read_bytes()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+            abort_xet_session()  # type: ignore[no-untyped-call]
+        previous(signum, frame)  # type: ignore[operator,misc]
+
+    previous = signal.getsignal(signal.SIGINT)
+    catches = callable(previous) and threading.current_thread() is threading.main_thread()
+    try:
+        if catches:
+            signal.signal(signal.SIGINT, interrupt)
+        with shown:
+            yield Bar
+    finally:
+        if catches:
+            signal.signal(signal.SIGINT, previous)
 
 
 def _token(token_file: str | None) -> str | None:
-    from huggingface_hub import get_token
-
+    """Return the token in a file; ``None`` without one: the library then looks for the user's."""
     if token_file is None:
-        return get_token()
+        return None
     with suppress(OSError, UnicodeDecodeError):
         # Other text could be quoted in an error about the request's header.
         if found := re.fullmatch(r"\s*([!-~]+)\s*", Path(token_file).read_text(encoding="utf-8")):
@@ -314,7 +323,7 @@ def _sentences(hub: str, revision: str, token_file: str | None) -> Iterator[None
         raise HubFailed(message, hint=hint) from None
     try:
         yield
-    except (errors.HfHubHTTPError, _httpx().TransportError, OSError, ValueError) as error:
+    except (errors.HfHubHTTPError, _httpx().TransportError, OSError, ValueError, RuntimeError) as error:
         raise _sentence(error, hub, revision, token_file) from None
 
 
@@ -332,6 +341,8 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
     why = f"{token} does not give access to it" if token else "no token was given"
     name_it = "" if token_file else "; name a file with your token: --set model.token_file=FILE"
     page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/{hub}"
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        error = error.__cause__ or error  # "and the file is not here either"
     number = getattr(error, "errno", None)
     status = error.response.status_code if isinstance(error, errors.HfHubHTTPError) else 500
     reason = str(error).strip().partition("\n")[0].rstrip(".")
@@ -347,8 +358,8 @@ def _sentence(error: Any, hub: str, revision: str, token_file: str | None) -> Hu
         return HubFailed(message, hint=f"look at {page}{name_it}")
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _no_space(error.filename or "the folder of models", str(error.strerror))
-    if isinstance(error, ValueError):  # a file of more than 50 GB
-        return HubFailed(f"{reason}.", hint=f"hf download {hub} --local-dir FOLDER, and model.path: FOLDER")
+    if isinstance(error, ValueError):  # above all a file of more than 50 GB without the package hf_xet
+        return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint="pip install 'trtllm-hpc[hub]'")
     if number is not None and not isinstance(error, ConnectionError):
         return HubFailed(f"{hub} cannot be downloaded: {reason}.", hint=_ELSEWHERE)
     hint = f"the same command goes on where it was; where there is a network: trtllm-hpc models fetch {hub}"

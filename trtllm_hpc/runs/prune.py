@@ -1,63 +1,208 @@
-"""What may go: runs that ended long ago, and engines that no run needs any more."""
+"""What may go: runs that ended long ago, and engines and models that no run needs any more."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from trtllm_hpc.engine_cache.listing import list_entries
 from trtllm_hpc.errors import SubmissionError, TrtllmHpcError
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STAGES, SWEEPS, RunPaths
 from trtllm_hpc.runs.find import REMOVED, list_runs
+from trtllm_hpc.runs.hub import hub_rows, names_model
 from trtllm_hpc.runs.listing import ListedRun, Warn, listed_runs
 from trtllm_hpc.runs.status import RunState, run_status
 from trtllm_hpc.runs.submit import sole_command
-from trtllm_hpc.runtime.engine_cache.cache import Use
+from trtllm_hpc.runtime.engine_cache.cache import CREATION_S, Cache, Entry, Use
 from trtllm_hpc.runtime.engine_cache.files import remove
+from trtllm_hpc.runtime.engine_cache.lock import find_holder
 from trtllm_hpc.scheduler.slurm import Slurm
 
 
 @dataclass(frozen=True)
-class PrunedRun:
-    """One run, or one sweep with its variants, that was chosen."""
+class Selection:
+    """What to remove: runs, engines or models that all fields let go, and what killed commands have left.
 
-    run_id: str
+    Without any field only the latter.
+    """
+
+    names: tuple[str, ...] = ()
+    """Only these; the other fields do not count then."""
+    older_than_s: float | None = None
+    """Those that ended, or were last used, longer ago."""
+    keep: int | None = None
+    """Not the so many that ended, or were used, last."""
+    keep_bytes: int | None = None
+    """Not those used last, as many as fit into this size."""
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """One run, sweep, engine or model that was chosen."""
+
+    name: str
     """Of a sweep ``sweeps/ID``."""
     folder: str
+    bytes: int | None
+    """``None`` for a run, which is not measured."""
     why: str
     """Why it was chosen, e.g. ``ended 40 days ago``."""
-    kept: str | None
+    kept: str | None = None
     """Why it stays; ``None``: it goes."""
 
 
 @dataclass(frozen=True)
-class PrunedRuns:
-    """The runs that were chosen, and which of them go."""
+class PrunedList:
+    """What was chosen to go."""
 
     removed: bool
-    """Whether runs were removed (``--yes``), or only listed."""
-    runs: tuple[PrunedRun, ...]
+    """Whether it was removed (``--yes``), or only listed."""
+    entries: tuple[Pruned, ...]
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """What may be chosen."""
+
+    name: str
+    folder: str
+    last: float
+    """When it ended or was last used, in seconds since the epoch."""
+    bytes: int | None = None
+    leftover: str = ""
+    """Why it is of no use to anybody, e.g. ``is half-built``."""
+
+
+def _choose(candidates: Iterable[_Candidate], selection: Selection, verb: str) -> list[Pruned]:
+    """Return what a selection chooses; ``verb`` says what happened at the time ``last``."""
+    criteria = (selection.older_than_s, selection.keep, selection.keep_bytes)
+    chosen, kept, kept_bytes, now = [], 0, 0, time.time()
+    for it in sorted(candidates, key=lambda it: -it.last):
+        age_s = now - it.last
+        is_spared = (
+            criteria == (None, None, None)
+            or (selection.older_than_s is not None and age_s <= selection.older_than_s)
+            or (selection.keep is not None and kept < selection.keep)
+            or (selection.keep_bytes is not None and kept_bytes + (it.bytes or 0) <= selection.keep_bytes)
+        )
+        if selection.names:
+            if it.name not in selection.names:
+                continue
+            why = "is named"
+        elif it.leftover:
+            why = it.leftover
+        elif is_spared:
+            kept, kept_bytes = kept + 1, kept_bytes + (it.bytes or 0)
+            continue
+        else:
+            ago = f"{age_s / 86400:.0f} days" if age_s >= 2 * 86400 else f"{age_s / 3600:.0f} h"
+            why = f"{verb} {ago} ago"
+        chosen.append(Pruned(it.name, it.folder, it.bytes, why))
+    return chosen
+
+
+# Engines and models -------------------------------------------------------------------
+
+
+def prune_engines(cache: Cache, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
+    """Choose engines, and with ``remove_them`` remove them.
+
+    An engine that is being built, or used by an active run, stays. What killed builds have left, and broken
+    engines, are always chosen.
+    """
+    candidates = [
+        _Candidate(
+            row.name,
+            row.folder,
+            row.last_used or 0.0,
+            row.bytes,
+            "" if row.state == "whole" else f"is {row.state}",
+        )
+        for row in list_entries(cache)
+        if row.state in ("whole", "broken", "half-built") or row.name in selection.names
+    ]
+    chosen = _choose(candidates, selection, "was last used")
+    done = [_pruned_entry(it, "built", is_active, remove_it=remove_them) for it in chosen]
+    if remove_them:
+        for use in (use for entry in cache.entries() for use in entry.uses()):
+            if is_active(use) is None:
+                remove(use.file)  # so that later calls need not ask for its run again
+        cache.remove_leftovers()
+    return done
+
+
+def prune_models(models: Path, selection: Selection, *, remove_them: bool = False) -> list[Pruned]:
+    """Choose models of hubs, and with ``remove_them`` remove them.
+
+    A model that is being downloaded, or that the job file of a run names, stays.
+    """
+    candidates = [
+        _Candidate(row.name, row.folder, row.last_used or 0.0, row.bytes) for row in hub_rows(models)
+    ]
+    chosen = _choose(candidates, selection, "was last used")
+    done = [_pruned_entry(it, "downloaded", names_model(it.folder), remove_it=remove_them) for it in chosen]
+    if remove_them:
+        for leftover in models.glob(f"*--*/{REMOVED}{'[0-9a-f]' * 40}-*"):
+            remove(leftover)
+    return done
+
+
+_Counts = Callable[[Use], str | None]
+"""Returns why a use still counts; ``None`` if it does not."""
+
+
+def _pruned_entry(pruned: Pruned, made: str, counts: _Counts, *, remove_it: bool) -> Pruned:
+    """Return an entry as it turned out: what is used or being made stays.
+
+    It is moved away with one rename. Only then are its uses read for the last time: a run that registers
+    later misses it. A build that begins in the moment before the rename loses its lock with the folder, and
+    begins again.
+    """
+    entry = Entry(Path(pruned.folder).parent)
+    holder = find_holder(entry.folder)
+    if holder is not None and not holder.is_abandoned():
+        return replace(pruned, kept=f"is being {made} by {holder}")
+    if (kept := _used(entry, counts)) is not None or not remove_it:
+        return replace(pruned, kept=kept)
+    try:
+        aside = entry.put_aside()
+    except FileNotFoundError:
+        return pruned  # already removed
+    except OSError as error:
+        return replace(pruned, kept=f"cannot be removed: {error.strerror}")
+    kept = _used(Entry(aside), counts)
+    if kept is not None and not entry.folder.exists():
+        aside.rename(entry.folder)
+        return replace(pruned, kept=kept)
+    return pruned if remove(aside) else replace(pruned, kept=f"could not be removed completely: {aside}")
+
+
+def _used(entry: Entry, counts: _Counts) -> str | None:
+    return next((why for use in entry.uses() if (why := counts(use)) is not None), None)
+
+
+# Runs ---------------------------------------------------------------------------------
 
 
 def prune_runs(
     runs_folder: Path,
+    selection: Selection,
     *,
-    older_than_s: float | None = None,
-    keep: int | None = None,
     remove_them: bool = False,
     warn: Warn = lambda sentence: None,
-) -> list[PrunedRun]:
+) -> list[Pruned]:
     """Choose ended runs, and with ``remove_them`` remove them, and what an interrupted removal has left.
 
     A sweep is chosen as a whole, as if it were one run. A run of which a job has not ended, or may not have,
     is never chosen. A chosen run stays if a link beside it leads to it, the job file of a run that stays
-    names it, or one of its scripts is queued by hand. Arguments are those of
-    :meth:`trtllm_hpc.Run.prune`; ``warn`` receives a sentence about each cluster that does not answer.
+    names it, or one of its scripts is queued by hand. ``warn`` receives a sentence about each cluster that
+    does not answer.
     """
     sweeps = [it for it in (runs_folder.absolute() / SWEEPS).glob("*") if not it.name.startswith(REMOVED)]
     # Before the runs are looked at: one that is resumed meanwhile has another token when it would be removed.
@@ -65,24 +210,25 @@ def prune_runs(
     tokens = {str(folder): _tokens(folder) for folder in folders if remove_them}
     runs = {run.folder: [run] for run in listed_runs(runs_folder, warn=warn)}
     runs |= {str(sweep): listed_runs(sweep, warn=warn) for sweep in sweeps}
-    newest = sorted(runs, key=lambda it: max((run.created_at for run in runs[it]), default=0.0), reverse=True)
-    ended = [it for it in newest if runs[it] and all(run.settled for run in runs[it])]
-    now = time.time()
-    chosen = []
-    for leftover in sorted([*runs_folder.glob(f"{REMOVED}*"), *runs_folder.glob(f"{SWEEPS}/{REMOVED}*")]):
-        run_id, why = leftover.name.removeprefix(REMOVED), "was left by an interrupted removal"
-        chosen.append(PrunedRun(run_id, str(leftover), why, _foreign(leftover)))
-    for folder in ended[keep or 0 :]:
-        age_s = now - max(map(_ended_at, runs[folder]))
-        if older_than_s is None or age_s > older_than_s:
-            days = age_s / 86400
-            ago = f"{days:.0f} days" if days >= 2 else f"{age_s / 3600:.0f} h"
-            is_run = runs[folder][0].folder == folder
-            name = Path(folder).name if is_run else f"{SWEEPS}/{Path(folder).name}"
-            chosen.append(PrunedRun(name, folder, f"ended {ago} ago", _foreign(Path(folder))))
+    candidates = [
+        _Candidate(
+            leftover.name.removeprefix(REMOVED),
+            str(leftover),
+            0.0,
+            None,
+            "was left by an interrupted removal",
+        )
+        for pattern in (f"{REMOVED}*", f"{SWEEPS}/{REMOVED}*")
+        for leftover in runs_folder.glob(pattern)
+    ]
+    for folder, its in runs.items():
+        if its and all(run.settled for run in its):
+            name = Path(folder).name if its[0].folder == folder else f"{SWEEPS}/{Path(folder).name}"
+            candidates.append(_Candidate(name, folder, max(map(_ended_at, its))))
+    chosen = [replace(it, kept=_foreign(Path(it.folder))) for it in _choose(candidates, selection, "ended")]
     needed = _needed(runs_folder, {it.folder for it in chosen if it.kept is None} & runs.keys(), runs)
-    chosen = [run if run.kept else replace(run, kept=needed.get(run.folder)) for run in chosen]
-    return [_removed(run, tokens.get(run.folder)) if remove_them else run for run in chosen]
+    chosen = [it if it.kept else replace(it, kept=needed.get(it.folder)) for it in chosen]
+    return [_pruned_run(it, tokens.get(it.folder)) if remove_them else it for it in chosen]
 
 
 def _needed(
@@ -158,7 +304,7 @@ def _foreign(folder: Path) -> str | None:
         return f"cannot be read: {error.strerror}"
 
 
-def _removed(run: PrunedRun, tokens: list[str] | None) -> PrunedRun:
+def _pruned_run(run: Pruned, tokens: list[str] | None) -> Pruned:
     """Remove one run or sweep, unless its submissions have other tokens now; returns it as it turned out.
 
     Its folder gets another name first, which no command takes for a run: who interrupts the removal leaves
@@ -190,8 +336,7 @@ def _tokens(folder: Path) -> list[str]:
     return [run.submission.token for run in runs if run.submission is not None]
 
 
-_CREATION_S = 3_600.0
-"""How long a registered run may have no folder: it is registered before its folder is written."""
+# Runs that need an engine -------------------------------------------------------------
 
 _FOREIGN_S = 30 * 86_400.0
 """How long a run counts as active if we may not read its folder."""
@@ -201,7 +346,7 @@ _RENDERED_S = 7 * 86_400.0
 
 
 def is_active(use: Use) -> str | None:
-    """Return why a registered use still counts; ``None`` if it does not."""
+    """Return why a use of an engine still counts; ``None`` if it does not."""
     paths = RunPaths(use.run)
     try:
         created_at = paths.plan.stat().st_mtime
@@ -209,7 +354,7 @@ def is_active(use: Use) -> str | None:
         return f"is used by {use.run}, which belongs to another user" if use.age_s < _FOREIGN_S else None
     except OSError:
         is_gone = use.has_folder and not paths.folder.exists()
-        is_new = use.age_s < _CREATION_S and not is_gone
+        is_new = use.age_s < CREATION_S and not is_gone
         return f"is registered by {use.run}, which is being created" if is_new else None
     return _of_run(str(paths.folder), created_at)
 

@@ -27,7 +27,6 @@ from tests.waiting import eventually
 from trtllm_hpc.cli import command
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.engine_cache.cache import Cache
 from trtllm_hpc.runtime.engine_cache.lock import Lock, Owner, Watch, try_lock
 
 
@@ -68,7 +67,7 @@ def test_a_cache_that_cannot_be_opened_is_reported_with_its_option(types: Types)
 
 
 def test_nothing_is_removed_if_a_key_matches_nothing(types: Types, built: Run) -> None:
-    refused = types("engines", "prune", "--key", built.entry().name, "--key", "nope", "--yes")
+    refused = types("engines", "prune", built.entry().name, "nope", "--yes")
     assert refused.code == ExitCode.BUILD and "No engine is called 'nope'" in refused.errors
     assert built.entry().is_complete()
 
@@ -76,7 +75,7 @@ def test_nothing_is_removed_if_a_key_matches_nothing(types: Types, built: Run) -
 def test_the_shell_completes_engines(built: Run, home: Path) -> None:
     complete = ShellComplete(command, {}, "trtllm-hpc", "_TRTLLM_HPC_COMPLETE")
     name = built.entry().name
-    for arguments in (["show"], ["verify"], ["prune", "--key"]):
+    for arguments in (["show"], ["verify"], ["prune"]):
         offered = [item.value for item in complete.get_completions(["engines", *arguments], name[:8])]
         assert offered == [name]
     elsewhere = ["engines", "show", "--engines", str(home / "nowhere")]
@@ -170,7 +169,7 @@ def test_verify_names_what_is_broken(types: Types, built: Run, kind: str) -> Non
     broken = types("engines", "verify")
     assert broken.code == ExitCode.BUILD
     assert f"error: {built.entry().name}: {sentence}" in broken.errors
-    assert f"engines prune --key {built.entry().name} --yes" in broken.errors
+    assert f"engines prune {built.entry().name} --yes" in broken.errors
     assert f"{built.entry('convert').name}: whole" in broken.output
     assert types("engines", "verify", "convert").code == 0
     record = documented("engines verify", types("engines", "verify", "--json").output)
@@ -209,7 +208,7 @@ def age(run: Run, days: float, step: str = "build") -> None:
 
 def test_nothing_is_removed_without_a_selection_and_yes(types: Types, built: Run) -> None:
     finish(built)
-    assert types("engines", "prune").code == ExitCode.USAGE
+    assert types("engines", "prune", "--yes").output == "0 removed, 0 B\n"
     listed = types("engines", "prune", "--older-than", "0d")
     assert "2 would be removed" in listed.output and "--yes" in listed.output
     record = documented("engines prune", types("engines", "prune", "--older-than", "0d", "--json").output)
@@ -225,7 +224,7 @@ def test_recently_used_engines_stay(types: Types, built: Run) -> None:
     age(built, 40, "convert")
     age(built, 3)
     done = types("engines", "prune", "--older-than", "30d", "--yes")
-    assert f"{built.entry('convert').name}: removed, it was not used for 40 days" in done.output
+    assert f"{built.entry('convert').name}: removed, it was last used 40 days ago" in done.output
     assert built.entry().is_complete() and not built.entry("convert").folder.exists()
 
 
@@ -247,8 +246,8 @@ def test_foreign_folders_are_neither_listed_nor_removed(types: Types, built: Run
         folder.mkdir()
         (folder / "thesis.txt").write_text("years of work")
     assert len(documented("engines list", types("engines", "list", "--json").output)) == 2
-    everything = ("--older-than", "0d", "--half-built", "--keep-bytes", "0", "--key", "b")
-    assert types("engines", "prune", "--key", "m", "--yes").code == ExitCode.BUILD
+    everything = ("--older-than", "0d", "--keep-bytes", "0")
+    assert types("engines", "prune", "m", "--yes").code == ExitCode.BUILD
     assert "2 removed" in types("engines", "prune", *everything, "--yes").output
     assert all((folder / "thesis.txt").is_file() for folder in mine)
     assert len(list((home / "engines").iterdir())) == 3
@@ -280,7 +279,7 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
         assert "unreadable to all but its owner" in cli("list").stdout
         broken = cli("verify")
         assert broken.returncode == ExitCode.BUILD and "it cannot be read by this user" in broken.stderr
-        assert "0 removed" in cli("prune", "--half-built", "--older-than", "0d", "--yes").stdout
+        assert "0 removed" in cli("prune", "--older-than", "0d", "--yes").stdout
         assert closed.is_dir()
     finally:
         shutil.rmtree(place)
@@ -288,8 +287,11 @@ def test_an_unreadable_entry_is_reported_and_left_alone() -> None:
 
 def test_one_engine_can_be_named(types: Types, built: Run) -> None:
     finish(built)
-    types("engines", "prune", "--key", built.entry().name, "--yes")
-    assert not built.entry().folder.exists() and built.entry("convert").is_complete()
+    assert types("engines", "prune", built.entry().name, "--keep", "1").code == ExitCode.USAGE
+    damage(built.entry("convert").output, "the manifest")
+    types("engines", "prune", built.entry().name, "--yes")
+    assert not built.entry().folder.exists()
+    assert built.entry("convert").folder.exists(), "though it is broken"
 
 
 def test_a_run_that_is_being_rendered_keeps_its_engine(types: Types, built: Run) -> None:
@@ -321,7 +323,7 @@ def test_uses_that_no_longer_count_are_removed(types: Types, built: Run) -> None
 
 def test_an_empty_name_matches_nothing(types: Types, built: Run) -> None:
     finish(built)
-    assert "No engine is called ''" in types("engines", "prune", "--key", "", "--yes").errors
+    assert "No engine is called ''" in types("engines", "prune", "", "--yes").errors
     assert built.entry().is_complete()
     assert types("engines", "show", "").code == ExitCode.BUILD
 
@@ -344,14 +346,14 @@ def test_a_running_build_stays_and_a_killed_one_is_removed(types: Types, runs: M
     run = runs(script=waiting)
     process = run.start(TRTLLM_HPC_JOB_ID="17")
     assert eventually(lambda: list(run.entry("convert").folder.glob("building/*/output/a")))
-    kept = types("engines", "prune", "--half-built", "--yes")
+    kept = types("engines", "prune", run.entry("convert").name, "--yes")
     assert "stays, it is being built by job 17 on" in kept.output
     assert "building by job 17 on" in types("engines", "list").output
     run.clean()
     assert process.returncode is not None
     assert "half-built" in types("engines", "list").output
     assert types("engines", "verify").code == 0
-    assert "1 removed" in types("engines", "prune", "--half-built", "--yes").output
+    assert "1 removed" in types("engines", "prune", "--yes").output
     assert tree(run.entry().folder.parent) == []
 
 
@@ -365,19 +367,19 @@ def test_a_builder_that_cannot_be_seen_counts_as_dead_after_a_long_silence(types
     record = lock.work / "owner.json"
     for silent_s, note in ((0, ""), (300, ", silent for 300 s")):
         os.utime(record, (time.time() - silent_s,) * 2)
-        assert types("engines", "prune", "--half-built", "--yes").output.startswith(
-            f"{entry.name}: stays, it is being built by job 17 on node-9{note}\n"
+        assert types("engines", "prune", entry.name, "--yes").output.startswith(
+            f"{entry.name}: stays, it is being built by job 17 on node-9\n"
         )
+        assert f"building by job 17 on node-9{note}" in " ".join(types("engines", "list").output.split())
     os.utime(record, (time.time() - 700,) * 2)
-    assert "1 removed" in types("engines", "prune", "--half-built", "--yes").output
+    assert "1 removed" in types("engines", "prune", "--yes").output
     assert not entry.folder.exists()
 
 
 def test_leftovers_of_a_killed_removal_are_removed(types: Types, built: Run) -> None:
-    cache = Cache(built.entry().folder.parent)
-    left = cache.put_aside(built.entry())
+    left = built.entry().put_aside()
     assert built.entry().name not in types("engines", "list").output
-    types("engines", "prune", "--half-built", "--yes")
+    types("engines", "prune", "--yes")
     assert not left.exists() and built.entry("convert").is_complete()
 
 

@@ -14,7 +14,7 @@ from tests.runtime.model_repository.upstream import write_all_models
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.engines.facts import EngineFacts
 from trtllm_hpc.engines.repository import KEYS
-from trtllm_hpc.engines.repository_rules import repository_keys_exist
+from trtllm_hpc.engines.triton_rules import repository_keys_exist
 from trtllm_hpc.runtime.model_repository.repository import render_models
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 

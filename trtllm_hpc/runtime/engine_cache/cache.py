@@ -60,6 +60,10 @@ class Manifest(JsonRecord):
         return sum(int(size) for size, _ in self.files.values())
 
 
+CREATION_S = 3_600.0
+"""How long a registered run may have no folder: it is registered before its folder is written."""
+
+
 @dataclass(frozen=True)
 class Use:
     """A run's note that it uses an output."""
@@ -202,6 +206,10 @@ class Entry:
                 if _LEFTOVER.fullmatch(path.name):
                     remove(path)
 
+    def put_aside(self) -> Path:
+        """Take the entry out with one rename, so that nobody sees a part of it; returns its new place."""
+        return self.folder.rename(self.folder.with_name(f".removed-{self.name}-{secrets.token_hex(4)}"))
+
     def remove_leftovers(self) -> None:
         """Remove what a builder has left that was killed just after its output was complete."""
         holder = find_holder(self.folder)
@@ -225,12 +233,6 @@ class Cache:
     def entries(self) -> list[Entry]:
         """Return all entries by name, without folders that are not the cache's own."""
         return [Entry(path) for path in sorted(self._folders()) if _is_entry(path)]
-
-    def put_aside(self, entry: Entry) -> Path:
-        """Take an entry out with one rename, so that nobody sees a part of it; returns its new place."""
-        aside = self.folder / f".removed-{entry.name}-{secrets.token_hex(4)}"
-        entry.folder.rename(aside)
-        return aside
 
     def remove_leftovers(self) -> None:
         """Remove what killed removals and builds have left where nothing is being built."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from trtllm_hpc.tensorrt_llm.releases.data_files import (
     DATA,
@@ -127,14 +127,14 @@ class Command:
 @cache
 def load_command(version: str, name: str, family: str) -> Command | None:
     """The tool ``name`` in a release; see ``Release.command``. Raises KeyError if ``COMMANDS`` lacks it."""
-    table, own_family = _table(name, family)
-    read = _read_lines(table)
-    if version not in read:
+    table, own = _table(name, family)
+    read = _read_lines(table).get(version)
+    if read is None:
         return None
-    command = _command(name, own_family, version, table, read[version])
-    if command.file is None or "{family}" not in command.file:
-        return command
-    return replace(command, file=command.file.format(family=family_folder(version, family) or family))
+    folder = family_folder(version, own or family)
+    file = value_at(table.get("file", UNSET), version) if own is None else folder and f"{folder}/{name}"
+    file = file.format(family=folder or family) if file is not None else None
+    return _command(name, own, version, table, read, file)
 
 
 @cache
@@ -146,7 +146,56 @@ def newest_command(name: str) -> Command | None:
     table, _ = _table(name, "llama")
     if "newer" not in table:
         return None
-    return _command(name, None, NEWER, table, {"status": "taken from main", **table["newer"]})
+    read = {"status": "taken from main", **table["newer"]}
+    return _command(name, None, NEWER, table, read, value_at(table.get("file", UNSET), NEWER))
+
+
+def _command(
+    name: str,
+    family: str | None,
+    version: str,
+    table: Mapping[str, Any],
+    read: Mapping[str, str],
+    file: str | None = None,
+) -> Command:
+    versions = releases_with(name.split(" ")[0], family or "")
+    options = {}
+    for option, entries in table["options"].items():
+        entry = _entry_at(entries, version)
+        if entry is None:
+            continue
+        is_switch, choices = entry["form"] == "switch", value_at(entry.get("choices", ()), version)
+        options[option] = Option(
+            name=option,
+            form=entry["form"],
+            choices=("enable", "disable") if is_switch else tuple(map(str, choices or ())),
+            default=_default(entry, version),
+            changed=_changed_default(entries, versions, version),
+            ignored=entry.get("ignored"),
+            source=entry.get("source", f"{read['status']}: {read['source']}"),
+            aliases=tuple(entry.get("aliases", ())),
+            required=entry.get("required", False),
+            note=entry.get("note"),
+            bare="bare" in entry,
+            type=entry.get("type"),
+        )
+    subcommands = {
+        word: _command(f"{name} {word}", family, version, part, read)
+        for word, part in table.get("subcommand", {}).items()
+        if _entry_at(part, version) is not None
+    }
+    default = _entry_at(table.get("default_subcommand", []), version)
+    return Command(
+        name=name,
+        family=family,
+        release=version,
+        options=options,
+        status=read["status"],
+        source=read["source"],
+        file=file,
+        subcommands=subcommands,
+        default_subcommand=default["word"] if default else None,
+    )
 
 
 def quantized_file(version: str, *families: str) -> str | None:
@@ -210,92 +259,39 @@ def _read_lines(table: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
     return {**lines, **dict.fromkeys(later, taken)}
 
 
-def _command(
-    name: str, family: str | None, version: str, table: Mapping[str, Any], read: Mapping[str, str]
-) -> Command:
-    versions = releases_with(name.split(" ")[0], family or "")
-    options = {}
-    for option, spans in _spans(table):
-        span = _span_at(spans, version)
-        if span is not None:
-            changed = _changed_default(spans, versions, version)
-            source = f"{read['status']}: {read['source']}"
-            options[option] = _option(option, span, version, source, changed)
-    subcommands = {
-        word: _command(f"{name} {word}", family, version, part, read)
-        for word, part in table.get("subcommand", {}).items()
-        if _span_at([part], version) is not None
-    }
-    default = table.get("default_subcommand")
-    return Command(
-        name=name,
-        family=family,
-        release=version,
-        options=options,
-        status=read["status"],
-        source=read["source"],
-        file=_file(name, family, version, table),
-        subcommands=subcommands,
-        default_subcommand=default["word"] if default and _span_at([default], version) else None,
-    )
+_Entries = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""An option in the data, or an entry for each span of releases."""
 
 
-def _spans(table: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Each option with its entries; the data may have a single entry."""
-    for option, entries in table["options"].items():
-        yield option, entries if isinstance(entries, list) else [entries]
+def _listed(entries: _Entries) -> Sequence[Mapping[str, Any]]:
+    return [entries] if isinstance(entries, Mapping) else entries
 
 
-def _file(name: str, family: str | None, version: str, table: Mapping[str, Any]) -> str | None:
-    if family is None:
-        return cast("str | None", value_at(table.get("file", UNSET), version))
-    folder = family_folder(version, family)
-    return None if folder is None else f"{folder}/{name}"
-
-
-def _span_at(spans: list[Mapping[str, Any]], version: str) -> Mapping[str, Any] | None:
+def _entry_at(entries: _Entries, version: str) -> Mapping[str, Any] | None:
     """The entry that holds for ``version``: from ``since`` on, and before ``until``."""
-    for span in spans:
-        begun = parsed(span.get("since", "0")) <= parsed(version)
-        if begun and ("until" not in span or parsed(version) < parsed(span["until"])):
-            return span
+    for entry in _listed(entries):
+        has_ended = "until" in entry and parsed(entry["until"]) <= parsed(version)
+        if parsed(entry.get("since", "0")) <= parsed(version) and not has_ended:
+            return entry
     return None
 
 
-def _option(name: str, span: Mapping[str, Any], version: str, source: str, changed: str | None) -> Option:
-    choices = value_at(span.get("choices", ()), version)
-    return Option(
-        name=name,
-        form=span["form"],
-        choices=("enable", "disable") if span["form"] == "switch" else tuple(map(str, choices or ())),
-        default=_default(span, version),
-        changed=changed,
-        ignored=span.get("ignored"),
-        source=span.get("source", source),
-        aliases=tuple(span.get("aliases", ())),
-        required=span.get("required", False),
-        note=span.get("note"),
-        bare="bare" in span,
-        type=span.get("type"),
-    )
+def _default(entry: Mapping[str, Any], version: str) -> Any:
+    return False if entry["form"] == "flag" else value_at(entry.get("default"), version)
 
 
-def _default(span: Mapping[str, Any], version: str) -> Any:
-    return False if span["form"] == "flag" else value_at(span.get("default"), version)
-
-
-def _changed_default(spans: list[Mapping[str, Any]], versions: tuple[str, ...], here: str) -> str | None:
+def _changed_default(entries: _Entries, versions: tuple[str, ...], here: str) -> str | None:
     """See ``Option.changed``; ``versions`` are the releases of the program, oldest first."""
-    if len(spans) == 1 and not isinstance(spans[0].get("default"), Mapping):
+    if isinstance(entries, Mapping) and not isinstance(entries.get("default"), Mapping):
         return None
     defaults: dict[str, str] = {}
     steps: list[tuple[str, str]] = []
     for version in versions if here in versions else (*versions, here):
-        span = _span_at(spans, version)
-        if span is None:
+        entry = _entry_at(entries, version)
+        if entry is None:
             continue
         # A flag's default is written as a switch has it.
-        default = "disable" if span["form"] == "flag" else _default(span, version)
+        default = "disable" if entry["form"] == "flag" else _default(entry, version)
         defaults[version] = "unset" if default is None else str(default)
         if not steps or steps[-1][1] != defaults[version]:
             steps.append((version, defaults[version]))
@@ -311,34 +307,31 @@ def _histories(name: str, family: str | None) -> Mapping[str, OptionHistory]:
     """The history of each option of a program, or of one of its sub-commands; see ``Command.histories``."""
     tool, *words = name.split(" ")
     table, _ = _table(tool, family or "")
-    versions = releases_with(tool, family or "")
+    known = releases_with(tool, family or "")
     for word in words:
         table = table["subcommand"][word]
     histories: dict[str, OptionHistory] = {}
-    for option, spans in _spans(table):
-        histories[option] = history = _history(option, spans, versions)
-        for alias in {alias for span in spans for alias in span.get("aliases", ())}:
+    for option, entries in table["options"].items():
+        listed = _listed(entries)
+        having = [version for version in known if _entry_at(entries, version) is not None]
+        if having:
+            first, last = known.index(having[0]), known.index(having[-1])
+            gone = known[last + 1] if last + 1 < len(known) else None
+            notes = [entry["note"] for entry in listed if "note" in entry]
+            if missing := [version for version in known[first:last] if version not in having]:
+                notes.append(f"Not in {', '.join(missing)}.")
+            replaced = [entry["replaced_by"] for entry in listed if "replaced_by" in entry]
+            history = OptionHistory(
+                name=option,
+                first=having[0],
+                last=having[-1] if gone is not None else None,
+                replaced_by=replaced[-1] if replaced else None,
+                note=" ".join(notes) or None,
+                gone=gone,
+            )
+        else:
+            history = OptionHistory(option, listed[0]["since"], None, None, "No release known here has it.")
+        histories[option] = history
+        for alias in (alias for entry in listed for alias in entry.get("aliases", ())):
             histories.setdefault(alias, history)
     return histories
-
-
-def _history(name: str, spans: list[Mapping[str, Any]], known: tuple[str, ...]) -> OptionHistory:
-    """First and last release of an option; its note names releases between that lack it."""
-    having = [version for version in known if _span_at(spans, version) is not None]
-    if not having:
-        return OptionHistory(name, spans[0]["since"], None, None, "No release known here has it.")
-    first, last = known.index(having[0]), known.index(having[-1])
-    gone = known[last + 1] if last + 1 < len(known) else None
-    notes = [span["note"] for span in spans if "note" in span]
-    missing = [version for version in known[first:last] if version not in having]
-    if missing:
-        notes.append(f"Not in {', '.join(missing)}.")
-    replaced = [span["replaced_by"] for span in spans if "replaced_by" in span]
-    return OptionHistory(
-        name=name,
-        first=having[0],
-        last=having[-1] if gone is not None else None,
-        replaced_by=replaced[-1] if replaced else None,
-        note=" ".join(notes) or None,
-        gone=gone,
-    )

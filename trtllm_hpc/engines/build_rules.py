@@ -1,0 +1,342 @@
+"""Rules of building an engine: its programs, its keys among each other, LoRA, drafts and quantization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from trtllm_hpc.config.diagnostics import (
+    Diagnostics,
+    in_cluster,
+    in_job,
+    nearest,
+    placeholder_problems,
+)
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.validate import UnknownValueError
+from trtllm_hpc.engines.build_steps import OWN_FOLDERS, OWN_NUMBERS
+from trtllm_hpc.engines.command_lines import NOWHERE, program_problems, raw_problems
+from trtllm_hpc.engines.facts import EngineFacts
+from trtllm_hpc.engines.options import EXTERNAL, needs_checkpoint, quantization_tool
+from trtllm_hpc.engines.toolchain import LORA_PROGRAM, Toolchain
+from trtllm_hpc.errors import Diagnostic
+from trtllm_hpc.tensorrt_llm.releases.families import families
+from trtllm_hpc.tensorrt_llm.releases.placeholders import placeholders_of
+from trtllm_hpc.tensorrt_llm.releases.release import option_lifetime
+
+_TEXT_MODELS = ("ensemble", "tensorrt_llm_bls")
+_LORA_INPUTS, _LORA_INPUTS_OF_TEXT = "0.9.0", "0.15.0"
+"""Releases in which ``lora_task_id`` came to ``tensorrt_llm`` and to the models that take text (their
+``config.pbtxt`` in tensorrtllm_backend). 0.8 took the weights with each request instead."""
+_DRAFTING = ("medusa", "redrafter", "lookahead", "eagle")
+
+
+# Programs -----------------------------------------------------------------------------
+
+
+def family_is_known(facts: EngineFacts) -> Diagnostics:
+    """The model's family is known from its config.json or model.family."""
+    job = facts.job
+    if facts.release is None or facts.family is not None or not facts.builds_engine or job.model.path is None:
+        return
+    config, stated = facts.model_config, job.model.family
+    hint = f"set it to one of {', '.join(families())}, or write upstream's commands into build.commands"
+    if stated is not None:
+        near = nearest(stated, families())
+        message = f"no programs are known for the family {stated}"
+        hint = f"did you mean {near}? {hint}" if near else hint
+        yield in_job("bad-value", "model.family", message, hint, stated)
+    elif config is None:
+        message = f"the model's {job.model.path}/config.json cannot be read here, so nothing tells its family"
+        hint = "correct the path; if only the nodes see it, set model.family (--set model.family=llama)"
+        yield in_job("unreadable", "model.path", message, hint, job.model.path)
+    else:
+        message = "is needed here, since the model's config.json names no architecture"
+        if named := config.get("architectures"):
+            message = f"no programs are known for the architecture {named[0]} of the model's config.json"
+        yield in_job("missing", "model.family", message, hint)
+
+
+def toolchain_exists(facts: EngineFacts) -> Diagnostics:
+    """The release has programs that build an engine of such a model."""
+    if facts.no_toolchain is not None:
+        for problem in facts.no_toolchain.diagnostics:
+            yield _with_first_able(problem, facts)
+
+
+def examples_are_known(facts: EngineFacts) -> Diagnostics:
+    """The folder of upstream's conversion programs is known."""
+    release = facts.release
+    is_named = any("{examples}" in word for command in facts.job.build.commands for word in command)
+    if release is None or facts.examples_folder is not None or not (facts.toolchain or is_named):
+        return
+    message = f"where upstream's examples are in the container of TensorRT-LLM {release.version} is not known"
+    hint = f"clone TensorRT-LLM v{release.version} and set it to the clone's folder 'examples'"
+    yield in_cluster("missing", "container.examples", message, hint)
+
+
+def keys_have_options(facts: EngineFacts) -> Diagnostics:
+    """The release's programs have options for every key of the engine."""
+    if facts.command_lines is None:
+        return
+    first: dict[str, Diagnostic] = {}
+    for problem in facts.command_lines.problems:
+        first.setdefault(problem.field, problem)  # all options of one key fail for the same reason
+    for problem in first.values():
+        yield _with_first_able(problem, facts)
+
+
+def _with_first_able(problem: Diagnostic, facts: EngineFacts) -> Diagnostic:
+    """The problem, its hint with the first release that builds the engine as the job file has it."""
+    able = None
+    if problem.code == "release":
+        with suppress(UnknownValueError):  # a wrong value of another key must not hide this problem
+            able = facts.first_able
+    if able is None or re.search(rf"{re.escape(able.version)}(?![.\d])", f"{problem.message} {problem.hint}"):
+        return problem
+    said = f"the first release that builds this engine is {able.version}"
+    hint = f"{problem.hint}; {said}" if problem.hint else said
+    return replace(problem, message=problem.message.removesuffix(NOWHERE), hint=hint)
+
+
+def raw_options_are_taken(facts: EngineFacts) -> Diagnostics:
+    """Extra options exist in the release, and no key sets them."""
+    if facts.toolchain is not None:
+        yield from raw_problems(facts.job, facts.toolchain)
+
+
+def own_commands_are_whole(facts: EngineFacts) -> Diagnostics:
+    """Commands of the job file write an engine, with placeholders that are known."""
+    commands = facts.job.build.commands
+    for number, words in enumerate(commands):
+        field = f"build.commands[{number}]"
+        yield from placeholder_problems(field, words, (*OWN_FOLDERS, *OWN_NUMBERS, "examples"))
+        for place, word in enumerate(words):
+            inside = next((name for name in OWN_FOLDERS if f"{{{name}}}" in word[1:]), None)
+            if inside is not None and f"{{{{{inside}}}}}" not in word:
+                message = f"{{{inside}}} stands for a folder, and must be the beginning of its word"
+                hint = f'write the option and its folder as two words, e.g. "--folder", "{{{inside}}}"'
+                yield in_job("bad-value", f"{field}[{place}]", message, hint, word)
+    if commands and not any("{output}" in word for word in commands[-1]):
+        message = "the last command has no {output}, the folder of the engine"
+        yield in_job("missing", "build.commands", message, 'add it, e.g. "--output_dir", "{output}"')
+
+
+# Keys among each other ----------------------------------------------------------------
+
+
+def inflight_needs_paged_cache(facts: EngineFacts) -> Diagnostics:
+    """In-flight batching needs a paged KV cache and packed prompts."""
+    job, toolchain = facts.job, facts.toolchain
+    if not facts.builds_engine or job.repository.batching_strategy == "V1":
+        return
+    engine = job.engine
+    hint = "leave it out, or set repository.batching_strategy to V1"
+    if engine.kv_cache_type in ("continuous", "disabled"):
+        message = f"a KV cache that is {engine.kv_cache_type} rules out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.kv_cache_type", message, hint, engine.kv_cache_type)
+    if engine.remove_input_padding is False:
+        message = f"padded prompts rule out {job.repository.batching_strategy}"
+        yield in_job("conflict", "engine.remove_input_padding", message, hint, False)
+    if toolchain is not None and toolchain.by_build_py and not engine.inflight_batching:
+        build = toolchain.builder
+        message = f"{job.repository.batching_strategy} needs an engine that {build.name} of {build.release}"
+        message += " has made for it"
+        hint = "set engine.inflight_batching to true, or repository.batching_strategy to V1"
+        yield in_job("conflict", "repository.batching_strategy", message, hint)
+
+
+def decoding_matches(facts: EngineFacts) -> Diagnostics:
+    """Speculative decoding and weight streaming need an engine built for them."""
+    job, release = facts.job, facts.release
+    if release is None or not facts.builds_engine:
+        return
+    mode, wanted = job.repository.decoding_mode, job.engine.speculative
+    there = placeholders_of(release.version, "inflight_batcher_llm", "tensorrt_llm").get("decoding_mode")
+    # Another rule refuses a mode that the release does not have at all.
+    drafts = mode in _DRAFTING and there is not None and mode in there.choices
+    if drafts and (wanted is None or wanted.mode != mode):
+        message = f"{mode} needs an engine that was built for it"
+        hint = "build it by build.commands, or name a finished one in engine.directory"
+        if mode == "lookahead":
+            hint = f"set engine.speculative.mode to {mode}"
+        yield in_job("conflict", "repository.decoding_mode", message, hint, mode)
+    share = job.repository.gpu_weights_percent
+    if share is not None and share < 1 and not job.engine.weight_streaming:
+        message = "weights can be left off the GPU only if the engine was built for it"
+        hint = "set engine.weight_streaming to true"
+        yield in_job("conflict", "repository.gpu_weights_percent", message, hint, share)
+
+
+def prompts_over_paged_cache(facts: EngineFacts) -> Diagnostics:
+    """KV cache reuse and chunked context need prompts computed over the paged cache."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or _is_paged(job, toolchain):
+        return
+    wanted = {
+        "kv_cache.enable_block_reuse": job.kv_cache.enable_block_reuse,
+        "engine.enable_chunked_prefill": job.engine.enable_chunked_prefill,
+    }
+    for key in (key for key, is_wanted in wanted.items() if is_wanted):
+        message = "needs an engine whose prompts are computed over the paged KV cache"
+        yield in_job("conflict", key, message, "set engine.paged_context_fmha to true", True)
+
+
+def _is_paged(job: JobFile, toolchain: Toolchain) -> bool:
+    if job.engine.paged_context_fmha is not None:
+        return job.engine.paged_context_fmha
+    if job.engine.speculative is not None and job.engine.speculative.mode == EXTERNAL:
+        return True
+    option = None if toolchain.by_build_py else toolchain.builder.options.get("--use_paged_context_fmha")
+    return option is not None and option.default in ("enable", True)
+
+
+def encoder_decoder_is_built(facts: EngineFacts) -> Diagnostics:
+    """The engines of an encoder and a decoder are finished ones, or built by commands of the job file."""
+    if facts.builds_engine and facts.job.engine.encoder_decoder:
+        message = "keys of a job file build one engine, not those of an encoder and a decoder"
+        hint = "write upstream's commands into build.commands, or name a finished pair in engine.directory"
+        yield in_job("conflict", "engine.encoder_decoder", message, hint, True)
+
+
+def answers_fit_default(facts: EngineFacts) -> Diagnostics:
+    """Without engine.max_seq_len, the companion's answers are not longer than the release's default."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None or job.engine.max_seq_len is not None or not job.companion.enabled:
+        return
+    option = toolchain.builder.options.get("--max_output_len")
+    if option is None or not isinstance(option.default, int):
+        return
+    for key, tokens in job.asked_tokens.items():
+        if tokens > option.default:
+            message = f"{tokens} tokens are more than {option.default}, the longest answer of this release"
+            message += " when engine.max_seq_len is left out"
+            yield in_job("conflict", key, message, "set engine.max_seq_len", tokens)
+
+
+# LoRA, drafts and quantization --------------------------------------------------------
+
+
+def lora_names_modules(facts: EngineFacts) -> Diagnostics:
+    """An engine for LoRA adapters has their modules and their rank."""
+    job = facts.job
+    if not facts.builds_engine:
+        return
+    lora, rank = job.engine.lora, job.engine.max_lora_rank
+    if rank and not lora.target_modules and not lora.directories:
+        hint = "set it, e.g. to [attn_q, attn_k, attn_v], or set engine.lora.directories"
+        yield in_job("missing", "engine.lora.target_modules", "is needed beside engine.max_lora_rank", hint)
+    if not rank and (lora.target_modules or lora.adapters or lora.directories):
+        hint = "set engine.max_lora_rank to the adapters' rank, or remove engine.lora"
+        yield in_job("conflict", "engine.lora", "is set, but engine.max_lora_rank is 0: built without", hint)
+
+
+def adapters_can_be_asked_for(facts: EngineFacts) -> Diagnostics:
+    """The models of the release have the inputs of the LoRA adapters that the companion names."""
+    job, toolchain = facts.job, facts.toolchain
+    if toolchain is None:
+        return
+    release, benchmark = toolchain.release, job.companion.benchmark
+    for field in dict.fromkeys(field for field, _ in job.named_adapters):
+        models = ["ensemble"]
+        if benchmark is not None and field.startswith("companion.benchmark"):
+            models = [*benchmark.models] or [benchmark.model or "ensemble"]
+        for model in models:
+            since = _LORA_INPUTS_OF_TEXT if model in _TEXT_MODELS else _LORA_INPUTS
+            if not release.at_least(since):
+                message = (
+                    f"{model} of TensorRT-LLM {release.version} lacks its inputs, which came with {since}"
+                )
+                is_elsewhere = model in _TEXT_MODELS and release.at_least(_LORA_INPUTS)
+                first = "measure tensorrt_llm (companion.benchmark.model)" if is_elsewhere else "remove it"
+                hint = f"{first}, or use another release"
+                yield in_job("release", field, message, hint, model)
+
+
+def adapters_can_be_converted(facts: EngineFacts) -> Diagnostics:
+    """The release has a program that converts adapters, and no two have the same folder name."""
+    job, toolchain = facts.job, facts.toolchain
+    adapters = job.engine.lora.adapters
+    if toolchain is None or not adapters:
+        return
+    release, family = toolchain.release, toolchain.family.examples
+    command = release.command(LORA_PROGRAM, family)
+    if command is None:
+        known = option_lifetime(LORA_PROGRAM, "--in-file", family)
+        message = f"TensorRT-LLM {release.version} has no {LORA_PROGRAM}: {known}"
+        yield in_job("release", "engine.lora.adapters", message, "remove it, or use another release")
+        return
+    names = [PurePosixPath(adapter).name for adapter in adapters]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        message = f"two adapters are called {name}, which names the folder of each"
+        yield in_job("conflict", "engine.lora.adapters", message, "rename the folder of one")
+    yield from program_problems(job.engine.options.lora, "lora", command, "")
+
+
+def speculative_is_whole(facts: EngineFacts) -> Diagnostics:
+    """Each mode of speculative decoding has the keys that it needs."""
+    engine, wanted = facts.job.engine, facts.job.engine.speculative
+    if wanted is None or not facts.builds_engine:
+        return
+    if wanted.max_draft_len is None:
+        message = f"{wanted.mode} needs the maximum of draft tokens"
+        yield in_job("missing", "engine.speculative.max_draft_len", message, "set it, e.g. to 10")
+    if wanted.mode == EXTERNAL and engine.paged_context_fmha is False:
+        message = f"{wanted.mode} computes prompts over the paged KV cache"
+        hint = "leave engine.paged_context_fmha out"
+        yield in_job("conflict", "engine.paged_context_fmha", message, hint, False)
+
+
+def quantization_is_whole(facts: EngineFacts) -> Diagnostics:
+    """The keys of a quantization fit its method."""
+    wanted = facts.job.engine.quantization
+    field = "engine.quantization"
+    if wanted.method == "auto" and not wanted.auto_formats:
+        yield in_job("missing", f"{field}.auto_formats", "auto needs formats", "e.g. [fp8, int4_awq]")
+    if wanted.method == "auto" and wanted.auto_bits is None:
+        yield in_job("missing", f"{field}.auto_bits", "auto needs a number of bits", "e.g. 5")
+    if facts.toolchain is not None and wanted.checkpoint is None:
+        options = [option for command in facts.toolchain.programs.values() for option in command.options]
+        if needs_checkpoint(wanted, options):
+            message = f"{wanted.method} needs weights that are quantized already"
+            yield in_job("missing", f"{field}.checkpoint", message, "set it to their file or folder")
+    for key, methods in _ONLY_WITH.items():
+        value = getattr(wanted, key)
+        if value not in (None, False, []) and wanted.method not in methods:
+            message = f"is for {' and '.join(methods)} only"
+            hint = f"remove it, or set {field}.method to {methods[0]}"
+            yield in_job("conflict", f"{field}.{key}", message, hint, value)
+
+
+_ONLY_WITH: Mapping[str, tuple[str, ...]] = {
+    "auto_formats": ("auto",),
+    "auto_bits": ("auto",),
+    "smoothquant": ("int8_sq",),
+    "awq_block_size": ("int4_awq", "w4a8_awq", "auto"),
+    "group_size": ("int4_gptq",),
+}
+
+
+def build_py_leaves_no_choice(facts: EngineFacts) -> Diagnostics:
+    """Where ``build.py`` builds the engine, only one program can quantize."""
+    toolchain, wanted = facts.toolchain, facts.job.engine.quantization
+    if toolchain is None or not toolchain.by_build_py or wanted.tool is None:
+        return
+    if wanted.tool != quantization_tool(wanted, by_build_py=True):
+        message = f"with build.py of {toolchain.release.version} only one program can quantize"
+        yield in_job("release", "engine.quantization.tool", message, "leave it out", wanted.tool)
+
+
+OF_PROGRAMS = (
+    *(family_is_known, toolchain_exists, examples_are_known, keys_have_options, raw_options_are_taken),
+    own_commands_are_whole,
+)
+OF_KEYS = (
+    *(inflight_needs_paged_cache, decoding_matches, prompts_over_paged_cache),
+    *(encoder_decoder_is_built, answers_fit_default),
+    *(lora_names_modules, adapters_can_be_asked_for, adapters_can_be_converted),
+    *(speculative_is_whole, quantization_is_whole, build_py_leaves_no_choice),
+)
