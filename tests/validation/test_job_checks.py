@@ -243,12 +243,6 @@ def test_the_file_of_a_workload(checked: Checked, tmp_path: Path) -> None:
         ("dataset", '{"prompt": "why?"}\n{"prompt": 3}\n', ":2: prompt must be text"),
         ("dataset", "[]", ": has no entries"),
         ("dataset", '{"prompt": ""}', ": all prompts are empty"),
-        (
-            "histogram",
-            "input: [[1, 2, 1]]\noutput:\n- [9, 3, 1]\n",
-            ":3: a bin's lengths must be",
-        ),
-        ("histogram", "input: [", "file:1: "),
         ("trace", '{"timestamp": 1, "prompt": "a"}\n{"prompt": "b"}\n', ":2: has no time"),
         (
             "trace",

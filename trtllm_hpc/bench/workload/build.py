@@ -11,9 +11,9 @@ import numpy as np
 
 from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
 from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
-from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths, read_bins
+from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder
 from trtllm_hpc.bench.workload.trace import check_trace, trace
@@ -65,8 +65,6 @@ def check_file(workload: Workload) -> None:
         check_trace(path, workload.tokens_per_word)
     elif workload.kind == "conversations":
         check_conversations(path, workload)
-    elif workload.kind == "histogram":
-        read_bins(path)
 
 
 def _given(spec: WorkloadSpec) -> BuiltWorkload:
@@ -99,16 +97,14 @@ def _generated(spec: WorkloadSpec) -> BuiltWorkload:
 
 def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
     seed = spec.settings.seed
-    source = random_source(seed, Stream.CONTENTS)
+    source = random_source(seed, "prompts")
     if not prefix_tokens:
         for each in lengths:
             yield PromptShape(draw_codes(source, each.input_tokens), each.output_tokens)
         return
     count = min(spec.workload.prefixes, len(lengths))
-    prefixes = [
-        draw_codes(random_source(seed, Stream.PREFIXES, number), prefix_tokens)
-        for number in range(1, count + 1)
-    ]
+    of_prefixes = random_source(seed, "prefixes")
+    prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
     for each, (number, prefix) in zip(lengths, cycle(enumerate(prefixes, 1)), strict=False):
         codes = np.concatenate([prefix, draw_codes(source, each.input_tokens)])
         yield PromptShape(codes, each.output_tokens, None, f"prefix {number}", number, prefix_tokens)
@@ -125,8 +121,8 @@ def _adapters(settings: Benchmark) -> Iterator[int | None]:
     task_ids: list[int | None] = [*workload.lora_task_ids, None]
     # Rounded, so that a sum of thirds is no hair below 1.
     bounds = [round(bound, 9) for bound in accumulate(workload.lora_shares)]
-    source = random_source(settings.seed, Stream.ADAPTERS)
+    source = random_source(settings.seed, "adapters")
     while True:
-        points = (source.permutation(_BLOCK) + source.random_sample()) / _BLOCK
+        points = (source.permutation(_BLOCK) + source.random()) / _BLOCK
         for place in np.searchsorted(bounds, points, side="right").tolist():
             yield task_ids[place]

@@ -16,7 +16,7 @@ from trtllm_hpc.bench.workload import trace
 from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, prompt_of, read_entries, turns_of
 from trtllm_hpc.bench.workload.lengths import draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, file_error, settings_error
 from trtllm_hpc.bench.workload.request_builder import random_order
 from trtllm_hpc.config.benchmark import Workload
@@ -37,7 +37,7 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     shapes = [shape for turns in all_turns for _, shape in turns if shape is not None]
     made, more = generated_requests(spec, shapes) if shapes else ([], [])
     texts, requests = iter(made), list[Request]()
-    thinks = _draws(spec, Stream.THINK_TIMES, spec.workload.think_seconds, spec.workload.think_seconds_stdev)
+    thinks = _draws(spec, "think times", spec.workload.think_seconds, spec.workload.think_seconds_stdev)
     for number, turns in enumerate(all_turns):
         for turn, (request, shape) in enumerate(turns, 1):
             usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
@@ -55,23 +55,24 @@ def check_conversations(path: Path, workload: Workload) -> None:
         _turns(group, workload, 1)
 
 
-def _draws(spec: WorkloadSpec, stream: Stream, mean: float, stdev: float) -> Iterator[float]:
-    source = random_source(spec.settings.seed, stream)
+def _draws(spec: WorkloadSpec, name: str, mean: float, stdev: float) -> Iterator[float]:
+    source = random_source(spec.settings.seed, name)
     while True:
         yield mean + stdev * float(source.standard_normal())
 
 
 def _drawn(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
     workload, seed = spec.workload, spec.settings.seed
-    draws = islice(_draws(spec, Stream.TURNS, workload.turns, workload.turns_stdev), spec.count)
+    draws = islice(_draws(spec, "turns", workload.turns, workload.turns_stdev), spec.count)
     counts = [max(1, round(drawn)) for drawn in draws]
     lengths, notes = draw_lengths(replace(spec, count=sum(counts)), workload.prefix_tokens)
+    source = random_source(seed, "prefixes")
     prefixes = [
-        PromptShape(draw_codes(random_source(seed, Stream.PREFIXES, number), workload.prefix_tokens), 1)
-        for number in range(1, min(workload.prefixes, spec.count) + 1)
+        PromptShape(draw_codes(source, workload.prefix_tokens), 1)
+        for _ in range(min(workload.prefixes, spec.count))
     ]
     systems, more = generated_requests(spec, prefixes)
-    source = random_source(seed, Stream.CONTENTS)
+    source = random_source(seed, "prompts")
     shapes = (PromptShape(draw_codes(source, it.input_tokens), it.output_tokens) for it in lengths)
     all_turns = list[_Turns]()
     for count, system in zip(counts, cycle(systems), strict=False):

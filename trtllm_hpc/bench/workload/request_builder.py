@@ -7,7 +7,7 @@ from itertools import islice
 
 from trtllm_hpc.bench.workload.dataset import SourcePrompt
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
-from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
+from trtllm_hpc.bench.workload.random_numbers import random_source
 from trtllm_hpc.bench.workload.request import BY_WORKLOAD, Request, WorkloadSpec, file_error, settings_error
 
 
@@ -103,6 +103,6 @@ def too_long_note(left_out: int, seen: int, what: str, limit: int | None) -> str
 
 def random_order(count: int, seed: int) -> Iterator[int]:
     """Yield all numbers below ``count`` in random order, then again in another, without end."""
-    source = random_source(seed, Stream.ORDER)
+    source = random_source(seed, "order")
     while True:
         yield from source.permutation(count).tolist()

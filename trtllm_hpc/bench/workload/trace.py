@@ -11,7 +11,7 @@ import numpy as np
 
 from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, SourcePrompt, prompt_of, read_entries
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Codes, Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.random_numbers import Codes, draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.request_builder import RequestBuilder, too_long_note
 
@@ -174,13 +174,13 @@ class PromptCodes:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._block = lru_cache(_CACHED_BLOCKS)(
-            lambda number: draw_codes(random_source(seed, Stream.BLOCKS, number), BLOCK_TOKENS)
+            lambda number: draw_codes(random_source(seed, f"block {number}"), BLOCK_TOKENS)
         )
 
     def of(self, entry: Entry, length: int) -> Codes:
         """Return the codes of one prompt."""
         shared = [self._block(number) for number in hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
         rest = max(0, length - BLOCK_TOKENS * len(shared))
-        own = draw_codes(random_source(self._seed, Stream.CONTENTS, entry.line), rest)
+        own = draw_codes(random_source(self._seed, f"line {entry.line}"), rest)
         codes: Codes = np.concatenate([*shared, own])[:length]
         return codes
