@@ -16,7 +16,7 @@ from trtllm_hpc.bench.analysis.compare import (
     compare,
     raise_if_worse,
 )
-from trtllm_hpc.bench.results import Distribution, Figure, Verdict
+from trtllm_hpc.bench.results import Distribution, Figure, Finding, Verdict
 from trtllm_hpc.cli.options import json_text
 from trtllm_hpc.errors import ExitCode, InvalidMeasurement
 
@@ -164,9 +164,9 @@ def test_settings_that_differ_are_shown() -> None:
 def test_tokens_counted_by_another_source_are_shown() -> None:
     a, b = [
         replace(side, measurement=replace(side.measurement, tokens={"output_by": [source]}))
-        for side, source in ((measured("a"), "model"), (measured("b"), "tokenizer"))
+        for side, source in ((measured("a"), "server"), (measured("b"), "tokenizer"))
     ]
-    assert compare(a, b).settings == ['output_tokens_counted_by: ["model"] against ["tokenizer"]']
+    assert compare(a, b).settings == ['output_tokens_counted_by: ["server"] against ["tokenizer"]']
 
 
 def different_workloads() -> tuple[Side, Side]:
@@ -240,7 +240,7 @@ def test_another_engine_is_listed_and_another_job_is_not() -> None:
 
 def test_invalid_figures_are_refused_whatever_they_are() -> None:
     a = measured("a")
-    invalid = replace(a.measurement, verdict=Verdict(["Sent late."]))
+    invalid = replace(a.measurement, verdict=Verdict([Finding("test", sentence="Sent late.")]))
     found = compare(a, Side("b", invalid))
     with pytest.raises(InvalidMeasurement, match="The figures of b may not be used: Sent late"):
         raise_if_worse(found, TOLERANCE)

@@ -17,6 +17,7 @@ from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, Sample, append_records
 from trtllm_hpc.bench.results import (
     ClientUse,
+    Finding,
     LevelResult,
     MeasurementSummary,
     Pass,
@@ -51,6 +52,11 @@ class Made:
         return Made(replace(self.measurement, **changes), self.records, self.samples)
 
 
+def noted(sentence: str) -> Finding:
+    """A finding or a warning with this sentence."""
+    return Finding("test", sentence=sentence)
+
+
 def make(
     levels: Sequence[Level] = (OpenLoop(8.0),),
     *,
@@ -79,9 +85,8 @@ def make(
             clock = passes[-1].ended_s
         results.append(LevelResult(level, passes, over_repeats([it.metrics for it in passes])))
     measured = [record for record in records if record.measured]
-    verdict = Verdict(
-        [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
-    )
+    nothing = noted(f"{len(measured)} requests were measured, and none was answered.")
+    verdict = Verdict([nothing] if failed_share >= 1 else [])
     measurement = MeasurementSummary(
         name=name,
         started_at=STARTED_AT,
@@ -230,11 +235,10 @@ def _one_pass(
                 tokens[index],
                 tuple(map(_r, chunks)),
                 (1,) * len(chunks),
-                "responses",
                 draw.randint(20, 200),
                 "tokenizer",
                 tokens[index],
-                "model",
+                "server",
                 "n1",
             )
         )
@@ -252,7 +256,7 @@ def _failed(record: RequestRecord, error: str) -> RequestRecord:
 
 
 def _whole(record: RequestRecord) -> RequestRecord:
-    return replace(record, chunks_s=(), chunk_tokens=(), chunks_by=None)
+    return replace(record, chunks_s=(), chunk_tokens=())
 
 
 def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: str | None) -> Pass:

@@ -198,7 +198,7 @@ class Measurement:
             return
         from trtllm_hpc.report.formatting import cut
 
-        message = " ".join(summary.verdict.findings)
+        message = " ".join(map(str, summary.verdict.findings))
         if summary.errors:
             error, count = max(summary.errors.items(), key=lambda item: item[1])
             message += f" Most frequent error ({count} times): {cut(error)}"
@@ -206,17 +206,13 @@ class Measurement:
 
     def _next_step(self) -> str:
         """Return the next step, by what failed most often."""
-        from trtllm_hpc.bench.analysis.validity import (
-            SERVER_GONE,
-            TIMED_OUT,
-            requests_without_server,
-            unanswered_at_the_end,
-        )
+        from trtllm_hpc.bench.analysis.validity import TIMED_OUT, unanswered_at_the_end
 
-        run, failed = call_name(self.paths), [one for one in self.records if one.measured and not one.ok]
+        run, summary = call_name(self.paths), self.summary
+        failed = [one for one in self.records if one.measured and not one.ok]
         if not is_run(self.paths.folder):
             return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
-        if SERVER_GONE in self.summary.verdict.findings or requests_without_server(self.records):
+        if not {"server-gone", "ended-server-gone"}.isdisjoint(it.code for it in summary.verdict.findings):
             return f"trtllm-hpc status {run}"
         if not failed:
             return f"trtllm-hpc bench show {self.call_name}"

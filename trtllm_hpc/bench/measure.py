@@ -16,9 +16,10 @@ from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
+from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.turns import by_turn
-from trtllm_hpc.bench.analysis.validity import SERVER_GONE, only_failures, server_count_doubt
+from trtllm_hpc.bench.analysis.validity import server_count_doubt
 from trtllm_hpc.bench.interruptions import MOST_CUTS, Earlier, Follow, ServerIdentity, read_earlier, was_cut
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
@@ -32,6 +33,7 @@ from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import (
+    Finding,
     LevelResult,
     MeasurementSummary,
     Pass,
@@ -43,7 +45,7 @@ from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
@@ -51,7 +53,8 @@ from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 _SEARCH_WARMUP_S = 1.0
-_INTERRUPTED = "The measurement was interrupted."
+_INTERRUPTED = Finding("ended-interrupted")
+_SERVER_GONE = Finding("ended-server-gone")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,7 +109,7 @@ def run_measurement(
     progress_file = server.paths.benchmark_progress if is_companion else None
     samples_file = server.paths.measurement(name).samples
     server.paths.results.mkdir(exist_ok=True)
-    notes = [note for note in (tokenization.note, earlier.note) if note]
+    notes = [earlier.note] if earlier.note else []
     with (
         sampled(server.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
         reported(progress, progress_file, show),
@@ -117,16 +120,15 @@ def run_measurement(
             adapters.make_known(moved, feed.built.requests[0], clock)
             samples.follow(endpoint)
             power.follow(endpoint)
-            if isinstance(tokenization.tokenizer, ServedTokenizer):
-                tokenization.tokenizer.follow(endpoint)
             return moved[0]
 
         measuring = _Run(server, settings, name, passes, notes, earlier, move, check)
         measuring.begin()
-        ended_early = (check.finding if check else None) or measuring.run()
+        garbled = check.finding if check is not None else None
+        ended_early = Finding("garbled", sentence=garbled) if garbled else measuring.run()
     measurement = measuring.write(
         [ended_early] if ended_early else [],
-        [samples.warning] if samples.warning else [],
+        [Finding("server-metrics", sentence=samples.warning)] if samples.warning else [],
         # The server of the earlier attempt may have been another.
         None if earlier.levels else samples.output_tokens,
     )
@@ -142,8 +144,8 @@ def _tokenization(server: MeasuredServer, settings: Benchmark) -> Tokenization:
         return find_tokenizer(settings.workload)
     model = server.job.model.path
     folders = [server.paths.engine, *([Path(model)] if model else [])]
-    served = server.endpoint if server.endpoint.is_triton else None
-    return find_tokenizer(settings.workload, folders, served, float(settings.request_timeout_seconds))
+    special = server.job.repository.add_special_tokens is not False
+    return find_tokenizer(settings.workload, folders, special=special)
 
 
 def _workload(
@@ -203,8 +205,8 @@ class _Run:
         if self._records:
             append_records(self._files.requests, self._records)
 
-    def run(self) -> str | None:
-        """Run every pass; return a sentence if the measurement ended early."""
+    def run(self) -> Finding | None:
+        """Run every pass; return why, if the measurement ended early."""
         try:
             if self.settings.find_max:
                 return self._run_search()
@@ -217,23 +219,23 @@ class _Run:
         except KeyboardInterrupt:
             return _INTERRUPTED
 
-    def _run_search(self) -> str | None:
+    def _run_search(self) -> Finding | None:
         settings, slo = self.settings, self.passes.slo
         assert settings.slo is not None and slo is not None
-        ended_early: str | None = None
+        ended_early: Finding | None = None
 
         def measure(rate: float) -> Outcome:
             nonlocal ended_early
             level_index, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, at_rate(settings, rate))
             if ended_early is not None:
-                return Outcome(0, 0, [], unusable=ended_early)
+                return Outcome(0, 0, [], unusable=sentence_of(ended_early))
             return outcome_of(self._results[level_index].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
-    def _run_level(self, level: Level, settings: Benchmark) -> str | None:
+    def _run_level(self, level: Level, settings: Benchmark) -> Finding | None:
         level_index, passes = len(self._results), list[Pass]()
         for repeat in range(self.settings.repeats):
             try:
@@ -242,17 +244,17 @@ class _Run:
             except NotReady:
                 if not self._results:
                     raise
-                return SERVER_GONE
+                return _SERVER_GONE
             passes.append(outcome.result)
             self._records += outcome.records
             intervals = over_repeats([it.metrics for it in passes])
             turns = by_turn(record for record in self._records if record.level == level_index)
             self._results[level_index:] = [LevelResult(level, passes, intervals, turns)]
             if outcome.interrupted or outcome.gone:
-                return _INTERRUPTED if outcome.interrupted else SERVER_GONE
+                return _INTERRUPTED if outcome.interrupted else _SERVER_GONE
             if outcome.failures is not None:
-                return only_failures(outcome.failures)
-            self.write(["The measurement did not finish."])
+                return Finding("only-failures", outcome.failures)
+            self.write([Finding("unfinished")])
         return None
 
     def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
@@ -330,8 +332,8 @@ class _Run:
 
     def write(
         self,
-        findings: Sequence[str] = (),
-        warnings: Sequence[str] = (),
+        findings: Sequence[Finding] = (),
+        warnings: Sequence[Finding] = (),
         server_tokens: ServerTokens | None = None,
     ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
@@ -343,7 +345,7 @@ class _Run:
             return self._write(findings, warnings, server_tokens)
 
     def _write(
-        self, findings: Sequence[str], warnings: Sequence[str], server_tokens: ServerTokens | None
+        self, findings: Sequence[Finding], warnings: Sequence[Finding], server_tokens: ServerTokens | None
     ) -> MeasurementSummary:
         feed = self.passes.feed
         write_workload(self._files.workload, feed.sent)
@@ -364,7 +366,12 @@ class _Run:
                 self._results,
                 self._search,
                 findings=findings,
-                warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
+                warnings=[
+                    *(Finding("measurement", sentence=note) for note in self.notes),
+                    *(Finding("workload", sentence=note) for note in feed.built.notes),
+                    *warnings,
+                    *([doubt] if doubt else []),
+                ],
             ),
             search=self._search,
             check=self.check,

@@ -19,9 +19,9 @@ from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.results import Pass, Verdict, Window
+from trtllm_hpc.bench.results import Finding, Pass, Window
 from trtllm_hpc.bench.token_counts import to_records
-from trtllm_hpc.bench.workload.request import BY_RESPONSES, Tokenizer
+from trtllm_hpc.bench.workload.request import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
@@ -100,16 +100,11 @@ class Passes:
             except KeyboardInterrupt:  # while it waited: the answers are there
                 load = replace(load, interrupted=True)
         sample = Sample(records, window, level, self.slo, energy)
-        by_responses = any(record.output_by == BY_RESPONSES for record in records)
-        # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.
-        texts_checked = by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
-        verdict = check_pass(
-            sample,
-            load.client,
-            self.settings,
-            interrupted=load.interrupted,
-            texts_checked=texts_checked,
-        )
+        verdict = check_pass(sample, load.client, self.settings, interrupted=load.interrupted)
+        begun = sum(record.turn in (None, 1) for record in records)
+        if begun > len(batch.requests):
+            prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
+            verdict.warnings.append(Finding("repeated-prompts", begun, prompts))
         result = Pass(
             repeat=step.repeat,
             started_s=load.start_s,
@@ -120,7 +115,7 @@ class Passes:
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
             client=load.client,
-            verdict=_with_repetition_warning(verdict, sum(it.turn in (None, 1) for it in records), batch),
+            verdict=verdict,
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
@@ -189,18 +184,6 @@ def _check_enough(count: int, batch: PassRequests) -> None:
             f"The workload has {len(batch.requests)} requests, but {count} are needed.",
             hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
         )
-
-
-def _with_repetition_warning(verdict: Verdict, sent: int, batch: PassRequests) -> Verdict:
-    """Add a warning if prompts were sent more than once, because there were too few for the pass."""
-    if sent <= len(batch.requests):
-        return verdict
-    prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
-    warning = (
-        f"{sent} requests repeated {prompts} prompts: a prompt cache of the server may have made answers "
-        "faster. Measure a number of requests (--requests) instead of a time, or use a larger workload."
-    )
-    return replace(verdict, warnings=[*verdict.warnings, warning])
 
 
 def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:

@@ -1,7 +1,7 @@
 """Random numbers of a workload, from its seed.
 
-The same seed and settings give the same requests at the same times, with the same version of this toolkit and of
-NumPy, whose generators may change with a release (NEP 19).
+The same seed and settings give the same requests at the same times, with the same version of this toolkit
+and of NumPy, whose generators may change with a release (NEP 19).
 """
 
 from __future__ import annotations

@@ -8,7 +8,14 @@ from itertools import islice
 from trtllm_hpc.bench.workload.dataset import SourcePrompt
 from trtllm_hpc.bench.workload.prompt_source import TOKENIZER_HINT
 from trtllm_hpc.bench.workload.random_numbers import random_source
-from trtllm_hpc.bench.workload.request import BY_WORKLOAD, Request, WorkloadSpec, file_error, settings_error
+from trtllm_hpc.bench.workload.request import (
+    BY_TOKENIZER,
+    BY_WORKLOAD,
+    Request,
+    WorkloadSpec,
+    file_error,
+    settings_error,
+)
 
 
 class RequestBuilder:
@@ -71,14 +78,13 @@ class RequestBuilder:
         if ids is not None and self._spec.limit is not None and len(ids) > self._spec.limit:
             self._too_long += 1
             return None
-        sends_ids, tokenizer = self._spec.takes_token_ids or prompt.prompt is None, self._spec.tokenizer
-        counted_by = BY_WORKLOAD if sends_ids or tokenizer is None else tokenizer.counted_by
+        sends_ids = self._spec.takes_token_ids or prompt.prompt is None
         return Request(
             prompt.max_tokens or self._spec.settings.max_tokens,
             prompt=None if sends_ids else prompt.prompt,
             token_ids=tuple(ids) if sends_ids and ids is not None else None,
             input_tokens=None if ids is None else len(ids),
-            input_by=None if ids is None else counted_by,
+            input_by=None if ids is None else BY_WORKLOAD if sends_ids else BY_TOKENIZER,
             due_s=prompt.due_s,
             source=prompt.source,
         )
