@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trtllm_hpc.bench.workload import trace
-from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, prompt_of, read_entries, turns_of
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, read_entries, request_of, turns_of
+from trtllm_hpc.bench.workload.given_prompts import random_order
 from trtllm_hpc.bench.workload.lengths import draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, file_error, settings_error
-from trtllm_hpc.bench.workload.request_builder import random_order
-from trtllm_hpc.config.benchmark import Workload
 
 _Turns = list[tuple[Request, PromptShape | None]]
 """The turns of a conversation; a shape stands for a prompt that is still to be written."""
@@ -49,10 +49,10 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, [*notes, *more], distinct)
 
 
-def check_conversations(path: Path, workload: Workload) -> None:
+def check_conversations(spec: WorkloadSpec) -> None:
     """Check every conversation of the file without a tokenizer. Raises ConfigError; with file and line."""
-    for group in _groups(path):
-        _turns(group, workload, 1)
+    for group in _groups(spec.file):
+        _turns(group, spec)
 
 
 def _draws(spec: WorkloadSpec, name: str, mean: float, stdev: float) -> Iterator[float]:
@@ -88,7 +88,7 @@ def _of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
     if settings.arrival == "trace" and not settings.closed_loop:
         groups, order = trace.timed(groups, workload.speed), iter(range(len(groups)))
     chosen = (groups[place] for place in islice(order, spec.count))
-    all_turns = [_turns(group, workload, settings.max_tokens, codes) for group in chosen]
+    all_turns = [_turns(group, spec, codes) for group in chosen]
     return all_turns, [], len(groups)
 
 
@@ -111,25 +111,25 @@ def _groups(path: Path) -> list[list[Entry]]:
     return found
 
 
-def _turns(
-    group: Sequence[Entry], workload: Workload, max_tokens: int, codes: trace.PromptCodes | None = None
-) -> _Turns:
+def _turns(group: Sequence[Entry], spec: WorkloadSpec, codes: trace.PromptCodes | None = None) -> _Turns:
     turns, before = _Turns(), 0
     for entry in group:
-        answer = entry.length(OUTPUT_LENGTH_KEYS) or max_tokens
-        think_s, said = entry.seconds("think_s", "delay"), entry.values.get("said")
-        request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", said=said)
-        request = replace(request, think_s=think_s and max(0.0, think_s) / workload.speed)
+        think_s = entry.seconds("think_s", "delay")
+        recorded: dict[str, Any] = {
+            "think_s": think_s and max(0.0, think_s) / spec.workload.speed,
+            "said": entry.values.get("said"),
+        }
         if trace.has_only_lengths(entry):
+            answer = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
             length = trace.input_length(entry)
             new = max(1, length - before) if trace.hash_ids(entry) else length
             before = length + answer
             tokens = np.zeros(0, dtype=np.int32) if codes is None else codes.of(entry, length)[-new:]
+            request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", **recorded)
             turns.append((request, PromptShape(tokens, answer)))
             continue
-        found = prompt_of(entry, workload.tokens_per_word)
+        found = request_of(entry, spec)
         if found is None or found.prompt is None:
             raise entry.error("has no text to say")
-        request = replace(request, prompt=found.prompt, max_tokens=found.max_tokens or max_tokens)
-        turns.append((request, None))
+        turns.append((replace(found, **recorded), None))
     return turns
