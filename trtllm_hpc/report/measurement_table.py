@@ -340,8 +340,10 @@ def reasons_not_held(measurement: MeasurementSummary, tried: Tried) -> list[str]
     limits = None if measurement.search is None else _parsed(measurement.search.slo)
     if tried.holds or limits is None or tried.level >= len(measurement.levels):
         return tried.broken
-    violations = limits.violations(*(one.metrics for one in measurement.levels[tried.level].passes))
-    others = [sentence for sentence in tried.broken if not limits.names(sentence)]
+    metrics = [one.metrics for one in measurement.levels[tried.level].passes]
+    violations = limits.violations(*metrics)
+    of_passes = {sentence for each in metrics for sentence in limits.violations(each)}
+    others = [sentence for sentence in tried.broken if sentence not in of_passes]
     return [*violations, *others] or tried.broken
 
 
