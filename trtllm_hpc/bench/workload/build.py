@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, cycle
+from itertools import accumulate
 
 import numpy as np
 
 from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
 from trtllm_hpc.bench.workload.dataset import read_prompts
 from trtllm_hpc.bench.workload.given_prompts import counted, random_order
-from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths
+from trtllm_hpc.bench.workload.lengths import draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
 from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
@@ -87,19 +87,20 @@ def _generated(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, [*cut, *notes])
 
 
-def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
+def _shapes(
+    spec: WorkloadSpec, lengths: Sequence[tuple[int, int]], prefix_tokens: int
+) -> Iterator[PromptShape]:
     seed = spec.settings.seed
-    source = random_source(seed, "prompts")
-    if not prefix_tokens:
-        for each in lengths:
-            yield PromptShape(draw_codes(source, each.input_tokens), each.output_tokens)
-        return
-    count = min(spec.workload.prefixes, len(lengths))
-    of_prefixes = random_source(seed, "prefixes")
+    own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
+    count = min(spec.workload.prefixes, len(lengths)) if prefix_tokens else 0
     prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
-    for each, (number, prefix) in zip(lengths, cycle(enumerate(prefixes, 1)), strict=False):
-        codes = np.concatenate([prefix, draw_codes(source, each.input_tokens)])
-        yield PromptShape(codes, each.output_tokens, None, f"prefix {number}", number, prefix_tokens)
+    for place, (tokens, answer) in enumerate(lengths):
+        shape = PromptShape(draw_codes(own, tokens), answer)
+        if prefixes:
+            prefix = place % count
+            codes = np.concatenate([prefixes[prefix], shape.codes])
+            shape = PromptShape(codes, answer, None, f"prefix {prefix + 1}", prefix + 1, prefix_tokens)
+        yield shape
 
 
 def _adapters(settings: Benchmark) -> Iterator[int | None]:

@@ -73,7 +73,7 @@ def _drawn(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
     ]
     systems, more = generated_requests(spec, prefixes)
     source = random_source(seed, "prompts")
-    shapes = (PromptShape(draw_codes(source, it.input_tokens), it.output_tokens) for it in lengths)
+    shapes = (PromptShape(draw_codes(source, tokens), answer) for tokens, answer in lengths)
     all_turns = list[_Turns]()
     for count, system in zip(counts, cycle(systems), strict=False):
         said = [{"role": "system", "content": system.prompt or ""}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -13,16 +12,8 @@ from trtllm_hpc.bench.workload.request import WorkloadSpec, settings_error
 _MAX_CUT_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The tokens of one request."""
-
-    input_tokens: int
-    output_tokens: int
-
-
-def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengths], list[str]]:
-    """Draw the lengths of all requests, and cut prompts to the limit less the prefix.
+def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple[int, int]], list[str]]:
+    """Draw the tokens of each prompt and answer, and cut prompts to the limit less the prefix.
 
     They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1. A sentence
     says how many prompts were cut.
@@ -35,9 +26,9 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengt
     means = workload.input_tokens, workload.output_tokens or spec.settings.max_tokens
     stdevs = workload.input_tokens_stdev, workload.output_tokens_stdev
     drawn = random_source(spec.settings.seed, "lengths").standard_normal((spec.count, 2)) * stdevs + means
-    pairs: list[list[int]] = np.maximum(np.rint(drawn), 1).astype(int).tolist()
+    pairs: list[tuple[int, int]] = [(int(a), int(b)) for a, b in np.maximum(np.rint(drawn), 1)]
     if limit is None:
-        return [Lengths(*pair) for pair in pairs], []
+        return pairs, []
     room = limit - prefix_tokens
     if room < 1:
         message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
@@ -51,8 +42,8 @@ def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengt
         hint = f"set shorter prompts, or cut them with max_input_tokens {limit}"
         raise settings_error("input_tokens", message, code="too-long", hint=hint)
     cut = sum(length > room for length, _ in pairs)
-    kept = [Lengths(min(length, room), output) for length, output in pairs]
-    return kept, [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
+    notes = [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
+    return [(min(length, room), output) for length, output in pairs], notes
 
 
 def _share_above(mean: float, stdev: float, tokens: int) -> float:
