@@ -400,14 +400,8 @@ def test_limits_that_need_streaming_are_refused_without_it(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--find-max",), "--slo: the search needs limits"),
         (("--concurrency", "2", "--ramp-to", "4"), "--ramp-to: a rate is for an open loop"),
-        (("--workload", "dataset"), "--file: a workload of kind dataset is read from a file"),
-        (("--prefixes", "2"), "--prefixes: belongs to"),
-        (("--arrival", "trace"), "--arrival: only a workload of kind trace"),
         (("--rate", "4,x"), "'x' is not a valid float"),
-        (("--rate", "0"), "--rate: Input should be greater than 0, not 0.0"),
-        (("--slo", "ttft.p98<1s"), "no statistic is called 'p98'"),
     ],
 )
 def test_options_that_exclude_each_other(run: RunPaths, options: tuple[str, ...], words: str) -> None:

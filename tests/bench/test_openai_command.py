@@ -148,14 +148,6 @@ def test_a_protocol_that_the_server_does_not_speak_is_refused(run: RunPaths, scr
     assert isinstance(said.exception, InvalidRequest) and "is not Triton" in str(said.exception)
 
 
-def test_a_search_finds_a_rate(run: RunPaths, script: Script) -> None:
-    script.pages["/health"] = b""
-    options = ("--find-max", "--slo", "ttft.p99<1us", "--duration", 0.2, "--repeats", 1, "--warmup", 0)
-    types("bench", run.folder, "--no-report", "--rate", 20, "--save-as", "mine", *LENIENT, *options)
-    found = measured(run)
-    assert found.search is not None and found.search.max_rate_per_s is None and found.search.tried
-
-
 # Any URL ----------------------------------------------------------------------------------------
 
 
