@@ -8,7 +8,7 @@ from typing import Any
 from trtllm_hpc.bench.levels import Level, OpenLoop
 from trtllm_hpc.bench.records import MEASURED, OK, Limits, RequestRecord, Sample
 from trtllm_hpc.bench.results import ClientUse, Energy, Window
-from trtllm_hpc.bench.workload.request import BY_MODEL
+from trtllm_hpc.bench.workload.request import BY_SERVER
 
 IDLE = ClientUse(cpu_s=0.1, wall_s=1.0, busiest_share=0.1)
 """A client that had next to nothing to do."""
@@ -25,7 +25,7 @@ def request(
     tokens_out: int | None = 10,
     asked: int | None = 10,
     status: str = OK,
-    output_by: str | None = BY_MODEL,
+    output_by: str | None = BY_SERVER,
     phase: str = MEASURED,
     index: int = 0,
     **more: Any,
@@ -44,9 +44,8 @@ def request(
         requested_tokens=asked,
         chunks_s=tuple(chunk_ms / 1e3 for chunk_ms in chunks_ms),
         chunk_tokens=tuple([1] * len(chunks_ms) if chunk_tokens is None else chunk_tokens),
-        chunks_by=BY_MODEL if chunks_ms else None,
         input_tokens=tokens_in,
-        input_by=BY_MODEL if tokens_in is not None else None,
+        input_by=BY_SERVER if tokens_in is not None else None,
         output_tokens=tokens_out,
         output_by=output_by if tokens_out is not None else None,
         **more,

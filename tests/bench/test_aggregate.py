@@ -10,6 +10,7 @@ from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import (
     Distribution,
     Figure,
+    Finding,
     Interval,
     LevelResult,
     Pass,
@@ -20,10 +21,16 @@ from trtllm_hpc.bench.results import (
 
 from .make import IDLE, request
 
-FEW = "{} requests were answered: below 100, p99 is practically the maximum."
+
+def few(answered: int) -> Finding:
+    return Finding("few-answers", answered, 100)
 
 
-def level(rate: float, *passes: Sequence[str], wrong: Sequence[str] = ()) -> LevelResult:
+def sentence(answered: int) -> str:
+    return f"Answered requests: {answered}; below 100, p99 is practically the maximum."
+
+
+def level(rate: float, *passes: Sequence[Finding], wrong: Sequence[Finding] = ()) -> LevelResult:
     """A level with these warnings, a list a pass."""
     window = Window(0, 1)
     made = [
@@ -34,57 +41,40 @@ def level(rate: float, *passes: Sequence[str], wrong: Sequence[str] = ()) -> Lev
 
 
 def warnings(*levels: LevelResult) -> list[str]:
-    return overall_verdict(levels, None).warnings
+    return list(map(str, overall_verdict(levels, None).warnings))
 
 
 def test_a_single_pass_is_not_named() -> None:
-    assert warnings(level(2, ["Look out."])) == ["Look out."]
+    assert warnings(level(2, [few(5)])) == [sentence(5)]
 
 
-def test_a_repeated_sentence_appears_once_with_its_levels() -> None:
-    assert warnings(level(2, ["Look out."]), level(4, []), level(8, ["Look out."])) == ["2/s, 8/s: Look out."]
-
-
-def test_sentences_that_differ_in_numbers_only_are_one_with_the_range() -> None:
-    [sentence] = warnings(level(2, [FEW.format(20)]), level(4, [FEW.format(95)]), level(8, [FEW.format(5)]))
-    assert sentence == f"all levels: {FEW.format('5 to 95')}"
-    shares = [["3 of 200 requests failed (1.5%)."], ["1,200 of 4000 requests failed (30.0%)."]]
-    assert warnings(level(2, shares[0]), level(4, shares[1])) == [
-        "all levels: up to 1,200 of 4000 requests failed (1.5 to 30.0%)."
+def test_a_finding_of_several_passes_appears_once_as_the_worst() -> None:
+    assert warnings(level(2, [few(5)]), level(4, []), level(8, [few(5)])) == [f"2/s, 8/s: {sentence(5)}"]
+    assert warnings(level(2, [few(20)]), level(4, [few(5)]), level(8, [few(95)])) == [
+        f"all levels: {sentence(5)} This is the worst of 3 passes."
     ]
-
-
-def test_a_count_and_its_total_are_read_together() -> None:
-    each, some = "In all {} answers, look out.", "In {} of {} answers, look out."
-    levels = [level(2, [each.format(10)]), level(4, [each.format(160)])]
-    assert warnings(*levels) == ["all levels: In all 10 to 160 answers, look out."]
-    levels = [level(2, [some.format(3, 10)]), level(4, [some.format(16, 160)]), level(8, [])]
-    assert warnings(*levels) == ["2/s, 4/s: In up to 3 of 10 answers, look out."]
-    assert warnings(level(2, ["3 of 10 failed."], ["1 of 10 failed."])) == ["Up to 3 of 10 failed."]
-
-
-def test_numbers_within_names_are_left_alone() -> None:
-    [sentence] = warnings(
-        level(2, ["p99 of 20 is bad (max_p99)."]), level(4, ["p99 of 30 is bad (max_p99)."])
-    )
-    assert sentence == "all levels: p99 of 20 to 30 is bad (max_p99)."
-    assert warnings(level(2, ["p50 is bad."]), level(4, ["p99 is bad."])) == [
-        "2/s: p50 is bad.",
-        "4/s: p99 is bad.",
-    ]
+    other = Finding("interrupted")
+    assert len(warnings(level(2, [few(5)]), level(4, [other]))) == 2
 
 
 def test_passes_are_named_where_not_all_of_a_level_are_meant() -> None:
-    both, one = level(2, ["Bad 1."], ["Bad 2."]), level(4, [], ["Bad 3."])
-    assert warnings(both, one) == ["2/s, 4/s (pass 2): Bad 1 to 3."]
-    assert warnings(both) == ["Bad 1 to 2."]
-    assert warnings(one) == ["pass 2: Bad 3."]
+    both, one = level(2, [few(5)], [few(5)]), level(4, [], [few(5)])
+    assert warnings(both, one) == [f"2/s, 4/s (pass 2): {sentence(5)}"]
+    assert warnings(both) == [sentence(5)]
+    assert warnings(one) == [f"pass 2: {sentence(5)}"]
+
+
+def test_findings_about_the_whole_come_first_with_their_sentences() -> None:
+    found = overall_verdict([level(2, [], wrong=[few(5)])], None, findings=[Finding("unfinished")])
+    assert [str(it) for it in found.findings] == ["The measurement did not finish.", sentence(5)]
 
 
 def test_findings_of_a_search_become_warnings() -> None:
     search = SearchResult("ttft.p99<1s", 2.0, 4.0, [])
-    found = overall_verdict([level(2, []), level(4, [], wrong=["3 failed."])], search)
-    assert found.valid and found.warnings == ["4/s: 3 failed."]
+    levels = [level(2, []), level(4, [], wrong=[few(5)])]
+    found = overall_verdict(levels, search)
+    assert found.valid and list(map(str, found.warnings)) == [f"4/s: {sentence(5)}"]
+    assert overall_verdict(levels, replace(search, max_rate_per_s=None)).findings[0].code == "no-rate"
 
 
 def test_errors_that_differ_only_in_numbers_are_counted_together() -> None:

@@ -12,7 +12,7 @@ from trtllm_hpc.bench.arrivals import open_schedule
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop, levels_of
 from trtllm_hpc.bench.load.loops import LoadResult
 from trtllm_hpc.bench.load.messages import ParsedReply, Reply
-from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, expected_requests, timed_length
+from trtllm_hpc.bench.passes import WHOLE_TRACE, closed_length, closed_window, open_length, timed_length
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.build import make_workload
@@ -31,18 +31,18 @@ def of_a_trace(folder: Path, **settings: Any) -> Benchmark:
     return Benchmark.model_validate(Benchmark.with_defaults(plain))
 
 
-def requests_of(settings: Benchmark) -> list[Request]:
-    return make_workload(WorkloadSpec(settings, expected_requests(settings), takes_token_ids=False)).requests
-
-
 def asked_of(settings: Benchmark) -> int:
-    return len(requests_of(settings))
+    """Requests of a pass over the first level."""
+    level = levels_of(settings)[0]
+    if isinstance(level, OpenLoop):
+        return open_length(level, settings)
+    return closed_length(level, settings)[0] or 0
 
 
 @pytest.mark.parametrize("arrival", ["trace", "constant"])
 def test_a_trace_has_requests_for_the_warm_up_and_for_the_window(tmp_path: Path, arrival: str) -> None:
     settings = of_a_trace(tmp_path, requests=10, warmup_requests=5, arrival=arrival)
-    requests = requests_of(settings)
+    requests = make_workload(WorkloadSpec(settings, asked_of(settings), takes_token_ids=False)).requests
     [level] = levels_of(settings)
     assert isinstance(level, OpenLoop)
     schedule = open_schedule(level, settings, requests=requests)
@@ -51,34 +51,21 @@ def test_a_trace_has_requests_for_the_warm_up_and_for_the_window(tmp_path: Path,
 
 
 def test_a_trace_is_taken_whole_where_its_times_decide(tmp_path: Path) -> None:
-    assert asked_of(of_a_trace(tmp_path)) == 40
-    assert asked_of(of_a_trace(tmp_path, requests=None, duration_seconds=1)) == 40
-    assert asked_of(of_a_trace(tmp_path, requests=10, warmup_requests=None, warmup_seconds=1)) == 40
-    searched = {"arrival": "poisson", "find_max": True, "slo": "latency<1s", "requests": 10}
-    assert asked_of(of_a_trace(tmp_path, **searched)) == 40
+    assert asked_of(of_a_trace(tmp_path)) == WHOLE_TRACE
+    assert asked_of(of_a_trace(tmp_path, requests=None, duration_seconds=1)) == WHOLE_TRACE
+    whole = of_a_trace(tmp_path, requests=10, warmup_requests=None, warmup_seconds=1)
+    assert asked_of(whole) == WHOLE_TRACE
+    assert asked_of(of_a_trace(tmp_path, concurrency=2)) == WHOLE_TRACE
+    assert asked_of(of_a_trace(tmp_path, concurrency=8, requests=10, warmup_requests=2)) == 8 + 2 - 1 + 10
 
 
-def test_each_level_repeats_a_trace_and_the_longest_decides(tmp_path: Path) -> None:
-    settings = of_a_trace(tmp_path, concurrencies=[1, 8], requests=10, warmup_requests=2, repeats=3)
-    assert asked_of(settings) == 8 + 2 - 1 + 10
-
-
-def test_a_closed_loop_takes_a_whole_trace_too(tmp_path: Path) -> None:
-    settings = of_a_trace(tmp_path, concurrency=2)
-    [level] = levels_of(settings)
-    assert isinstance(level, ClosedLoop)
-    assert closed_length(level, settings) == (WHOLE_TRACE, None)
-    assert asked_of(settings) == 40
-
-
-def test_a_timed_closed_loop_sends_all_given_prompts_before_it_repeats_one(tmp_path: Path) -> None:
+def test_a_timed_closed_loop_sends_all_given_prompts_before_it_repeats_one() -> None:
     """As far as a model that takes 50 ms for an answer comes; made prompts take long to make."""
     two = ClosedLoop(2)
     assert timed_length(two, 60.0, None) == 40
     assert timed_length(two, 60.0, 1000) == 1000
     assert timed_length(two, 60.0, 10**6) == 2400
     assert timed_length(two, 60.0, 8) == 40
-    assert asked_of(of_a_trace(tmp_path, concurrency=1, requests=None, duration_seconds=5)) == 40
 
 
 def test_conversations_are_measured_from_the_end_of_one_until_a_slot_is_empty() -> None:

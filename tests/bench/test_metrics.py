@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from trtllm_hpc.bench.analysis.slo import parse_slo
@@ -194,28 +192,6 @@ def test_reasoning_and_cached_prompts_count_where_the_server_says() -> None:
     assert mean_max_count("reasoning_tokens", [THOUGHT, STREAMED]) == (2, 2, 1)
     half = replace(THOUGHT, cached_tokens=0)
     assert figure("cached_prompt_share", [THOUGHT, half, STREAMED]) == pytest.approx(1 / 3)
-
-
-def test_littles_law_holds_in_a_steady_state() -> None:
-    records = [request(due, due, due + 250) for due in range(-1000, 1000, 50)]
-    found = figures(sample(records))
-    latency = found["latency_from_send_ms"]
-    assert isinstance(latency, Distribution)
-    assert found["in_flight"] == pytest.approx(20 * latency.mean / 1e3)
-    assert found["finished_rate_per_s"] == pytest.approx(20)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 101, 1000])
-def test_percentiles_are_numpys(count: int) -> None:
-    source = random.Random(count)
-    records = [request(0, 0, source.expovariate(0.01)) for _ in range(count)]
-    found = figure("latency_ms", records)
-    assert isinstance(found, Distribution)
-    latencies = [record.ended_s * 1e3 for record in records]
-    for percent in (50, 90, 95, 99):
-        exact = float(np.percentile(latencies, percent))
-        assert getattr(found, f"p{percent}") == pytest.approx(exact, rel=1e-12)
-    assert (found.mean, found.max) == pytest.approx((float(np.mean(latencies)), max(latencies)))
 
 
 def test_a_distribution_by_hand() -> None:

@@ -77,9 +77,9 @@ def test_a_run_without_triton_is_measured_over_completions(run: RunPaths, script
     assert result.exit_code == 0
     found = measured(run)
     assert (found.model, found.protocol, found.streaming) == ("one", "openai", True)
-    assert (found.tokens["output"], found.tokens["output_by"]) == (18, ["usage"])
-    assert (found.tokens["input"], found.tokens["input_by"]) == (30, ["usage"])
-    assert "output tokens: 18, counted by usage; they came in 12 responses" in result.stdout
+    assert (found.tokens["output"], found.tokens["output_by"]) == (18, ["server"])
+    assert (found.tokens["input"], found.tokens["input_by"]) == (30, ["server"])
+    assert "output tokens: 18, counted by server; they came in 12 responses" in result.stdout
     figures = found.levels[0].passes[0].metrics
     assert {"ttft_ms", "itl_ms", "tpot_ms"} <= set(figures)
     assert {path for path, _, _ in script.asked} == {"/v1/completions"}
@@ -149,14 +149,6 @@ def test_a_protocol_that_the_server_does_not_speak_is_refused(run: RunPaths, scr
     assert isinstance(said.exception, InvalidRequest) and "is not Triton" in str(said.exception)
 
 
-def test_a_search_finds_a_rate(run: RunPaths, script: Script) -> None:
-    script.pages["/health"] = b""
-    options = ("--find-max", "--slo", "ttft.p99<1us", "--duration", 0.2, "--repeats", 1, "--warmup", 0)
-    types("bench", run.folder, "--no-report", "--rate", 20, "--save-as", "mine", *LENIENT, *options)
-    found = measured(run)
-    assert found.search is not None and found.search.max_rate_per_s is None and found.search.tried
-
-
 # Any URL ----------------------------------------------------------------------------------------
 
 
@@ -170,7 +162,7 @@ def test_a_url_is_measured_without_a_run(endpoint: Endpoint, script: Script, tmp
     found = read_measurement(files.summary)
     assert (found.model, found.settings["protocol"]) == ("one", "openai")
     assert found.provenance["server"]["url"] == endpoint.openai_url and "run" not in found.provenance
-    assert not found.verdict.warnings or "metrics" not in " ".join(found.verdict.warnings)
+    assert "server-metrics" not in [warning.code for warning in found.verdict.warnings]
     assert files.report.stat().st_size > 10_000
     listed = json.loads(types("bench", "list", folder, "--json").stdout)
     assert [row["name"] for row in listed] == ["mine"]

@@ -96,21 +96,6 @@ def test_each_pass_begins_at_nothing() -> None:
     assert (now.done, now.errors, now.step.requests) == (0, 0, 3)
 
 
-def test_counting_costs_the_same_however_much_was_counted() -> None:
-    progress = Progress()
-
-    def cost_of_10000() -> float:
-        begun = time.thread_time()
-        for _ in range(10_000):
-            progress.count(ok=True, latency_s=0.1)
-        return time.thread_time() - begun
-
-    early = min(cost_of_10000() for _ in range(5))
-    for _ in range(300_000):
-        progress.count(ok=True, latency_s=0.1)
-    assert min(cost_of_10000() for _ in range(5)) < 3 * early
-
-
 # Words ----------------------------------------------------------------------------------
 
 
@@ -191,13 +176,6 @@ def test_the_end_is_written_when_the_load_breaks(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     found = read_progress(tmp_path / "progress.json")
     assert found is not None and found.done == 1
-
-
-def test_progress_without_a_file_is_only_shown(tmp_path: Path) -> None:
-    progress, shown = Progress(), []
-    with reported(progress, None, lambda now: shown.append(now.done)):
-        progress.count(ok=True)
-    assert shown[-1] == 1 and not list(tmp_path.iterdir())
 
 
 # The terminal ---------------------------------------------------------------------------

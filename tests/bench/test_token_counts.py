@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from random import Random
 from typing import Any
-
-import pytest
 
 from trtllm_hpc.bench.load.messages import Chunk, ParsedReply, Reply
 from trtllm_hpc.bench.records import RequestRecord
 from trtllm_hpc.bench.results import Window
 from trtllm_hpc.bench.token_counts import to_records
 from trtllm_hpc.bench.workload.request import Request
-from trtllm_hpc.bench.workload.tokenizers import LocalTokenizer
-from trtllm_hpc.reference.synthetic import make_tokenizer
+from trtllm_hpc.wire.response import Usage
 
 from .workload.helpers import LetterTokenizer, WordTokenizer
 
@@ -25,13 +20,9 @@ def reply(index: int = 0, due_s: float = 1.0, status: str = "ok") -> Reply:
     return Reply(index, due_s, due_s + 0.5, due_s + 9.0, status=status)
 
 
-def answer(*texts: str | None, streamed: bool = False, lengths: Sequence[int | None] = ()) -> ParsedReply:
+def answer(*texts: str, streamed: bool = False, usage: Usage | None = None) -> ParsedReply:
     """An answer of a text model, with a response each second."""
-    reported = [*lengths, *[None] * len(texts)]
-    return ParsedReply(
-        tuple(Chunk(2.0 + at, text=text, sequence_length=reported[at]) for at, text in enumerate(texts)),
-        streamed,
-    )
+    return ParsedReply(tuple(Chunk(2.0 + at, text=text) for at, text in enumerate(texts)), streamed, usage)
 
 
 def ids(*responses: tuple[int, ...], streamed: bool = False) -> ParsedReply:
@@ -58,10 +49,6 @@ def output(result: RequestRecord) -> tuple[int | None, str | None]:
     return result.output_tokens, result.output_by
 
 
-def chunks(result: RequestRecord) -> tuple[tuple[int, ...], str | None]:
-    return result.chunk_tokens, result.chunks_by
-
-
 def test_a_record_combines_reply_and_request() -> None:
     replies = [reply(3, 1.0), reply(1, 5.0, "DEADLINE_EXCEEDED")]
     replies[1].error = "too late"
@@ -74,158 +61,41 @@ def test_a_record_combines_reply_and_request() -> None:
     assert output(second) == (None, None)
 
 
+def test_the_servers_own_count_comes_first() -> None:
+    usage = Usage(input_tokens=9, output_tokens=7, cached_tokens=8)
+    result = record(answer("so", " it", streamed=True, usage=usage), tokenizer=WordTokenizer())
+    assert (output(result), result.chunk_tokens) == ((7, "server"), (1, 1))
+    assert (result.input_tokens, result.input_by, result.cached_tokens) == (9, "server", 8)
+
+
 def test_the_core_models_ids_are_counted_without_a_repeated_prompt() -> None:
-    assert output(record(ids((5, 6, 7, 8, 9)), IDS)) == (2, "model")
-    assert output(record(ids((8, 9, 9)), IDS)) == (3, "model"), "the model does not repeat the prompt"
+    assert output(record(ids((5, 6, 7, 8, 9)), IDS)) == (2, "server")
+    assert output(record(ids((8, 9, 9)), IDS)) == (3, "server"), "the model does not repeat the prompt"
     assert record(ids((5, 6, 7, 8, 9)), IDS).chunks_s == (), "nothing was streamed"
+    assert record(ids((5, 6, 7, 8, 9), streamed=True), IDS).chunk_tokens == (2,)
 
 
 def test_streamed_ids_are_counted_by_response() -> None:
     result = record(ids((8,), (9, 9), (8,), streamed=True), IDS)
-    assert result.chunks_s == (2.0, 3.0, 4.0)
-    assert (chunks(result), output(result)) == (((1, 2, 1), "model"), (4, "model"))
+    assert (result.chunks_s, result.chunk_tokens) == ((2.0, 3.0, 4.0), (1, 2, 1))
+    assert output(result) == (4, "server")
 
 
-def test_a_length_that_the_model_reports_is_used() -> None:
-    assert output(record(answer("so it is", lengths=[7]), tokenizer=WordTokenizer())) == (7, "model")
-
-
-@pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
-def test_several_responses_without_streaming_are_counted_together(lengths: tuple[int, ...]) -> None:
-    result = record(answer("a", "b", "c d", lengths=lengths))
-    assert (result.chunks_s, output(result)) == ((), (4, "model"))
-
-
-def test_a_reported_length_includes_a_repeated_prompt() -> None:
-    repeated = answer("what is it so", lengths=[9])
-    assert output(record(repeated)) == (5, "model")
-    uncounted = Request(10, "what is it")
-    assert output(record(repeated, uncounted)) == (10, "requested"), "the prompt's tokens are unknown"
-
-
-@pytest.mark.parametrize("lengths", [(1, 1, 2), (1, 2, 4)])
-def test_lengths_of_responses_are_their_own_or_cumulative(lengths: tuple[int, ...]) -> None:
-    result = record(answer("a", "b", "c d", streamed=True, lengths=lengths))
-    assert (chunks(result), output(result)) == (((1, 1, 2), "model"), (4, "model"))
-
-
-def test_a_streamed_response_is_one_token_with_or_without_a_tokenizer() -> None:
-    """A response without text is a token without text, such as the one that ends an answer."""
-    parsed = answer("so", " it", "\ufffd", " is", "", streamed=True)
-    for tokenizer in (None, WordTokenizer()):
-        result = record(parsed, tokenizer=tokenizer)
-        assert (chunks(result), output(result)) == (((1,) * 5, "responses"), (5, "responses"))
-
-
-def test_responses_of_several_tokens_are_counted_by_the_tokenizer() -> None:
-    parsed = answer("so it", " is", " as said", " by all men", streamed=True)
-    result = record(parsed, tokenizer=WordTokenizer())
-    assert (chunks(result), output(result)) == (((2, 1, 2, 3), "tokenizer"), (8, "tokenizer"))
-
-
-def test_a_replacement_character_is_one_token_however_it_is_tokenized() -> None:
-    class Bytes(WordTokenizer):
-        def encode(self, texts: Sequence[str]) -> list[list[int]]:
-            words = super().encode([text.replace("\ufffd", " ") for text in texts])
-            return [
-                [*found, *[0] * 3 * text.count("\ufffd")] for found, text in zip(words, texts, strict=True)
-            ]
-
-    single = record(answer("\ufffd", "\ufffd", " so", streamed=True), tokenizer=Bytes())
-    assert chunks(single) == ((1, 1, 1), "responses")
-    several = record(answer("so it", "\ufffd", "\ufffd", streamed=True), tokenizer=Bytes())
-    assert chunks(several) == ((2, 1, 1), "tokenizer"), "replacement characters do not decide for the others"
-
-
-TEXTS = ("so", " it", " is", " late", "\ufffd", " \ufffd")
-
-
-def test_a_few_responses_of_several_tokens_are_seen_where_the_tokens_are_known() -> None:
-    """As of a server that joins what is ready when it is behind, and otherwise sends single tokens."""
-    parsed = answer("so", " it", " is", " so late", " it", streamed=True)
-    result = record(parsed, tokenizer=WordTokenizer(texts=TEXTS))
-    assert (chunks(result), output(result)) == (((1, 1, 1, 2, 1), "tokenizer"), (6, "tokenizer"))
-    single = record(answer("so", " it", " is", streamed=True), tokenizer=WordTokenizer(texts=TEXTS))
-    assert (chunks(single), output(single)) == (((1, 1, 1), "responses"), (3, "responses"))
-
-
-@pytest.mark.parametrize("size", [512, 32000])
-@pytest.mark.parametrize("most", [1, 4, 32])
-def test_tokens_are_counted_however_the_server_joins_them(size: int, most: int, tmp_path: Path) -> None:
-    """Random tokens of the synthetic models, each response decoded by itself as ``ensemble`` does."""
-    from tokenizers import Tokenizer
-
-    make_tokenizer(tmp_path / "tokenizer", size)
-    decode, drawn = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json")).decode, Random(most)
-    responses = [
-        [drawn.choices(range(3, size), k=drawn.randint(1, most)) for _ in range(16)] for _ in range(40)
-    ]
-    parsed = [answer(*map(decode, each), streamed=True) for each in responses]
-    requests, replies = [Request(1000, "ask")] * len(parsed), [reply(at) for at in range(len(parsed))]
-    result = records(replies, parsed, requests, tokenizer=LocalTokenizer(tmp_path / "tokenizer"))
-    lengths = [tuple(map(len, each)) for each in responses]
-    assert sum(each.output_tokens or 0 for each in result) == pytest.approx(sum(map(sum, lengths)), rel=0.02)
-    if most == 1:
-        assert {output(each) for each in result} == {(16, "responses")}
-    elif size > 512:
-        assert (
-            sum(each.chunk_tokens == expected for each, expected in zip(result, lengths, strict=True)) >= 36
-        )
-
-
-def test_a_token_counts_once_even_if_its_text_alone_would_be_encoded_as_several() -> None:
-    """Such as a part of a word, or a word with a part of a letter."""
-    parsed = answer("so", "rse ly", " \ufffd", "so late", streamed=True)
-    result = record(parsed, tokenizer=WordTokenizer(texts=[*TEXTS, "rse ly"]))
-    assert chunks(result) == ((1, 1, 1, 2), "tokenizer")
-
-
-def test_a_letter_that_was_held_back_is_not_counted_again() -> None:
-    """Its first tokens came in responses without text; it is then encoded with all of them."""
-
-    class Bytes(WordTokenizer):
-        def encode(self, texts: Sequence[str]) -> list[list[int]]:
-            return [[0, *text.encode()] for text in texts]
-
-    tokenizer = Bytes(texts=["a", "b", ""])
-    held_back = record(answer("a", "", "", "\u20ac", "b", streamed=True), tokenizer=tokenizer)
-    assert chunks(held_back) == ((1,) * 5, "responses")
-    joined = record(answer("a", "", "\u20acbb", "", "bb", streamed=True), tokenizer=tokenizer)
-    assert chunks(joined) == ((1, 1, 4, 1, 2), "tokenizer")
-
-
-def test_a_stream_has_at_most_the_requested_tokens() -> None:
-    parsed = answer("so", " it is so late as it is", " is late as it is late", streamed=True)
-    result = record(parsed, tokenizer=WordTokenizer(texts=TEXTS))
-    assert output(result) == (10, "tokenizer") and sum(result.chunk_tokens) == 10
-
-
-def test_lengths_that_grow_by_chance_are_those_of_the_responses() -> None:
-    """Of a server that fell behind in one answer and kept up in another."""
-    parsed = [
-        answer("a", "b c", streamed=True, lengths=(1, 2)),
-        answer("a", "b", streamed=True, lengths=(1, 1)),
-    ]
-    result = records([reply(0), reply(1)], parsed, [PROMPT, PROMPT])
-    assert [output(each) for each in result] == [(3, "model"), (2, "model")]
-
-
-def test_an_unstreamed_text_is_tokenized_without_prompt_and_special_tokens() -> None:
+def test_a_text_is_tokenized_without_prompt_and_special_tokens() -> None:
     assert output(record(answer("so it is"), tokenizer=WordTokenizer(ends=True))) == (3, "tokenizer")
-    assert output(record(answer("what is it so it is"), tokenizer=WordTokenizer())) == (3, "tokenizer")
+    repeated = answer("what is it so it is", streamed=True)
+    result = record(repeated, tokenizer=WordTokenizer())
+    assert (output(result), result.chunk_tokens) == ((3, "tokenizer"), (3,))
 
 
-def test_a_stream_of_one_response_is_counted_as_a_whole() -> None:
-    """As of a model that does not stream, even if streaming is requested."""
-    whole = answer("what is it so it is", streamed=True)
-    result = record(whole, tokenizer=WordTokenizer())
-    assert (chunks(result), output(result)) == (((3,), "tokenizer"), (3, "tokenizer"))
-    assert (chunks(record(whole)), output(record(whole))) == (((10,), "requested"), (10, "requested"))
-    core = record(ids((5, 6, 7, 8, 9), streamed=True), IDS)
-    assert (chunks(core), output(core)) == (((2,), "model"), (2, "model"))
+def test_a_stream_is_tokenized_as_a_whole_and_each_response_is_a_token_at_least() -> None:
+    joined = record(answer("so it", " is", " as said", streamed=True), tokenizer=WordTokenizer())
+    assert (output(joined), joined.chunk_tokens) == ((5, "tokenizer"), (1, 1, 1))
+    pieces = record(answer("s", "o", " it", "", streamed=True), tokenizer=WordTokenizer())
+    assert output(pieces) == (4, "tokenizer")
 
 
-def test_a_replacement_character_in_a_whole_text_is_one_token() -> None:
+def test_a_replacement_character_is_one_token() -> None:
     class Bytes(LetterTokenizer):
         def encode(self, texts: Sequence[str]) -> list[list[int]]:
             return [list(text.encode()) for text in texts]
@@ -242,8 +112,9 @@ def test_an_empty_answer_has_no_tokens() -> None:
     assert record(ParsedReply((), True)).output_tokens == 0
 
 
-def test_without_any_count_the_requested_number_is_recorded_as_such() -> None:
-    assert output(record(answer("so it is"))) == (10, "requested")
+def test_without_a_count_the_tokens_are_unknown() -> None:
+    result = record(answer("so", " it", streamed=True))
+    assert (output(result), result.chunk_tokens) == ((None, None), (1, 1))
 
 
 def test_a_stream_that_broke_off_has_its_chunks_but_no_total() -> None:

@@ -13,7 +13,7 @@ from tests.report.make import make, write_run
 from trtllm_hpc.api.measurement import Measurement
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.records import append_records
-from trtllm_hpc.bench.results import QuickCheck, Verdict, write_measurement
+from trtllm_hpc.bench.results import Finding, QuickCheck, Verdict, write_measurement
 from trtllm_hpc.cli.bench_run import settings_for
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import Companion, JobFile
@@ -63,6 +63,7 @@ def test_the_hint_depends_on_the_error(
     paths = write_run(tmp_path / "run", made)
     found = Measurement(paths, "benchmark")
     found.files.requests.unlink()
+    code = "server-gone" if status == "UNAVAILABLE" else "errors"
     failed = [replace(one, status=status, error=error, chunks_s=()) for one in made.records[answered:]]
     append_records(found.files.requests, [*made.records[:answered], *failed])
     settings = {**made.measurement.settings, "request_timeout_seconds": 2.0}
@@ -70,7 +71,7 @@ def test_the_hint_depends_on_the_error(
         made.measurement,
         settings=settings,
         errors={error: 10},
-        verdict=Verdict(["It failed."]),
+        verdict=Verdict([Finding(code, sentence="It failed.")]),
         check=QuickCheck("", answered=checked),
     )
     write_measurement(found.files.summary, measurement)

@@ -134,7 +134,7 @@ def test_a_real_server_is_measured(url: str, model: Path, tmp_path: Path, protoc
     settings: dict[str, Any] = {**quick, **load, "model": str(model), "protocol": protocol}
     found = trtllm_hpc.bench_url(url, tmp_path, **settings)
     assert found.valid, found.summary.verdict
-    assert found.summary.tokens["output_by"] == found.summary.tokens["input_by"] == ["usage"]
+    assert found.summary.tokens["output_by"] == found.summary.tokens["input_by"] == ["server"]
     assert {record.output_tokens for record in found.records} == {6}
     assert "ttft_ms.p50" in found.figures
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
-from tests.report.make import Made, make, searched
+from tests.report.make import Made, make, noted, searched
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Verdict
 
@@ -24,15 +24,15 @@ def sweep() -> Made:
 
 def _invalid() -> Made:
     made = make([OpenLoop(8.0), OpenLoop(30.0)], failed_share=0.2)
-    sentences = [f"Finding {number} of many." for number in range(9)]
-    return made.changed(verdict=Verdict(["20 % of requests failed, more than 1 %."], sentences))
+    many = [noted(f"Finding {number} of many.") for number in range(9)]
+    return made.changed(verdict=Verdict([noted("20 % of requests failed, more than 1 %.")], many))
 
 
 def _hostile() -> Made:
     made = make([OpenLoop(8.0), OpenLoop(9.0)], failed_share=0.3, error=HOSTILE, name=HOSTILE)
     workload = {"kind": HOSTILE, "prompts": [HOSTILE]}
     settings = {**made.measurement.settings, "slo": HOSTILE, "workload": workload}
-    verdict = Verdict([HOSTILE], [HOSTILE])
+    verdict = Verdict([noted(HOSTILE)], [noted(HOSTILE)])
     samples = [replace(one, values={f"queue_ms[{HOSTILE}]": 1.0, **one.values}) for one in made.samples]
     changed = made.changed(settings=settings, model=HOSTILE, provenance={HOSTILE: HOSTILE}, verdict=verdict)
     return Made(changed.measurement, made.records, samples)
@@ -52,7 +52,7 @@ def _sampled_longer() -> Made:
 
 def _interrupted() -> Made:
     """Somebody ended it before the first pass was over."""
-    made = make(requests=1).changed(levels=[], tokens={}, verdict=Verdict(["Ended by Ctrl-C."]))
+    made = make(requests=1).changed(levels=[], tokens={}, verdict=Verdict([noted("Ended by Ctrl-C.")]))
     return Made(made.measurement, [], made.samples)
 
 

@@ -18,6 +18,7 @@ from trtllm_hpc.bench.metrics import figures
 from trtllm_hpc.bench.records import MEASURED, OK, WARMUP, RequestRecord, Sample, append_records
 from trtllm_hpc.bench.results import (
     ClientUse,
+    Finding,
     LevelResult,
     MeasurementSummary,
     Pass,
@@ -52,6 +53,11 @@ class Made:
         return Made(replace(self.measurement, **changes), self.records, self.samples)
 
 
+def noted(sentence: str) -> Finding:
+    """A finding or a warning with this sentence."""
+    return Finding("test", sentence=sentence)
+
+
 def make(
     levels: Sequence[Level] = (OpenLoop(8.0),),
     *,
@@ -80,9 +86,8 @@ def make(
             clock = passes[-1].ended_s
         results.append(LevelResult(level, passes, over_repeats([it.metrics for it in passes])))
     measured = [record for record in records if record.measured]
-    verdict = Verdict(
-        [f"{len(measured)} requests were measured, and none was answered."] if failed_share >= 1 else []
-    )
+    nothing = noted(f"{len(measured)} requests were measured, and none was answered.")
+    verdict = Verdict([nothing] if failed_share >= 1 else [])
     measurement = MeasurementSummary(
         name=name,
         started_at=STARTED_AT,
@@ -111,14 +116,14 @@ def _settings(levels: Sequence[Level], requests: int, warmup: int, repeats: int)
 def searched() -> Made:
     """A search that found 12 requests/s."""
     made = make([OpenLoop(rate) for rate in (4.0, 8.0, 16.0, 12.0, 14.0)], repeats=3, requests=40)
-    broken = ["ttft.p99 is 812ms, not < 500ms."]
-    tried = [
-        Tried(rate, holds, 3 if holds else 0, 3, [] if holds else broken, level)
-        for level, (rate, holds) in enumerate(
-            [(4.0, True), (8.0, True), (16.0, False), (12.0, True), (14.0, False)]
-        )
-    ]
-    search = SearchResult("ttft.p99<500ms,tpot.p99<50ms", 12.0, 14.0, tried)
+    slo, tried = parse_slo("ttft.p99<500ms,tpot.p99<50ms"), []
+    for level, (rate, holds) in enumerate(
+        [(4.0, True), (8.0, True), (16.0, False), (12.0, True), (14.0, False)]
+    ):
+        passes = made.measurement.levels[level].passes
+        broken = [sentence for one in passes for sentence in slo.violations(one.metrics)]
+        tried.append(Tried(rate, holds, 3 if holds else 0, 3, [] if holds else broken, level))
+    search = SearchResult(str(slo), 12.0, 14.0, tried)
     return made.changed(search=search)
 
 
@@ -231,11 +236,10 @@ def _one_pass(
                 tokens[index],
                 tuple(map(_r, chunks)),
                 (1,) * len(chunks),
-                "responses",
                 draw.randint(20, 200),
                 "tokenizer",
                 tokens[index],
-                "model",
+                "server",
                 "n1",
             )
         )
@@ -253,7 +257,7 @@ def _failed(record: RequestRecord, error: str) -> RequestRecord:
 
 
 def _whole(record: RequestRecord) -> RequestRecord:
-    return replace(record, chunks_s=(), chunk_tokens=(), chunks_by=None)
+    return replace(record, chunks_s=(), chunk_tokens=())
 
 
 def _summary_of(records: list[RequestRecord], repeat: int, level: Level, slo: str | None) -> Pass:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.bench.measured import measured
 from trtllm_hpc.bench.analysis.compare import Row, compare
-from trtllm_hpc.bench.results import Verdict
+from trtllm_hpc.bench.results import Finding, Verdict
 from trtllm_hpc.report.comparison_table import comparison_table, remarks, verdict
 from trtllm_hpc.report.tables import as_text
 
@@ -67,7 +67,9 @@ def test_each_level_is_named_once() -> None:
 def test_everything_that_must_be_known_is_remarked() -> None:
     a = measured("before", provenance={"engine": {"key": "k1"}})
     b = measured("after", provenance={"engine": {"key": "k2"}}, max_tokens=32)
-    b = replace(b, measurement=replace(b.measurement, verdict=Verdict(["Sent late."])))
+    b = replace(
+        b, measurement=replace(b.measurement, verdict=Verdict([Finding("test", sentence="Sent late.")]))
+    )
     lines = remarks(compare(a, b))
     for line in (
         "not valid: The figures of after may not be used: Sent late.",

@@ -15,7 +15,7 @@ import pytest
 
 from tests.plans import planned_stage, write_plan
 from tests.report.cases import CASES, HOSTILE
-from tests.report.make import Made, make, searched, with_adapters, write_run
+from tests.report.make import Made, make, noted, searched, with_adapters, write_run
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.results import Interval, Verdict
 from trtllm_hpc.errors import RunNotFound, TrtllmHpcError
@@ -113,9 +113,9 @@ class Elements(HTMLParser):
 def test_the_verdict_comes_first_in_words() -> None:
     made = make(requests=12)
     assert verdict(report_data(made))["words"] == "Valid: these figures may be used."
-    noted = made.changed(verdict=Verdict([], ["The clock jumped."]))
-    assert verdict(report_data(noted))["words"] == "Valid, with notes."
-    bad = made.changed(verdict=Verdict(["Too few requests."]))
+    with_note = made.changed(verdict=Verdict([], [noted("The clock jumped.")]))
+    assert verdict(report_data(with_note))["words"] == "Valid, with notes."
+    bad = made.changed(verdict=Verdict([noted("Too few requests.")]))
     assert verdict(report_data(bad))["words"].startswith("Not valid")
     text = report_page(report_data(bad))
     assert text.index("Not valid") < text.index("Too few requests.") < text.index("Headline figures")

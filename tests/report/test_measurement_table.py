@@ -9,7 +9,7 @@ import pytest
 
 from tests.bench.make import request
 from tests.report.cases import CASES
-from tests.report.make import Made, make, searched, with_adapters, write_run
+from tests.report.make import Made, make, noted, searched, with_adapters, write_run
 from trtllm_hpc.bench.analysis.aggregate import token_totals
 from trtllm_hpc.bench.levels import ClosedLoop, OpenLoop
 from trtllm_hpc.bench.records import RequestRecord
@@ -50,7 +50,7 @@ def test_one_level_as_a_whole() -> None:
     assert row(table, "TTFT (ms)")[2:8] == [
         f"{ttft[name].mean:.1f}" for name in ("mean", "p50", "p90", "p95", "p99", "max")
     ]
-    assert "counted by model" in table and table.endswith("valid: the figures may be used\n")
+    assert "counted by server" in table and table.endswith("valid: the figures may be used\n")
 
 
 def test_figures_by_adapter() -> None:
@@ -79,11 +79,9 @@ def test_output_tokens_that_the_model_did_not_count_have_limits() -> None:
         "server's metrics have 20,733, warm-up included"
     )
     stream = [request(0, 0, 50, chunks_ms=[10, 20, 50], chunk_tokens=[1, 2, 1], tokens_out=4)]
-    assert output_tokens(stream) == "output tokens: 4, counted by model; they came in 3 responses"
+    assert output_tokens(stream) == "output tokens: 4, counted by server; they came in 3 responses"
     joined = [replace(stream[0], output_by="tokenizer")]
     assert output_tokens(joined).endswith("in 3 responses; at least 3 were sent and at most 10 requested")
-    single = [replace(stream[0], output_by="responses", output_tokens=3, chunk_tokens=(1, 1, 1))]
-    assert output_tokens(single) == "output tokens: 3, counted by responses"
 
 
 def test_levels_stand_one_below_the_other() -> None:
@@ -120,8 +118,12 @@ def test_a_measurement_that_was_ended_at_once() -> None:
 def test_levels_that_are_not_valid_are_marked() -> None:
     made = make([ClosedLoop(1), ClosedLoop(2)])
     second = made.measurement.levels[1]
-    bad = replace(second, passes=[replace(second.passes[0], verdict=Verdict(["The client was the limit."]))])
-    table = text(made.changed(levels=[made.measurement.levels[0], bad], verdict=Verdict([], ["Look out."])))
+    bad = replace(
+        second, passes=[replace(second.passes[0], verdict=Verdict([noted("The client was the limit.")]))]
+    )
+    table = text(
+        made.changed(levels=[made.measurement.levels[0], bad], verdict=Verdict([], [noted("Look out.")]))
+    )
     assert "2 at once !" in table and "!: a level whose figures are not valid" in table
     assert "note: Look out." in table
 

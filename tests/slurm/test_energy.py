@@ -45,7 +45,7 @@ def test_a_benchmark_on_two_gpus_shows_its_joules_and_the_gpu_that_is_too_warm(
         figures["power_mean_w"] / figures["goodput_per_s"]
     )
     host = person.rank(run, 0).host
-    (warning,) = (it for it in measured.verdict.warnings if "slowed" in it)
+    (warning,) = (str(it) for it in measured.verdict.warnings if it.code == "gpus-slowed")
     assert f"GPU1 of {host} (sw_thermal, " in warning and "GPU0" not in warning
     assert "energy: by NVML, of 2 GPUs" in said and "J/output" in said and "note: Heat" in said
     page = run.report.read_text()

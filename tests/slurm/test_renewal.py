@@ -100,7 +100,7 @@ def test_the_companion_s_benchmark_outlives_the_job_that_it_began_with(
     measured = read_measurement(summary)
     assert measured.verdict.valid, measured.verdict.findings
     assert [one.measured for level in measured.levels for one in level.passes] == [200, 200]
-    assert any("away" in warning for warning in measured.verdict.warnings)
+    assert any("away" in str(warning) for warning in measured.verdict.warnings)
     companion = next(one for one in person.status(run)["stages"] if one["stage"] == "companion")
     assert companion["state"] in ("COMPLETED", "COMPLETING", "RUNNING")
     person.cancel(run)

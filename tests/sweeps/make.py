@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.plans import planned_stage, write_plan
-from tests.report.make import Made, make, write_run
+from tests.report.make import Made, make, noted, write_run
+from trtllm_hpc.bench.analysis.aggregate import overall_verdict
 from trtllm_hpc.bench.levels import ClosedLoop, Level
 from trtllm_hpc.bench.results import LevelResult, Verdict
 from trtllm_hpc.sweeps.record import SweepPaths, SweepRecord, Variant, write_record
@@ -51,9 +52,9 @@ def measured(
 def with_invalid_level(made: Made, place: int) -> Made:
     """The same, as if too many requests of a level had failed."""
     levels = list(made.measurement.levels)
-    passes = [replace(one, verdict=Verdict([FINDING])) for one in levels[place].passes]
+    passes = [replace(one, verdict=Verdict([noted(FINDING)])) for one in levels[place].passes]
     levels[place] = LevelResult(levels[place].level, passes, levels[place].metrics)
-    return made.changed(levels=levels, verdict=Verdict([f"{levels[place].level.label}: {FINDING}"]))
+    return made.changed(levels=levels, verdict=overall_verdict(levels, None))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.plans import planned_stage, write_plan
-from tests.report.make import make
+from tests.report.make import make, noted
 from tests.sweeps.make import BATCH, FINDING, SLO, TP, grid, measured, with_invalid_level, write_sweep
 from trtllm_hpc.bench.analysis.aggregate import over_repeats
 from trtllm_hpc.bench.analysis.slo import BadSlo
@@ -63,7 +63,7 @@ def test_gpus_count_on_all_nodes_and_a_server_without_any_counts_as_a_whole(tmp_
 
 def test_a_finding_about_one_level_leaves_the_others_valid(tmp_path: Path) -> None:
     made = with_invalid_level(measured(1.0), 1)
-    whole = measured(1.0).changed(verdict=Verdict(["The server was restarted."]))
+    whole = measured(1.0).changed(verdict=Verdict([noted("The server was restarted.")]))
     sweep = write_sweep(tmp_path / "s", {"a": ({TP: 2}, made), "b": ({TP: 4}, whole)})
     points = sweep.results().points
     assert [(it.valid, it.findings) for it in points[:3]] == [(True, []), (False, [FINDING]), (True, [])]

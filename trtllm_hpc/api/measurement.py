@@ -198,7 +198,7 @@ class Measurement:
             return
         from trtllm_hpc.report.formatting import cut
 
-        message = " ".join(summary.verdict.findings)
+        message = " ".join(map(str, summary.verdict.findings))
         if summary.errors:
             error, count = max(summary.errors.items(), key=lambda item: item[1])
             message += f" Most frequent error ({count} times): {cut(error)}"
@@ -206,20 +206,16 @@ class Measurement:
 
     def _next_step(self) -> str:
         """Return the next step, by what failed most often."""
-        from trtllm_hpc.bench.analysis.validity import (
-            REQUESTS_BROKE,
-            SERVER_GONE,
-            TIMED_OUT,
-            requests_without_server,
-            unanswered_at_the_end,
-        )
+        from trtllm_hpc.bench.analysis.validity import TIMED_OUT, unanswered_at_the_end
 
-        run, failed = call_name(self.paths), [one for one in self.records if one.measured and not one.ok]
+        run, summary = call_name(self.paths), self.summary
+        failed = [one for one in self.records if one.measured and not one.ok]
         if not is_run(self.paths.folder):
             return f"trtllm-hpc bench show {self.call_name}, and see the server's own log"
-        if SERVER_GONE in self.summary.verdict.findings or requests_without_server(self.records):
+        codes = {finding.code for finding in summary.verdict.findings}
+        if codes & {"server-gone", "ended-server-gone"}:
             return f"trtllm-hpc status {run}"
-        if any(finding.startswith(REQUESTS_BROKE) for finding in self.summary.verdict.findings):
+        if "requests-broke" in codes:
             again = "resume" if self.name == COMPANION_MEASUREMENT else "bench"
             return f"trtllm-hpc {again} {run} measures again"
         if not failed:

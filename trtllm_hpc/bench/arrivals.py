@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from trtllm_hpc.bench.levels import OpenLoop
 from trtllm_hpc.bench.results import Window
-from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
+from trtllm_hpc.bench.workload.random_numbers import random_source
 from trtllm_hpc.bench.workload.request import Request
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import ConfigError, Diagnostic
@@ -48,10 +48,10 @@ def open_schedule(
     rate, end = level.rate_per_s, level.ramp_to_per_s or level.rate_per_s
     warmup, measured = request_counts(level, settings)
     warmup_s, length_s = warmup / rate, measured * 2 / (rate + end)
-    before = arrival_times(warmup, level, settings.seed, repeat, Stream.WARMUP_ARRIVALS) / rate
+    before = arrival_times(warmup, level, settings.seed, f"warm-up arrivals {repeat}") / rate
     # Rounding may move the last request of a burst into the window, but the time decides what is warm-up.
     before = np.minimum(before, warmup_s - 10**-_DIGITS)
-    even = arrival_times(measured, level, settings.seed, repeat, Stream.ARRIVALS)
+    even = arrival_times(measured, level, settings.seed, f"arrivals {repeat}")
     due_s = np.concatenate([before, warmup_s + ramped(even, rate, end, length_s)]).round(_DIGITS)
     return Schedule(due_s.tolist(), Window(round(warmup_s, _DIGITS), round(warmup_s + length_s, _DIGITS)))
 
@@ -67,7 +67,7 @@ def request_counts(level: OpenLoop, settings: Benchmark) -> tuple[int, int]:
     return warmup, measured
 
 
-def arrival_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: Stream) -> Times:
+def arrival_times(count: int, level: OpenLoop, seed: int, name: str) -> Times:
     """Return when ``count`` requests are due at a mean rate of one a second.
 
     The first is due at 0; the gap after the last one ends at exactly ``count``. Gaps are equal (``constant``)
@@ -76,7 +76,7 @@ def arrival_times(count: int, level: OpenLoop, seed: int, repeat: int, stream: S
     if level.arrival == "constant" or count == 0:
         return np.arange(count, dtype=np.float64)
     shape = level.burstiness if level.arrival == "gamma" else 1.0
-    gaps = random_source(seed, stream, repeat).standard_gamma(shape, count)
+    gaps = random_source(seed, name).standard_gamma(shape, count)
     ends = np.cumsum(gaps)
     if not ends[-1]:  # every gap of a tiny shape may be too small for a float
         return np.arange(count, dtype=np.float64)

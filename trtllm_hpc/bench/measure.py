@@ -10,20 +10,16 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.bench.analysis.aggregate import error_counts, over_repeats, overall_verdict, token_totals
+from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import parse_slo
 from trtllm_hpc.bench.analysis.turns import by_turn
-from trtllm_hpc.bench.analysis.validity import (
-    REQUESTS_BROKE,
-    SERVER_GONE,
-    only_failures,
-    server_count_doubt,
-)
+from trtllm_hpc.bench.analysis.validity import server_count_doubt
 from trtllm_hpc.bench.interruptions import (
     MOST_CUTS,
     Earlier,
@@ -34,10 +30,10 @@ from trtllm_hpc.bench.interruptions import (
     was_cut,
 )
 from trtllm_hpc.bench.levels import Level, OpenLoop, levels_of
-from trtllm_hpc.bench.load.messages import COMPLETIONS, Target
+from trtllm_hpc.bench.load.messages import COMPLETIONS
 from trtllm_hpc.bench.lora_adapters import LoraAdapters
 from trtllm_hpc.bench.pass_file import PassFile
-from trtllm_hpc.bench.passes import Passes, PassOutcome, expected_requests, step_of
+from trtllm_hpc.bench.passes import Passes, PassOutcome, step_of
 from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Show, Step, reported
 from trtllm_hpc.bench.provenance import profile_sentence, provenance, workload_provenance
@@ -45,18 +41,18 @@ from trtllm_hpc.bench.quick_check import check_under_load
 from trtllm_hpc.bench.records import UNFINISHED, append_records
 from trtllm_hpc.bench.request_feed import RequestFeed
 from trtllm_hpc.bench.results import (
+    Finding,
     LevelResult,
     MeasurementSummary,
     Pass,
-    QuickCheck,
     SearchResult,
     write_measurement,
 )
 from trtllm_hpc.bench.search import Outcome, find_max, outcome_of
-from trtllm_hpc.bench.server_metrics.sampling import ServerTokens, sampled
+from trtllm_hpc.bench.server_metrics.sampling import Samples, ServerTokens, sampled
 from trtllm_hpc.bench.targets import targets_of
 from trtllm_hpc.bench.workload.request import WorkloadSpec, write_workload
-from trtllm_hpc.bench.workload.tokenizers import ServedTokenizer, Tokenization, find_tokenizer
+from trtllm_hpc.bench.workload.tokenizers import Tokenization, find_tokenizer
 from trtllm_hpc.config.benchmark import SEARCH_WINDOW_S, Benchmark
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.errors import InvalidMeasurement, NotReady, TrtllmHpcError
@@ -64,7 +60,10 @@ from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint
 
 _SEARCH_WARMUP_S = 1.0
-_INTERRUPTED = "The measurement was interrupted."
+_FIRST_REQUESTS = 64
+"""Requests generated before the first pass, for the check under load; each pass asks for more."""
+_INTERRUPTED = Finding("ended-interrupted")
+_SERVER_GONE = Finding("ended-server-gone")
 
 
 class Interrupted(KeyboardInterrupt):
@@ -99,51 +98,31 @@ def run_measurement(
     server or its model cannot be measured in this way; InvalidMeasurement if the run folder could not be
     written.
     """
-    slo = parse_slo(settings.slo) if settings.slo else None
-    is_companion = name == COMPANION_MEASUREMENT
-    earlier = read_earlier(server.paths.measurement(name), settings) if is_companion else Earlier()
-    adapters = LoraAdapters.read(settings.workload, server.paths)
-    job = server.job
-    targets = targets_of(settings, server.endpoint, None if job is None else backend_of(job).text_model)
-    tokenization = _tokenization(server, settings)
-    clock, progress = earlier.clock(), Progress()
-    workload = _workload(server, settings, tokenization, targets[0])
-    feed = RequestFeed(workload, targets, adapters.weights)
-    feed.take(earlier.requests)  # which the earlier attempt has sent
-    adapters.make_known(targets, feed.built.requests[0], clock)
-    power = PowerReadings(server.paths, server.endpoint, clock)
-    # The steps of a profiled server are counted.
-    checks = settings.check and (job is None or job.serve.profile is None)
-    check = check_under_load(feed.built.requests, targets, clock) if checks else None
-    passes = Passes(settings, targets[0], feed, clock, progress, tokenization.tokenizer, slo, power)
-    progress_file = server.paths.benchmark_progress if is_companion else None
-    samples_file = server.paths.measurement(name).samples
-    server.paths.results.mkdir(exist_ok=True)
-    notes = [note for note in (tokenization.note, earlier.note) if note]
+    run = _Run(server, settings, name)
+    progress_file = server.paths.benchmark_progress if run.is_companion else None
+    run.begin()
     with (
-        sampled(server.endpoint, clock, to=samples_file, before=earlier.samples) as samples,
-        reported(progress, progress_file, show),
+        sampled(
+            server.endpoint,
+            run.passes.clock,
+            to=server.paths.measurement(name).samples,
+            before=run.earlier.samples,
+        ) as run.samples,
+        reported(run.passes.progress, progress_file, show),
     ):
-
-        def move(endpoint: Endpoint) -> Target:
-            moved = [replace(target, endpoint=endpoint) for target in targets]
-            adapters.make_known(moved, feed.built.requests[0], clock)
-            samples.follow(endpoint)
-            power.follow(endpoint)
-            if isinstance(tokenization.tokenizer, ServedTokenizer):
-                tokenization.tokenizer.follow(endpoint)
-            return moved[0]
-
-        measuring = _Run(server, settings, name, passes, notes, earlier, move, check)
-        measuring.begin()
-        ended_early = (check.finding if check else None) or measuring.run()
-    measurement = measuring.write(
+        garbled = run.check.finding if run.check is not None else None
+        ended_early = Finding("garbled", sentence=garbled) if garbled else run.measure()
+    measurement = run.write(
         [ended_early] if ended_early else [],
-        [samples.warning] if samples.warning else [],
+        [Finding("server-metrics", sentence=warning)] if (warning := run.samples.warning) else [],
         # The server of the earlier attempt may have been another.
-        None if earlier.levels else samples.output_tokens,
+        None if run.earlier.levels else run.samples.output_tokens,
     )
-    measuring.check_place()
+    if run.elsewhere is not None:
+        raise InvalidMeasurement(
+            f"The run folder could not be written: the results are in {run.elsewhere}.",
+            hint=f"on {os.uname().nodename}: trtllm-hpc bench show {run.elsewhere}:{name}",
+        )
     if ended_early == _INTERRUPTED:
         raise Interrupted(measurement)
     return measurement
@@ -155,23 +134,8 @@ def _tokenization(server: MeasuredServer, settings: Benchmark) -> Tokenization:
         return find_tokenizer(settings.workload)
     model = server.job.model.path
     folders = [server.paths.engine, *([Path(model)] if model else [])]
-    served = server.endpoint if server.endpoint.is_triton else None
-    return find_tokenizer(settings.workload, folders, served, float(settings.request_timeout_seconds))
-
-
-def _workload(
-    server: MeasuredServer, settings: Benchmark, tokenization: Tokenization, target: Target
-) -> WorkloadSpec:
-    return WorkloadSpec(
-        settings,
-        expected_requests(settings),
-        target.takes_token_ids,
-        tokenization.tokenizer,
-        tokenization.vocabulary,
-        None if server.job is None else server.job.engine.max_input_len,
-        ids_allowed=target.protocol == COMPLETIONS,
-        counted_by_server=target.is_openai,
-    )
+    special = server.job.repository.add_special_tokens is not False
+    return find_tokenizer(settings.workload, folders, special=special)
 
 
 def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
@@ -185,41 +149,64 @@ def at_rate(settings: Benchmark, rate_per_s: float) -> Benchmark:
     return settings.model_copy(update=longer)
 
 
-@dataclass
 class _Run:
-    """A measurement that is going on: the passes so far, and its files."""
+    """A measurement that is going on: what all its passes share, the passes so far, and its files."""
 
-    server: MeasuredServer
-    settings: Benchmark
-    name: str
-    passes: Passes
-    notes: list[str]
-    earlier: Earlier
-    move: Callable[[Endpoint], Target]
-    """Prepares a server that was away, and returns how requests are sent to it."""
-    check: QuickCheck | None
+    samples: Samples
 
-    def __post_init__(self) -> None:
-        self._paths, self._follow = self.server.paths, self.server.follow
-        self._files = self._paths.measurement(self.name)
-        self._provenance = provenance(self._paths, self.server.endpoint, self.server.job)
+    def __init__(self, server: MeasuredServer, settings: Benchmark, name: str) -> None:
+        self.server, self.settings, self.name = server, settings, name
+        self._paths, self._follow, job = server.paths, server.follow, server.job
+        self._files = self._paths.measurement(name)
+        slo = parse_slo(settings.slo) if settings.slo else None
+        self.is_companion = name == COMPANION_MEASUREMENT
+        self.earlier = read_earlier(self._files, settings) if self.is_companion else Earlier()
+        self._adapters = LoraAdapters.read(settings.workload, self._paths)
+        self._targets = targets_of(
+            settings, server.endpoint, None if job is None else backend_of(job).text_model
+        )
+        target, clock = self._targets[0], self.earlier.clock()
+        tokens = _tokenization(server, settings)
+        workload = WorkloadSpec(
+            settings,
+            _FIRST_REQUESTS,
+            target.takes_token_ids,
+            tokens.tokenizer,
+            tokens.vocabulary,
+            None if job is None else job.engine.max_input_len,
+            ids_allowed=target.protocol == COMPLETIONS,
+            counted_by_server=target.is_openai,
+        )
+        feed = RequestFeed(workload, self._targets, self._adapters.weights)
+        feed.take(self.earlier.requests)  # which the earlier attempt has sent
+        self._adapters.make_known(self._targets, feed.built.requests[0], clock)
+        self._power = PowerReadings(self._paths, server.endpoint, clock)
+        # The steps of a profiled server are counted.
+        checks = settings.check and (job is None or job.serve.profile is None)
+        self.check = check_under_load(feed.built.requests, self._targets, clock) if checks else None
+        self.passes = Passes(settings, target, feed, clock, Progress(), tokens.tokenizer, slo, self._power)
+        self._notes = [self.earlier.note] if self.earlier.note else []
+        self._provenance = provenance(self._paths, server.endpoint, job)
         self._records, self._results = list(self.earlier.records), list(self.earlier.levels)
         self._search: SearchResult | None = None
-        self._broken: list[str] = []
+        self._broken: list[Finding] = []
         """Why so many requests of a pass failed that its figures are invalid."""
+        self._survived: list[Finding] = []
+        """Why requests failed, though no more than may."""
         self.elsewhere: Path | None = None
         """Where the results are, if the run folder could not be written any more."""
 
     def begin(self) -> None:
         """Remove the files of an earlier attempt of the companion, and write the records kept of it."""
+        self._paths.results.mkdir(exist_ok=True)
         for file in self._files.present:
             if not file.is_dir():
                 file.unlink()
         if self._records:
             append_records(self._files.requests, self._records)
 
-    def run(self) -> str | None:
-        """Run every pass; return a sentence if the measurement ended early."""
+    def measure(self) -> Finding | None:
+        """Run every pass; return why, if the measurement ended early."""
         try:
             if self.settings.find_max:
                 return self._run_search()
@@ -232,23 +219,23 @@ class _Run:
         except KeyboardInterrupt:
             return _INTERRUPTED
 
-    def _run_search(self) -> str | None:
+    def _run_search(self) -> Finding | None:
         settings, slo = self.settings, self.passes.slo
         assert settings.slo is not None and slo is not None
-        ended_early: str | None = None
+        ended_early: Finding | None = None
 
         def measure(rate: float) -> Outcome:
             nonlocal ended_early
             level_index, level = len(self._results), OpenLoop(rate, settings.arrival, settings.burstiness)
             ended_early = self._run_level(level, at_rate(settings, rate))
             if ended_early is not None:
-                return Outcome(0, 0, [], unusable=ended_early)
+                return Outcome(0, 0, [], unusable=sentence_of(ended_early))
             return outcome_of(self._results[level_index].passes, slo, settings.max_error_share)
 
         self._search = find_max(measure, settings.rate_per_second, settings.slo)
         return ended_early
 
-    def _run_level(self, level: Level, settings: Benchmark) -> str | None:
+    def _run_level(self, level: Level, settings: Benchmark) -> Finding | None:
         level_index, passes = len(self._results), list[Pass]()
         for repeat in range(self.settings.repeats):
             try:
@@ -257,17 +244,17 @@ class _Run:
             except NotReady:
                 if not self._results:
                     raise
-                return SERVER_GONE
+                return _SERVER_GONE
             passes.append(outcome.result)
             self._records += outcome.records
             intervals = over_repeats([it.metrics for it in passes])
             turns = by_turn(record for record in self._records if record.level == level_index)
             self._results[level_index:] = [LevelResult(level, passes, intervals, turns)]
             if outcome.interrupted or outcome.gone:
-                return _INTERRUPTED if outcome.interrupted else SERVER_GONE
+                return _INTERRUPTED if outcome.interrupted else _SERVER_GONE
             if outcome.failures is not None:
-                return only_failures(outcome.failures)
-            self.write(["The measurement did not finish."])
+                return Finding("only-failures", outcome.failures)
+            self.write([Finding("unfinished")])
         return None
 
     def _run_pass(self, level: Level, step: Step, settings: Benchmark) -> PassOutcome:
@@ -313,10 +300,10 @@ class _Run:
         """Name the parts of the server that ended during a pass in which requests failed."""
         if not ended or not result.failed:
             return
-        sentence = f"{REQUESTS_BROKE} {step}: {'; '.join(ended)}."
+        finding = Finding("requests-broke", facts={"step": str(step), "ended": "; ".join(ended)})
         is_invalid = result.failed > self.settings.max_error_share * result.measured
         # A search goes beyond what the server can do, so that failures are no finding there.
-        (self._broken if is_invalid and not self.settings.find_max else self.notes).append(sentence)
+        (self._broken if is_invalid and not self.settings.find_max else self._survived).append(finding)
 
     def _move_elsewhere(self, error: OSError) -> None:
         """Keep the results in a folder of this machine from now on; raises the error if they are there."""
@@ -333,31 +320,26 @@ class _Run:
         try:
             endpoint = self._follow() if self._follow is not None else None
         except TrtllmHpcError as error:
-            self.notes.append(f"The server did not come back: {error}")
+            self._notes.append(f"The server did not come back: {error}")
             return False
         if endpoint is None:
             return False
-        self.passes = replace(self.passes, target=self.move(endpoint))
+        self._targets = [replace(target, endpoint=endpoint) for target in self._targets]
+        self.passes = replace(self.passes, target=self._targets[0])
+        self._adapters.make_known(self._targets, self.passes.feed.built.requests[0], self.passes.clock)
+        self.samples.follow(endpoint)
+        self._power.follow(endpoint)
         away_s = time.monotonic() - begun
-        self.notes.append(
+        self._notes.append(
             f"The server, or the door before it, was away for {away_s:.0f} s or more during {step}: that "
             "pass is measured again."
         )
         return True
 
-    def check_place(self) -> None:
-        """Raise InvalidMeasurement if the results are not in the run folder."""
-        if self.elsewhere is not None:
-            show = f"trtllm-hpc bench show {self.elsewhere}:{self.name}"
-            raise InvalidMeasurement(
-                f"The run folder could not be written: the results are in {self.elsewhere}.",
-                hint=f"on {os.uname().nodename}: {show}",
-            )
-
     def write(
         self,
-        findings: Sequence[str] = (),
-        warnings: Sequence[str] = (),
+        findings: Sequence[Finding] = (),
+        warnings: Sequence[Finding] = (),
         server_tokens: ServerTokens | None = None,
     ) -> MeasurementSummary:
         """Write the summary and the workload so far, and return the summary."""
@@ -369,7 +351,7 @@ class _Run:
             return self._write(findings, warnings, server_tokens)
 
     def _write(
-        self, findings: Sequence[str], warnings: Sequence[str], server_tokens: ServerTokens | None
+        self, findings: Sequence[Finding], warnings: Sequence[Finding], server_tokens: ServerTokens | None
     ) -> MeasurementSummary:
         feed = self.passes.feed
         write_workload(self._files.workload, feed.sent)
@@ -390,12 +372,18 @@ class _Run:
                 self._results,
                 self._search,
                 findings=[*findings, *self._broken],
-                warnings=[*self.notes, *feed.built.notes, *warnings, *([doubt] if doubt else [])],
+                warnings=[
+                    *(Finding("measurement", sentence=note) for note in self._notes),
+                    *(Finding("workload", sentence=note) for note in feed.built.notes),
+                    *self._survived,
+                    *warnings,
+                    *([doubt] if doubt else []),
+                ],
             ),
             search=self._search,
             check=self.check,
             profile=profile_sentence(self._paths, self.server.job),
-            energy=power.source if (power := self.passes.power) is not None else "",
+            energy=self._power.source,
         )
         write_measurement(self._files.summary, measurement)
         return measurement

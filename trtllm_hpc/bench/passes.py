@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.analysis.validity import check_pass
-from trtllm_hpc.bench.arrivals import open_schedule, request_counts
+from trtllm_hpc.bench.arrivals import Schedule, open_schedule, request_counts
 from trtllm_hpc.bench.levels import ClosedLoop, Level, OpenLoop, levels_of
 from trtllm_hpc.bench.load.loops import ClosedPlan, Count, LoadResult, OpenPlan, Plan
 from trtllm_hpc.bench.load.messages import Reply, Target, parse_reply
@@ -19,16 +20,14 @@ from trtllm_hpc.bench.power import PowerReadings
 from trtllm_hpc.bench.progress import Progress, Step
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.request_feed import PassRequests, RequestFeed
-from trtllm_hpc.bench.results import Pass, Verdict, Window
+from trtllm_hpc.bench.results import Finding, Pass, Window
 from trtllm_hpc.bench.token_counts import to_records
-from trtllm_hpc.bench.workload.request import BY_RESPONSES, Tokenizer
+from trtllm_hpc.bench.workload.request import Tokenizer
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.errors import InvalidMeasurement
 
 WHOLE_TRACE = 1_000_000
 """More requests than any trace has."""
-_CLOSED_LOOP_REQUESTS = 1000
-"""Requests generated in advance for a closed loop that ends by time; more follow when they run out."""
 _MIN_REQUESTS_PER_SLOT = 20
 """Different requests for each slot of a closed loop that ends by time."""
 _REQUESTS_PER_SECOND = 20
@@ -76,12 +75,13 @@ class Passes:
 
         if self.power is not None:
             self.power.begin()
-        load, batch, window = (
-            self._open(level, step, count)
-            if isinstance(level, OpenLoop)
-            else self._closed(level, step, count)
-        )
-        window = _truncated(window, load)
+        plan, batch, schedule = self._plan(level, step)
+        with real_time_priority() as real_time:
+            load = run_load(plan, progress=count, processes=self.settings.processes)
+        load = replace(load, client=replace(load.client, real_time=real_time))
+        # Not the number of replies: with several processes, one may be ahead of the others.
+        self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
+        window = _window(load, self.settings, level, schedule)
         records = to_records(
             load.replies,
             [parse_reply(reply, self.target) for reply in load.replies],
@@ -100,16 +100,11 @@ class Passes:
             except KeyboardInterrupt:  # while it waited: the answers are there
                 load = replace(load, interrupted=True)
         sample = Sample(records, window, level, self.slo, energy)
-        by_responses = any(record.output_by == BY_RESPONSES for record in records)
-        # The tokenizer found that each response had one token. Asked last, since it decodes all tokens.
-        texts_checked = by_responses and self.tokenizer is not None and self.tokenizer.token_texts is not None
-        verdict = check_pass(
-            sample,
-            load.client,
-            self.settings,
-            interrupted=load.interrupted,
-            texts_checked=texts_checked,
-        )
+        verdict = check_pass(sample, load.client, self.settings, interrupted=load.interrupted)
+        begun = sum(record.turn in (None, 1) for record in records)
+        if begun > len(batch.requests):
+            prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
+            verdict.warnings.append(Finding("repeated-prompts", begun, prompts))
         result = Pass(
             repeat=step.repeat,
             started_s=load.start_s,
@@ -120,87 +115,57 @@ class Passes:
             failed=len(sample.measured) - len(sample.answered),
             metrics=figures(sample),
             client=load.client,
-            verdict=_with_repetition_warning(verdict, sum(it.turn in (None, 1) for it in records), batch),
+            verdict=verdict,
         )
         return PassOutcome(result, records, load.interrupted, load.disconnected, load.failures)
 
-    def _open(
-        self, level: OpenLoop, step: Step, count_ended: Count
-    ) -> tuple[LoadResult, PassRequests, Window]:
-        batch = self.feed.take(open_length(level, self.settings))
-        schedule = open_schedule(level, self.settings, repeat=step.repeat, requests=batch.requests)
-        count = len(schedule.due_s)
-        _check_enough(count, batch)
-        self.progress.begin(replace(step, requests=count, length_s=schedule.window.end_s))
-        plan = OpenPlan(
-            self.target,
-            batch.payloads[:count],
-            self.clock,
-            schedule.due_s,
-            first_index=batch.first_index,
-            weights=batch.weights[:count],
-            conversations=batch.conversations[:count],
-            until_s=schedule.window.end_s if self.settings.duration_seconds is not None else None,
-            max_failures=self.settings.max_failures_in_a_row,
-        )
-        load = self._load(plan, count_ended)
-        window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
-        return load, batch, window
-
-    def _closed(
-        self, level: ClosedLoop, step: Step, count_ended: Count
-    ) -> tuple[LoadResult, PassRequests, Window]:
-        count, until_s = closed_length(level, self.settings)
-        if count is None:
-            batch = self.feed.take(timed_length(level, until_s or 0.0, self.feed.built.distinct))
+    def _plan(self, level: Level, step: Step) -> tuple[Plan, PassRequests, Schedule | None]:
+        """Take the requests of a pass, and say when they are sent; a closed loop has no schedule."""
+        settings, schedule = self.settings, None
+        until_s: float | None
+        if isinstance(level, OpenLoop):
+            batch = self.feed.take(open_length(level, settings))
+            schedule = open_schedule(level, settings, repeat=step.repeat, requests=batch.requests)
+            count, until_s = len(schedule.due_s), schedule.window.end_s
+            self.progress.begin(replace(step, requests=count, length_s=until_s))
         else:
-            batch = self.feed.take(count)
-            if count >= WHOLE_TRACE:
-                count = len(batch.requests)
-            _check_enough(count, batch)
-        self.progress.begin(replace(step, requests=count, length_s=until_s))
-        plan = ClosedPlan(
-            self.target,
-            batch.payloads,
-            self.clock,
-            level.concurrency,
-            count=count,
-            conversations=batch.conversations,
-            until_s=until_s,
-            first_index=batch.first_index,
-            weights=batch.weights,
-            max_failures=self.settings.max_failures_in_a_row,
-        )
-        load = self._load(plan, count_ended)
-        return load, batch, closed_window(load, self.settings, level.concurrency)
-
-    def _load(self, plan: Plan, count_ended: Count) -> LoadResult:
-        with real_time_priority() as real_time:
-            load = run_load(plan, progress=count_ended, processes=self.settings.processes)
-        # Not the number of replies: with several processes, one may be ahead of the others.
-        self.feed.put_back(max([reply.index + 1 for reply in load.replies], default=plan.first_index))
-        return replace(load, client=replace(load.client, real_time=real_time))
+            limit, until_s = closed_length(level, settings)
+            batch = self.feed.take(
+                timed_length(level, until_s or 0.0, self.feed.built.distinct) if limit is None else limit
+            )
+            count = len(batch.requests) if limit in (None, WHOLE_TRACE) else limit
+            self.progress.begin(replace(step, requests=None if limit is None else count, length_s=until_s))
+        if count > len(batch.requests):  # Only a trace can be too short, because it is never started again.
+            raise InvalidMeasurement(
+                f"The workload has {len(batch.requests)} requests, but {count} are needed.",
+                hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
+            )
+        common: dict[str, Any] = {
+            "first_index": batch.first_index,
+            "weights": batch.weights[:count],
+            "conversations": batch.conversations[:count],
+            "max_failures": settings.max_failures_in_a_row,
+            "until_s": until_s if settings.duration_seconds is not None else None,
+        }
+        sent = self.target, batch.payloads[:count], self.clock
+        if schedule is not None:
+            return OpenPlan(*sent, schedule.due_s, **common), batch, schedule
+        assert isinstance(level, ClosedLoop)
+        ends = None if settings.duration_seconds is not None else count
+        return ClosedPlan(*sent, level.concurrency, ends, **common), batch, None
 
 
-def _check_enough(count: int, batch: PassRequests) -> None:
-    """Only a trace can be too short, because it is never started again."""
-    if count > len(batch.requests):
-        raise InvalidMeasurement(
-            f"The workload has {len(batch.requests)} requests, but {count} are needed.",
-            hint="send fewer (requests, warmup_requests), or the whole trace (arrival: trace)",
-        )
-
-
-def _with_repetition_warning(verdict: Verdict, sent: int, batch: PassRequests) -> Verdict:
-    """Add a warning if prompts were sent more than once, because there were too few for the pass."""
-    if sent <= len(batch.requests):
-        return verdict
-    prompts = len({(request.prompt, request.token_ids) for request in batch.requests})
-    warning = (
-        f"{sent} requests repeated {prompts} prompts: a prompt cache of the server may have made answers "
-        "faster. Measure a number of requests (--requests) instead of a time, or use a larger workload."
-    )
-    return replace(verdict, warnings=[*verdict.warnings, warning])
+def _window(load: LoadResult, settings: Benchmark, level: Level, schedule: Schedule | None) -> Window:
+    """Return the measured part of a pass, cut where the load ended early."""
+    if schedule is not None:
+        window = Window(schedule.window.start_s + load.start_s, schedule.window.end_s + load.start_s)
+    else:
+        assert isinstance(level, ClosedLoop)
+        window = closed_window(load, settings, level.concurrency)
+    if not (load.interrupted or load.disconnected or load.failures):
+        return window
+    end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
+    return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))
 
 
 def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:
@@ -225,31 +190,7 @@ def closed_window(load: LoadResult, settings: Benchmark, slots: int) -> Window:
     return Window(start_s, max(start_s, end_s))
 
 
-def _truncated(window: Window, load: LoadResult) -> Window:
-    if not (load.interrupted or load.disconnected or load.failures):
-        return window
-    end_s = max([reply.ended_s for reply in load.replies], default=window.start_s)
-    return Window(window.start_s, max(window.start_s, min(window.end_s, end_s)))
-
-
 # The lengths of passes ------------------------------------------------------------------------------
-
-
-def expected_requests(settings: Benchmark) -> int:
-    """Return the requests of all passes together, as far as they are known in advance."""
-    counts = [_requests_of(level, settings) for level in levels_of(settings)]
-    if settings.replays:  # each pass sends it again
-        return WHOLE_TRACE if settings.find_max else max(counts)
-    return sum(counts) * settings.repeats
-
-
-def _requests_of(level: Level, settings: Benchmark) -> int:
-    if isinstance(level, OpenLoop):
-        return open_length(level, settings)
-    count, until_s = closed_length(level, settings)
-    if count is None and settings.replays:  # it has a fixed length
-        return timed_length(level, until_s or 0.0, WHOLE_TRACE)
-    return count or _CLOSED_LOOP_REQUESTS
 
 
 def open_length(level: OpenLoop, settings: Benchmark) -> int:

@@ -153,8 +153,11 @@ class Progress:
             counts.latencies_s.append(latency_s)
 
     def snapshot(self) -> Snapshot:
-        """Return the progress of the current pass."""
-        return self._pass.snapshot()
+        """Return the progress of the pass; after its last request, as it was when that was first seen."""
+        counts = self._pass
+        if counts.last is None or counts.last.done != counts.step.requests:
+            counts.last = counts.measure()
+        return counts.last
 
 
 class _PassCounts:
@@ -164,17 +167,11 @@ class _PassCounts:
         self.step = step
         self.done = self.errors = 0
         self.latencies_s: deque[float] = deque(maxlen=_MAX_LATENCIES)
+        self.last: Snapshot | None = None
         self._begun = time.monotonic()
         self._history = deque([(self._begun, 0)])
-        self._last: Snapshot | None = None
 
-    def snapshot(self) -> Snapshot:
-        """Return the progress now; after the last request, as it was when that was first seen."""
-        if self._last is None or self._last.done != self.step.requests:
-            self._last = self._measure()
-        return self._last
-
-    def _measure(self) -> Snapshot:
+    def measure(self) -> Snapshot:
         now, done = time.monotonic(), self.done
         self._history.append((now, done))
         while len(self._history) > 2 and now - self._history[1][0] >= _RATE_SPAN_S:

@@ -58,13 +58,12 @@ class RequestRecord:
     chunks_s: tuple[float, ...] = ()
     """When each response with output arrived; empty without streaming."""
     chunk_tokens: tuple[int, ...] = ()
-    chunks_by: str | None = None
-    """How the tokens of the chunks were counted; see :mod:`trtllm_hpc.bench.token_counts`."""
+    """Tokens of each response: by its ids, else one."""
     input_tokens: int | None = None
     input_by: str | None = None
     output_tokens: int | None = None
     output_by: str | None = None
-    """How the output tokens were counted; ``None`` if they were not."""
+    """Who counted the output tokens, see :mod:`trtllm_hpc.bench.token_counts`; ``None`` if nobody did."""
     instance: str | None = None
     """The server that answered, if known."""
     lora_task_id: int | None = None

@@ -40,11 +40,10 @@ class RequestFeed:
     def __init__(
         self, spec: WorkloadSpec, targets: Sequence[Target], weights: Mapping[int, bytes] | None = None
     ) -> None:
-        self._restarts = spec.settings.replays
         self._spec = spec
         self._targets = targets
         # Over HTTP they cannot be sent: Triton takes no FP16 in JSON.
-        self._weights = weights if targets[0].protocol == "grpc" else None
+        self._weights = (weights or {}) if targets[0].protocol == "grpc" else {}
         self.built = make_workload(spec)
         """The workload so far."""
         self._sent = self._sent_before = 0
@@ -60,14 +59,13 @@ class RequestFeed:
         Raises ConfigError if the workload's file or its settings make no requests.
         """
         begins = self._begins()
-        first = 0 if self._restarts else bisect_left(begins, self._sent)
-        last = first + count
-        if last > len(begins) and not self._restarts:
-            # A search has no known number of passes: double the workload, so that it is rebuilt rarely.
-            count = max(last, 2 * len(begins))
-            self.built = make_workload(replace(self._spec, count=count))
+        first = 0 if self._spec.settings.replays else bisect_left(begins, self._sent)
+        if first + count > self._spec.count:
+            # Doubled, so that it is rarely made again: the number of passes of a search is not known.
+            self._spec = replace(self._spec, count=max(first + count, 2 * self._spec.count))
+            self.built = make_workload(self._spec)
             begins = self._begins()
-        bounds = [*begins, len(self.built.requests)][first : last + 1]
+        bounds = [*begins, len(self.built.requests)][first : first + count + 1]
         talks = [Conversation(a, self.built.requests[a:b]) for a, b in pairwise(bounds)]
         requests = [talk.turns[0] for talk in talks]
         self._sent_before, self._sent = self._sent, max(self._sent, bounds[-1])
@@ -75,11 +73,10 @@ class RequestFeed:
             encode_request(request, self._targets[index % len(self._targets)], str(index))
             for index, request in zip(bounds, requests, strict=False)
         ]
-        weights = self._weights or {}
-        tasks = [request.lora_task_id for request in requests] if weights else []
-        sent_weights = [None if it is None else weights[it] for it in tasks]
-        talks = talks if self._spec.workload.kind == "conversations" else []
-        return PassRequests(bounds[0], requests, payloads, sent_weights, talks)
+        tasks = [request.lora_task_id for request in requests] if self._weights else []
+        weights = [None if task_id is None else self._weights[task_id] for task_id in tasks]
+        is_talk = self._spec.workload.kind == "conversations"
+        return PassRequests(bounds[0], requests, payloads, weights, talks if is_talk else [])
 
     def _begins(self) -> list[int]:
         return [index for index, request in enumerate(self.built.requests) if request.turn in (None, 1)]

@@ -80,22 +80,53 @@ class Energy:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether figures are valid, and why not, in sentences."""
+class Finding:
+    """A fact that makes figures invalid, or that their reader must know."""
 
-    findings: list[str] = field(default_factory=list)
+    code: str
+    """What it is about, one of :data:`trtllm_hpc.bench.analysis.sentences.SENTENCES`."""
+    value: float | None = None
+    """As measured; of several passes the worst."""
+    limit: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Other numbers and words of the sentence."""
+    where: str = ""
+    """The levels and passes that have it; empty: all of them, or the measurement as a whole."""
+    sentence: str = ""
+    """What it means, once all passes are put together."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.sentence}" if self.where else self.sentence
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether figures are valid, and why not."""
+
+    findings: list[Finding] = field(default_factory=list)
     """Each makes the figures invalid."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
     """Each is shown with the figures."""
-    client_limited: bool = False
-    """Whether the load generator was the limit: the figures say nothing about the server."""
-    unsteady: bool = False
-    """Whether latency grew over the window, because the server did not keep up with the load."""
 
     @property
     def valid(self) -> bool:
         """Whether the figures may be used."""
         return not self.findings
+
+    @property
+    def reasons(self) -> str:
+        """Why they may not, in sentences."""
+        return " ".join(map(str, self.findings))
+
+    @property
+    def client_limited(self) -> bool:
+        """Whether the load generator was the limit: the figures say nothing about the server."""
+        return any(finding.code in ("late", "client-busy") for finding in self.findings)
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether latency grew over the window, because the server did not keep up with the load."""
+        return any(warning.code == "not-steady" for warning in self.warnings)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo
 from trtllm_hpc.bench.results import Pass, SearchResult, Tried
 
@@ -58,7 +59,8 @@ def outcome_of(passes: Sequence[Pass], slo: Slo, max_error_share: float) -> Outc
         verdict = passes[-1].verdict
         client = "The client, not the server, is the limit"
         reason = client if verdict.client_limited else "The figures are invalid"
-        return Outcome(0, len(passes), [], unusable=f"{reason}: {' '.join(verdict.findings)}")
+        why = " ".join(map(sentence_of, verdict.findings))
+        return Outcome(0, len(passes), [], unusable=f"{reason}: {why}")
     return Outcome(held, judged, broken)
 
 

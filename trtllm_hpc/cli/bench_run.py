@@ -130,12 +130,12 @@ _SECTIONS: Mapping[str, tuple[_Setting, ...]] = {
     "Workload": (
         _Setting(
             "workload.kind",
-            "prompts|dataset|normal|histogram|shared-prefix|trace|conversations",
+            "prompts|dataset|normal|shared-prefix|trace|conversations",
             "Source of prompts and lengths.",
             "--workload",
         ),
         _Setting("workload.prompts", "TEXT", "A prompt; can be repeated.", "--prompt"),
-        _Setting("workload.path", "FILE", "The dataset, histogram, trace or conversations.", "--file"),
+        _Setting("workload.path", "FILE", "The dataset, trace or conversations.", "--file"),
         _Setting("workload.speed", "FACTOR", "Replay a trace this many times faster."),
         _Setting("workload.turns", "N", "Mean number of turns of a conversation."),
         _Setting("workload.turns_stdev", "TURNS", "Standard deviation of that number."),

@@ -255,7 +255,7 @@ def _print_answers(run: Run, measured: Measurement, sandbox: Sandbox | None) -> 
     """Print what was served, how fast, where the report is, what to type next, and how to remove it all."""
     name, figures = run.job.name, measured.figures
     question = "--chat 'Name a river in Europe.'" if _chats(run) else "--prompt 'A river in Europe is'"
-    speed = [f"unknown: {' '.join(measured.summary.verdict.findings)}"]
+    speed = [f"unknown: {measured.summary.verdict.reasons}"]
     if measured.valid:
         first_ms, next_ms = figures["ttft_ms.p50"], figures["tpot_ms.p50"]
         speed = [

@@ -101,18 +101,16 @@ class LoraShare(LoraAdapter):
 class Workload(Section):
     """Where prompts and lengths of answers come from. Each key names the kinds that read it."""
 
-    kind: Literal["prompts", "dataset", "normal", "histogram", "shared-prefix", "trace", "conversations"] = (
-        "prompts"
-    )
+    kind: Literal["prompts", "dataset", "normal", "shared-prefix", "trace", "conversations"] = "prompts"
     """``prompts``: those given, in a seeded order. ``dataset``: a file of prompts. ``normal``: lengths drawn
-    from normal distributions. ``histogram``: lengths drawn from a file of bins. ``shared-prefix``: prompts
-    with a common beginning, for KV cache reuse. ``trace``: a recorded file with time stamps.
-    ``conversations``: turns with think time, drawn or from a file; each repeats what was said before. Rate,
-    concurrency, ``requests`` and ``warmup_requests`` then count conversations."""
+    from normal distributions. ``shared-prefix``: prompts with a common beginning, for KV cache reuse.
+    ``trace``: a recorded file with time stamps. ``conversations``: turns with think time, drawn or from a
+    file; each repeats what was said before. Rate, concurrency, ``requests`` and ``warmup_requests`` then
+    count conversations."""
     prompts: list[AnyText] = Field(default=[])
     """prompts: the list; if empty, the built-in prompts."""
     path: AbsolutePath | None = None
-    """dataset, histogram, trace: the file to read. conversations: a file instead of drawn ones."""
+    """dataset, trace: the file to read. conversations: a file instead of drawn ones."""
     input_tokens: TokenCount = 128
     """normal: mean length of a prompt. shared-prefix: mean length of the rest after the prefix.
     conversations: mean length of what the user says in a turn."""

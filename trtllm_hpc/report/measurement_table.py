@@ -14,7 +14,7 @@ from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
 from trtllm_hpc.bench.results import Figure, Interval, LevelResult, MeasurementSummary, Pass, Tried, Window
-from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
+from trtllm_hpc.bench.workload.request import BY_TOKENIZER
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import (
     ascending_levels,
@@ -249,10 +249,8 @@ def sentences(measurement: MeasurementSummary) -> Iterator[str]:
         yield f"failed: {count:,} time{'s' if count != 1 else ''} {cut(words)}"
     if not all(map(is_valid, measurement.levels)):
         yield "!: a level whose figures are not valid"
-    for sentence in measurement.verdict.warnings:
-        yield f"note: {sentence}"
-    for sentence in measurement.verdict.findings:
-        yield f"not valid: {sentence}"
+    yield from (f"note: {warning}" for warning in measurement.verdict.warnings)
+    yield from (f"not valid: {finding}" for finding in measurement.verdict.findings)
     if measurement.verdict.valid:
         yield "valid: the figures may be used"
 
@@ -276,7 +274,7 @@ def _certainty(tokens: Mapping[str, Any]) -> Iterator[str]:
     if responses is not None and responses < output:
         yield f"they came in {responses:,} responses"
     least, most = tokens.get("output_at_least"), tokens.get("output_at_most")
-    by_text = not {*EXACT_SOURCES, BY_RESPONSES}.issuperset(tokens.get("output_by") or [])
+    by_text = BY_TOKENIZER in (tokens.get("output_by") or [])
     if by_text and least is not None and most is not None:
         yield f"at least {least:,} were sent and at most {most:,} requested"
         if tokens.get("output_by_server") is not None:
@@ -342,8 +340,10 @@ def reasons_not_held(measurement: MeasurementSummary, tried: Tried) -> list[str]
     limits = None if measurement.search is None else _parsed(measurement.search.slo)
     if tried.holds or limits is None or tried.level >= len(measurement.levels):
         return tried.broken
-    violations = limits.violations(*(one.metrics for one in measurement.levels[tried.level].passes))
-    others = [sentence for sentence in tried.broken if not limits.names(sentence)]
+    metrics = [one.metrics for one in measurement.levels[tried.level].passes]
+    violations = limits.violations(*metrics)
+    of_passes = {sentence for each in metrics for sentence in limits.violations(each)}
+    others = [sentence for sentence in tried.broken if sentence not in of_passes]
     return [*violations, *others] or tried.broken
 
 

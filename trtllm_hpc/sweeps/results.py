@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from trtllm_hpc.bench.analysis.aggregate import over_repeats, overall_verdict
 from trtllm_hpc.bench.analysis.diff import workload_diff
+from trtllm_hpc.bench.analysis.sentences import sentence_of
 from trtllm_hpc.bench.analysis.slo import Slo, parse_slo
 from trtllm_hpc.bench.metrics import ENERGY_PER_GOOD_REQUEST, GOODPUT, GOODPUT_SHARE, MEAN_POWER, figures
 from trtllm_hpc.bench.records import Sample, read_records
@@ -128,7 +129,7 @@ def _points(
     share, hourly = 1 / max(gpus, 1) if gpus is not None else None, (price or 0.0) * (gpus or 0)
     # What else was found is about the whole measurement.
     of_levels = overall_verdict(measured.levels, measured.search).findings
-    whole = [it for it in measured.verdict.findings if it not in of_levels]
+    whole = [str(it) for it in measured.verdict.findings if it not in of_levels]
     whole += ["A profiler ran beside it."] if measured.profile is not None else []
     evaluation = read_evaluation(run.evaluation())
     scores = {f"score.{it.task}": it.score for it in evaluation.tasks} if evaluation else {}
@@ -139,7 +140,7 @@ def _points(
         found, metrics = {**level_figures(result), **scores}, [one.metrics for one in result.passes]
         output, total, tpot = map(found.get, ("output_tokens_per_s", "total_tokens_per_s", "tpot_ms.p50"))
         each = [rate for it in metrics if isinstance(rate := it.get("output_tokens_per_s"), float)]
-        own = [finding for one in result.passes for finding in one.verdict.findings]
+        own = [sentence_of(it) for one in result.passes for it in one.verdict.findings]
         yield Point(
             variant=of.name,
             values=of.values,

@@ -8,7 +8,7 @@ from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, W
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.errors import Diagnostic
 
-_FILES = ("dataset", "histogram", "trace")
+_FILES = ("dataset", "trace")
 _TALKS = ("conversations",)
 _DRAWN = ("normal", "shared-prefix", *_TALKS)
 _LENGTHS = ("input_tokens", "input_tokens_stdev", "output_tokens", "output_tokens_stdev")

@@ -17,18 +17,12 @@ VOCABULARY = Vocabulary(range(3, 1000), "made up", 1000)
 
 
 class WordTokenizer:
-    """One token a word, after one that begins the text; optionally one that ends it.
-
-    Args:
-        texts: the texts of single tokens; without any they are unknown, as of the server's tokenizer.
-    """
+    """One token a word, after one that begins the text; optionally one that ends it."""
 
     name = "words"
-    counted_by = "tokenizer"
 
-    def __init__(self, *, ends: bool = False, texts: Sequence[str] = ()) -> None:
+    def __init__(self, *, ends: bool = False) -> None:
         self._end = [END] if ends else []
-        self.token_texts = frozenset(texts) if texts else None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [[BEGIN, *map(word_id, text.split()), *self._end] for text in texts]
@@ -38,8 +32,6 @@ class LetterTokenizer:
     """One token a letter, spaces included, and no special tokens."""
 
     name = "letters"
-    counted_by = "tokenizer"
-    token_texts = None
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         return [[ord(letter) for letter in text] for text in texts]

@@ -56,7 +56,6 @@ def test_files_of_every_kind_have_an_example() -> None:
         *["dataset"] * 2,
         "dataset-ids",
         "dataset",
-        *["histogram"] * 2,
         "trace",
         *["conversations"] * 3,
     ]

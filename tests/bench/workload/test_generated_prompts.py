@@ -189,52 +189,7 @@ def test_ids_are_those_of_common_words_if_there_is_only_a_tokenizer() -> None:
     assert {request.input_tokens for request in built.requests} == {128}
 
 
-def test_histogram_lengths_are_drawn_from_the_bins_by_weight(tmp_path: Path) -> None:
-    file = tmp_path / "bins.yaml"
-    file.write_text("input: [[1, 10, 3], [101, 110, 1], [500, 600, 0]]\noutput:\n- [7, 7, 2.5]\n")
-    built = build(4000, kind="histogram", path=file, token_ids=True)
-    lengths = [request.input_tokens or 0 for request in built.requests]
-    assert set(lengths) == {*range(1, 11), *range(101, 111)}
-    assert sum(length <= 10 for length in lengths) / 4000 == pytest.approx(0.75, abs=0.03)
-    assert sum(lengths) / 4000 == pytest.approx((5.5 * 3 + 105.5) / 4, rel=0.05)
-    assert {request.max_tokens for request in built.requests} == {7}
-
-
-def test_joint_bins_give_pairs_of_lengths(tmp_path: Path) -> None:
-    file = tmp_path / "bins.json"
-    file.write_text('{"joint": [[5, 5, 100, 100, 1], [50, 50, 1, 2, 1]]}')
-    built = build(200, kind="histogram", path=file, token_ids=True)
-    assert set(lengths_of(built.requests)) == {(5, 100), (50, 1), (50, 2)}
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("input: [[1, 2, 3]]", 1, "input and output, or joint; found input"),
-        ("", 1, "found nothing"),
-        ("input: [[1, 2, 3]]\noutput: 5", 2, "must be a list of bins"),
-        ("input: [[1, 2, 3]]\noutput:\n  - [4, 5]", 3, "a bin is a list of 3 numbers"),
-        ("input: [[1, 2, 3]]\noutput:\n  - [4, 5, many]", 3, "a bin is a list of 3 numbers"),
-        ("joint: [[1, 2, 3]]", 1, "a bin is a list of 5 numbers"),
-        ("input: [[0, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 0 to 2"),
-        ("input: [[3, 2, 3]]\noutput: [[1, 1, 1]]", 1, "found 3 to 2"),
-        ("output: [[1, 1, 1]]\ninput: [[1, 2, -1]]", 2, "a weight must be a number of at least 0; found -1"),
-        ("output: [[1, 1, 0]]\ninput: [[1, 2, 1]]", 1, "the weights of all bins are 0"),
-        ("input: [[1, 2, 3]\n", 2, "is not YAML"),
-    ],
-)
-def test_an_invalid_histogram_is_refused_with_file_and_line(
-    tmp_path: Path, text: str, line: int, message: str
-) -> None:
-    file = tmp_path / "bins.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as raised:
-        build(1, kind="histogram", path=file)
-    assert message in str(raised.value)
-    assert f"{file}:{line}" in str(raised.value)
-
-
-@pytest.mark.parametrize("kind", ["dataset", "histogram", "trace"])
+@pytest.mark.parametrize("kind", ["dataset", "trace"])
 def test_a_file_must_be_given_and_exist(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file is given"):
         build(1, kind=kind)
@@ -260,14 +215,3 @@ def test_a_workload_is_refused_if_most_prompts_would_be_cut(options: dict[str, A
         return
     with pytest.raises(ConfigError, match="the engine takes at most 50 tokens"):
         build(4, max_input_len=50, **options)
-
-
-@pytest.mark.parametrize(("bins", "refused"), [("[1, 100, 1]", False), ("[1, 20, 1], [51, 60, 2]", True)])
-def test_a_histogram_is_refused_if_most_are_cut(tmp_path: Path, bins: str, refused: bool) -> None:
-    file = tmp_path / "bins.yaml"
-    file.write_text(f"input: [{bins}]\noutput: [[1, 1, 1]]\n")
-    if not refused:
-        assert build(4, kind="histogram", path=file, max_input_len=50).requests
-        return
-    with pytest.raises(ConfigError, match="67% of the prompts would have to be cut"):
-        build(4, kind="histogram", path=file, max_input_len=50)

@@ -8,16 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from trtllm_hpc.bench.analysis.sentences import sentence_of, stated
 from trtllm_hpc.bench.analysis.statistics import STATISTICS, t_interval, value_of
 from trtllm_hpc.bench.records import RequestRecord
-from trtllm_hpc.bench.results import Distribution, Figure, Interval, LevelResult, SearchResult, Verdict
+from trtllm_hpc.bench.results import (
+    Distribution,
+    Figure,
+    Finding,
+    Interval,
+    LevelResult,
+    SearchResult,
+    Verdict,
+)
 from trtllm_hpc.bench.server_metrics.sampling import ServerTokens
-from trtllm_hpc.bench.workload.request import EXACT_SOURCES
+from trtllm_hpc.bench.workload.request import BY_SERVER
 
-_ANY_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-"""Any digits, those in names too; groups error messages."""
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?![\d])(?: of \d+(?:,\d{3})*(?![\d.%]))?")
-"""A number that is not part of a name such as ``p99``, or a count and its total such as ``3 of 20``."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+"""Any digits of a server's error message, those in names too."""
 
 
 def over_repeats(passes: Sequence[Mapping[str, Figure]]) -> dict[str, Interval | dict[str, Interval]]:
@@ -63,19 +70,18 @@ def token_totals(records: Iterable[RequestRecord], server: ServerTokens | None =
         "responses": sum(len(record.chunks_s) for record in answered) or None,
         "input_by": _distinct(record.input_by for record in answered),
         "output_by": _distinct(record.output_by for record in answered),
-        "chunks_by": _distinct(record.chunks_by for record in answered),
     }
 
 
 def _least_tokens(record: RequestRecord) -> int | None:
     """Return the model's count, or what was seen: each response of a stream has a token, and each answer."""
-    if record.output_by in EXACT_SOURCES or record.output_tokens is None:
+    if record.output_by == BY_SERVER or record.output_tokens is None:
         return record.output_tokens
     return len(record.chunks_s) or min(1, record.output_tokens)
 
 
 def _most_tokens(record: RequestRecord) -> int | None:
-    return record.output_tokens if record.output_by in EXACT_SOURCES else record.requested_tokens
+    return record.output_tokens if record.output_by == BY_SERVER else record.requested_tokens
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
@@ -96,7 +102,7 @@ def error_counts(records: Iterable[RequestRecord]) -> dict[str, int]:
     for record in records:
         if record.measured and not record.ok:
             message = (record.error or "").strip() or record.status
-            groups.setdefault(_ANY_NUMBER.sub("N", message), Counter())[message] += 1
+            groups.setdefault(_NUMBER.sub("N", message), Counter())[message] += 1
     found = {}
     for messages in groups.values():
         first, others = next(iter(messages)), len(messages) - 1
@@ -109,83 +115,54 @@ def overall_verdict(
     levels: Sequence[LevelResult],
     search: SearchResult | None,
     *,
-    findings: Sequence[str] = (),
-    warnings: Sequence[str] = (),
+    findings: Sequence[Finding] = (),
+    warnings: Sequence[Finding] = (),
 ) -> Verdict:
     """Combine the verdicts of all passes with ``findings`` and ``warnings`` about the measurement as a whole.
 
-    Each sentence names the levels or passes it is about. A search goes beyond what the server can do on
-    purpose, so its findings become warnings: the measurement is valid if the search found a rate.
+    A finding of several passes is given once, as the worst of them, with where it was found. A search goes
+    beyond what the server can do on purpose, so its findings become warnings: the measurement is valid if the
+    search found a rate.
     """
+    of_passes = _merged(levels, lambda verdict: verdict.findings)
     pass_warnings = _merged(levels, lambda verdict: verdict.warnings)
-    pass_findings = _merged(levels, lambda verdict: verdict.findings)
     if search is not None:
-        pass_warnings, pass_findings = [*pass_findings, *pass_warnings], []
+        pass_warnings, of_passes = [*of_passes, *pass_warnings], []
         if search.max_rate_per_s is None:
-            sentence = f"The search found no rate at which {search.slo} holds. {search.stopped or ''}"
-            pass_findings = [sentence.strip()]
-    passes = [one for level in levels for one in level.passes]
-    return Verdict(
-        findings=[*findings, *pass_findings],
-        warnings=[*warnings, *pass_warnings],
-        client_limited=any(one.verdict.client_limited for one in passes),
-        unsteady=any(one.verdict.unsteady for one in passes),
-    )
+            facts = {"slo": search.slo, "stopped": search.stopped or ""}
+            of_passes = [stated(Finding("no-rate", facts=facts))]
+    return Verdict([*map(stated, findings), *of_passes], [*map(stated, warnings), *pass_warnings])
 
 
-def _merged(levels: Sequence[LevelResult], sentences_of: Callable[[Verdict], Sequence[str]]) -> list[str]:
-    """Return each sentence once, after the passes it is about; sentences that differ only in numbers are
-    merged into one with ranges."""
-    groups: dict[str, list[tuple[tuple[int, int], str]]] = {}
+def _merged(levels: Sequence[LevelResult], of: Callable[[Verdict], Sequence[Finding]]) -> list[Finding]:
+    """Return the worst finding of each code, with its sentence and the passes that have one."""
+    groups: dict[str, list[tuple[int, int, Finding]]] = {}
     for place, level in enumerate(levels):
         for number, one in enumerate(level.passes):
-            for sentence in sentences_of(one.verdict):
-                groups.setdefault(_NUMBER.sub("\0", sentence), []).append(((place, number), sentence))
+            for finding in of(one.verdict):
+                groups.setdefault(finding.code, []).append((place, number, finding))
     merged = []
     for group in groups.values():
-        where = _where(levels, list(dict.fromkeys(where for where, _ in group)))
-        sentence = _with_ranges([sentence for _, sentence in group])
-        merged.append(f"{where}: {sentence}" if where else re.sub("^up to", "Up to", sentence))
+        found = [finding for _, _, finding in group]
+        worst = max(found, key=lambda it: abs((it.value or 0.0) - (it.limit or 0.0)))
+        sentence = sentence_of(worst)
+        if any(finding != worst for finding in found):
+            sentence += f" This is the worst of {len(found)} passes."
+        where = _where(levels, [(place, number) for place, number, _ in group])
+        merged.append(replace(worst, where=where, sentence=sentence))
     return merged
 
 
 def _where(levels: Sequence[LevelResult], passes: Sequence[tuple[int, int]]) -> str:
     """Name the passes, given as (level, pass); empty if they are all passes of the only level."""
-    single, places = len(levels) == 1, list(dict.fromkeys(place for place, _ in passes))
-    complete = {
-        place: len(levels[place].passes) == sum(place == other for other, _ in passes) for place in places
-    }
-    if len(places) == len(levels) and all(complete.values()):
-        return "" if single else "all levels"
+    if len(passes) == sum(len(level.passes) for level in levels):
+        return "" if len(levels) == 1 else "all levels"
     labels = []
-    for place, number in passes:
-        repeat = levels[place].passes[number].repeat + 1
-        name = f"pass {repeat}" if single else f"{levels[place].level.label} (pass {repeat})"
-        labels.append(levels[place].level.label if complete[place] else name)
-    return ", ".join(dict.fromkeys(labels))
-
-
-def _with_ranges(sentences: Sequence[str]) -> str:
-    """Return the first of sentences that differ only in numbers, with a range for each number that differs.
-
-    Of a count with its total, the largest share is given: ``up to 30 of 400``.
-    """
-    numbers = iter([_range(same_place) for same_place in zip(*map(_NUMBER.findall, sentences), strict=True)])
-    return _NUMBER.sub(lambda _: next(numbers), sentences[0])
-
-
-def _range(numbers: Sequence[str]) -> str:
-    if len(set(numbers)) == 1:
-        return numbers[0]
-    if " of " in numbers[0]:
-        return f"up to {max(numbers, key=_share)}"
-    return f"{min(numbers, key=_number)} to {max(numbers, key=_number)}"
-
-
-def _share(text: str) -> tuple[float, float]:
-    count, total = map(_number, text.split(" of "))
-    return count / total, total
-
-
-def _number(text: str) -> float:
-    return float(text.replace(",", ""))
+    for place, level in enumerate(levels):
+        repeats = [level.passes[number].repeat + 1 for other, number in passes if other == place]
+        if len(repeats) == len(level.passes):
+            labels.append(level.level.label)
+        else:
+            name = "pass {}" if len(levels) == 1 else f"{level.level.label} (pass {{}})"
+            labels += map(name.format, repeats)
+    return ", ".join(labels)

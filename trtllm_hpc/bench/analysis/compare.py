@@ -196,7 +196,7 @@ def compare(
         environment=environment_diff(a.measurement, b.measurement),
         notes=[*_notes(a, b, common), *_undecided(rows, tolerance)],
         invalid=[
-            f"The figures of {side.name} may not be used: {' '.join(side.measurement.verdict.findings)}"
+            f"The figures of {side.name} may not be used: {side.measurement.verdict.reasons}"
             for side in (a, b)
             if not side.measurement.verdict.valid
         ],

@@ -113,10 +113,6 @@ class Slo:
         """Return a sentence for each limit that the figures of any of the passes break."""
         return [sentence for limit in self.limits if (sentence := limit.violation(*passes)) is not None]
 
-    def names(self, sentence: str) -> bool:
-        """Return whether a sentence is one of :meth:`violations`."""
-        return any(sentence.startswith(f"{limit.subject} ") for limit in self.limits)
-
     def met_by(self, record: RequestRecord) -> bool:
         """Return whether an answered request keeps every limit on single requests.
 

@@ -57,6 +57,8 @@ class ServerTokens:
 
 @dataclass(frozen=True)
 class _RawPage:
+    """A page as it came; parsed only when the load is over."""
+
     time_s: float
     within_s: float
     text: bytes
@@ -67,22 +69,22 @@ class _RawPage:
 
 
 class Samples:
-    """The pages of a measurement; to be read when the sampling is over.
+    """The pages of a measurement, fetched by a thread; to be read when the sampling is over.
 
     With more than ``max_pages``, every second page is dropped and the interval doubles.
     """
 
-    def __init__(self, endpoint: Endpoint, max_pages: int) -> None:
-        self.endpoint, self._max_pages = endpoint, max_pages
+    def __init__(self, endpoint: Endpoint, clock: Clock, interval_s: float, max_pages: int) -> None:
+        self._endpoint, self._clock = endpoint, clock
+        self._interval_s, self._max_pages = interval_s, max_pages
         self._pages: list[_RawPage] = []
         self._attempts = self._failures = 0
         self._last_failure = ""
         self._has_moved = False
-        self.interval_factor = 1
 
     def follow(self, endpoint: Endpoint) -> None:
         """Fetch the pages from there, from now on: the server was away, and has counted from zero since."""
-        self.endpoint, self._has_moved = endpoint, True
+        self._endpoint, self._has_moved = endpoint, True
 
     def __len__(self) -> int:
         """Return the number of pages kept so far."""
@@ -93,13 +95,11 @@ class Samples:
         """The samples in the order of time."""
         found, before, before_s = [], None, 0.0
         for raw in self._pages:
-            try:
+            with suppress(ValueError):
                 page = raw.parse()
-            except ValueError:
-                continue
-            figures = values(page, before, raw.time_s - before_s)
-            found.append(ServerSample(raw.time_s, raw.within_s, figures))
-            before, before_s = page, raw.time_s
+                figures = values(page, before, raw.time_s - before_s)
+                found.append(ServerSample(raw.time_s, raw.within_s, figures))
+                before, before_s = page, raw.time_s
         return found
 
     @property
@@ -117,40 +117,51 @@ class Samples:
     @property
     def warning(self) -> str | None:
         """A sentence if the page could not be read, always or sometimes; one without a run may have none."""
-        if self._failures and (self._pages or self.endpoint.job_id):
+        if self._failures and (self._pages or self._endpoint.job_id):
             often = f"{self._failures} of {self._attempts} times" if self._pages else "at any time"
-            url = self.endpoint.metrics
+            url = self._endpoint.metrics
             return f"The server's metrics at {url} could not be read {often} ({self._last_failure})."
         if len(self.samples) < len(self._pages):
-            return f"{self.endpoint.metrics} is not a page of metrics."
+            return f"{self._endpoint.metrics} is not a page of metrics."
         return None
 
-    def fetch(self, connection: HTTPConnection, clock: Clock) -> _RawPage | None:
+    def fetch_until(self, ended: threading.Event) -> None:
+        """Fetch pages about every interval, and once more at the end."""
+        endpoint, interval_s, is_last = self._endpoint, self._interval_s, False
+        connection = _connection(endpoint)
+        while not is_last:
+            is_last = ended.is_set()
+            if self._endpoint != endpoint:
+                connection.close()
+                endpoint = self._endpoint
+                connection = _connection(endpoint)
+            if (page := self._fetch(connection)) is not None:
+                # Rates over a short moment would be wild.
+                since_s = page.time_s - self._pages[-1].time_s if len(self._pages) > 1 else interval_s
+                if is_last and since_s < self._interval_s / 2:
+                    self._pages.pop()
+                self._pages.append(page)
+                if len(self._pages) >= self._max_pages and not is_last:
+                    del self._pages[1::2]
+                    interval_s *= 2
+            if not is_last:
+                # Sampling at equal intervals would keep step with a load at a constant rate, and see it
+                # always busy or always idle (RFC 2330, section 11.1: periodic sampling).
+                ended.wait(interval_s * random.uniform(0.5, 1.5))
+        connection.close()
+
+    def _fetch(self, connection: HTTPConnection) -> _RawPage | None:
         """Fetch a page; ``None`` if that fails, which is noted for :attr:`warning`."""
         self._attempts += 1
-        begun_s = clock.now()
+        begun_s = self._clock.now()
         try:
-            text = _get(connection, self.endpoint)
+            text = _get(connection, self._endpoint)
         except RequestFailed as error:
             self._failures += 1
             self._last_failure = error.message
             return None
-        ended_s = clock.now()
+        ended_s = self._clock.now()
         return _RawPage((begun_s + ended_s) / 2, (ended_s - begun_s) / 2, text)
-
-    def add(self, page: _RawPage) -> None:
-        """Keep a page."""
-        self._pages.append(page)
-        if len(self._pages) >= self._max_pages:
-            del self._pages[1::2]
-            self.interval_factor *= 2
-
-    def add_last(self, page: _RawPage, interval_s: float) -> None:
-        """Keep the last page, in place of one just before it: rates over a short moment would be wild."""
-        if len(self._pages) > 1 and page.time_s - self._pages[-1].time_s < interval_s / 2:
-            self._pages.pop()
-        # Not by add(), which might drop just this one.
-        self._pages.append(page)
 
 
 @contextmanager
@@ -169,13 +180,11 @@ def sampled(
     delayed. A page that cannot be read is a warning, not an error. After the samples of an earlier attempt,
     ``before``, they are written ``to`` a file even after an error, when the last ones matter most.
     """
-    samples, ended = Samples(endpoint, max_pages), threading.Event()
+    samples, ended = Samples(endpoint, clock, interval_s, max_pages), threading.Event()
     if not endpoint.metrics_port and endpoint.is_triton:  # a server without a run, known by one port
         yield samples
         return
-    thread = threading.Thread(
-        target=_sample, args=(clock, interval_s, samples, ended), name="metrics", daemon=True
-    )
+    thread = threading.Thread(target=samples.fetch_until, args=(ended,), name="metrics", daemon=True)
     thread.start()
     try:
         yield samples
@@ -185,24 +194,6 @@ def sampled(
         if to is not None:
             with suppress(OSError):  # the figures of the requests do not need them
                 write_samples(to, [*before, *samples.samples])
-
-
-def _sample(clock: Clock, interval_s: float, samples: Samples, ended: threading.Event) -> None:
-    endpoint = samples.endpoint
-    connection = _connection(endpoint)
-    while not ended.is_set():
-        if samples.endpoint != endpoint:
-            connection.close()
-            endpoint = samples.endpoint
-            connection = _connection(endpoint)
-        if (page := samples.fetch(connection, clock)) is not None:
-            samples.add(page)
-        # Sampling at equal intervals would keep step with a load at a constant rate, and see it always
-        # busy or always idle (RFC 2330, section 11.1: periodic sampling).
-        ended.wait(interval_s * samples.interval_factor * random.uniform(0.5, 1.5))
-    if (page := samples.fetch(connection, clock)) is not None:
-        samples.add_last(page, interval_s)
-    connection.close()
 
 
 def _connection(endpoint: Endpoint) -> HTTPConnection:

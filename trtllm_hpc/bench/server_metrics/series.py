@@ -104,31 +104,28 @@ class Series:
     model: str | None = None
     """The model of its key, see :func:`describe`."""
 
-    def value(self, page: Page, before: Page | None, gap_s: float, model: str | None) -> float | None:
-        """Return its value at ``page``, ``gap_s`` seconds after ``before``; ``None`` if it has none."""
-        over, under = page.total(self.over, model), page.total(self.under, model)
-        if self.kind != "gauge":
-            if before is None:
-                return None
+    def value(
+        self, page: Page, model: str | None, before: Page | None = None, gap_s: float = 0.0
+    ) -> float | None:
+        """Return its value at ``page``, ``gap_s`` seconds after ``before``; ``None`` if it has none.
+
+        Without a page before it is that since the server's start: a rate's count, a mean over everything.
+        """
+        over, under = (page.total(sources, model) for sources in (self.over, self.under))
+        if before is not None and self.kind != "gauge":
             over = _growth(over, before.total(self.over, model))
             under = _growth(under, before.total(self.under, model))
-        if self.kind == "rate":
-            return None if over is None or gap_s <= 0 else over * self.scale / gap_s
-        return self._quotient(over, under)
-
-    def since_start(self, page: Page, model: str | None) -> float | None:
-        """Return its value from one page alone: a rate's count, and a mean since the server started."""
-        over, under = page.total(self.over, model), page.total(self.under, model)
-        return over if self.kind == "rate" else self._quotient(over, under)
-
-    def _quotient(self, over: float | None, under: float | None) -> float | None:
         if over is None or under is None or (self.under and under <= 0):
             return None
-        return over * self.scale / (under if self.under else 1.0)
+        if self.kind != "rate":
+            return over * self.scale / (under if self.under else 1.0)
+        if before is None:
+            return over
+        return over * self.scale / gap_s if gap_s > 0 else None
 
     @property
     def counted(self) -> Series:
-        """Its description for :meth:`since_start`: the count of a rate, anything else as it is."""
+        """Its description since the server's start: the count of a rate, anything else as it is."""
         if self.kind != "rate":
             return self
         unit = "" if self.unit == "1/s" else self.unit.removesuffix("/s")
@@ -243,17 +240,16 @@ def _with_models(page: Page) -> Iterator[tuple[Series, str | None, str]]:
 def values(page: Page, before: Page | None, gap_s: float) -> dict[str, float]:
     """Return every figure of ``page`` by key; rates and means since ``before``, ``gap_s`` seconds earlier."""
     found = {
-        series.key + end: series.value(page, before, gap_s, model)
+        series.key + end: series.value(page, model, before, gap_s)
         for series, model, end in _with_models(page)
+        if before is not None or series.kind == "gauge"
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
 def since_start(page: Page) -> dict[str, float]:
     """Return every figure of one page by key: counts instead of rates, means since the server's start."""
-    found = {
-        series.counted.key + end: series.since_start(page, model) for series, model, end in _with_models(page)
-    }
+    found = {series.counted.key + end: series.value(page, model) for series, model, end in _with_models(page)}
     return {key: value for key, value in found.items() if value is not None}
 
 
@@ -271,7 +267,7 @@ def output_tokens(before: Page, after: Page) -> float | None:
 def hit_share(before: Page, after: Page) -> float | None:
     """Return the share of the prompts' KV blocks that the engine found between two pages, if known."""
     engines = after.models(*_ENGINE)
-    return _HITS.value(after, before, 0.0, engines.pop()) if len(engines) == 1 else None
+    return _HITS.value(after, engines.pop(), before) if len(engines) == 1 else None
 
 
 def describe(key: str) -> Series:

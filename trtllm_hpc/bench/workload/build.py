@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, cycle
-from pathlib import Path
+from itertools import accumulate
 
 import numpy as np
 
 from trtllm_hpc.bench.workload.conversations import check_conversations, conversations
-from trtllm_hpc.bench.workload.dataset import SourcePrompt, read_prompts
-from trtllm_hpc.bench.workload.lengths import Lengths, draw_lengths, read_bins
+from trtllm_hpc.bench.workload.dataset import read_prompts
+from trtllm_hpc.bench.workload.given_prompts import counted, random_order
+from trtllm_hpc.bench.workload.lengths import draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
-from trtllm_hpc.bench.workload.request import BuiltWorkload, WorkloadSpec
-from trtllm_hpc.bench.workload.request_builder import RequestBuilder
+from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
+from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
 from trtllm_hpc.bench.workload.trace import check_trace, trace
 from trtllm_hpc.config.benchmark import Benchmark, Workload
 
@@ -58,35 +57,26 @@ def check_file(workload: Workload) -> None:
     """
     if workload.path is None:
         return
-    path = Path(workload.path)
-    if workload.kind == "dataset":
-        read_prompts(path, workload.tokens_per_word)
-    elif workload.kind == "trace":
-        check_trace(path, workload.tokens_per_word)
-    elif workload.kind == "conversations":
-        check_conversations(path, workload)
-    elif workload.kind == "histogram":
-        read_bins(path)
+    spec = WorkloadSpec(Benchmark(workload=workload), 1, takes_token_ids=True)
+    checks = {"dataset": read_prompts, "trace": check_trace, "conversations": check_conversations}
+    if check := checks.get(workload.kind):
+        check(spec)
 
 
 def _given(spec: WorkloadSpec) -> BuiltWorkload:
-    """The prompts of the file, the given or the built-in ones, in random order.
-
-    In a file, an answer's limit is that of the entry or, if the entry has an answer
-    instead, the words of the answer times ``tokens_per_word``.
-    """
-    found: Sequence[SourcePrompt | None]
+    """The prompts of the file, the given or the built-in ones, in random order, again when all were taken."""
+    found: list[Request | None]
     if spec.workload.kind == "dataset":
-        found = read_prompts(spec.file, spec.workload.tokens_per_word)
+        found = read_prompts(spec)
     else:
-        given = spec.workload.prompts or BUILT_IN_PROMPTS
-        found = [SourcePrompt(number, f"prompt {number}", prompt) for number, prompt in enumerate(given, 1)]
+        given = enumerate(spec.workload.prompts or BUILT_IN_PROMPTS, 1)
+        found = [Request(spec.settings.max_tokens, text, source=f"prompt {at}") for at, text in given]
     prompts = [prompt for prompt in found if prompt is not None]
-    builder = RequestBuilder(spec)
-    requests = builder.in_random_order(prompts)
+    order = random_order(len(prompts), spec.settings.seed)
+    requests, notes = counted(spec, (prompts[place] for place in order))
     empty = len(found) - len(prompts)
     note = [f"Left out {empty:,} of {len(found):,} entries: they have no prompt."] if empty else []
-    return BuiltWorkload(requests, note + builder.notes(), len(prompts))
+    return BuiltWorkload(requests, note + notes, len(prompts))
 
 
 def _generated(spec: WorkloadSpec) -> BuiltWorkload:
@@ -97,21 +87,20 @@ def _generated(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, [*cut, *notes])
 
 
-def _shapes(spec: WorkloadSpec, lengths: Sequence[Lengths], prefix_tokens: int) -> Iterator[PromptShape]:
+def _shapes(
+    spec: WorkloadSpec, lengths: Sequence[tuple[int, int]], prefix_tokens: int
+) -> Iterator[PromptShape]:
     seed = spec.settings.seed
-    source = random_source(seed, Stream.CONTENTS)
-    if not prefix_tokens:
-        for each in lengths:
-            yield PromptShape(draw_codes(source, each.input_tokens), each.output_tokens)
-        return
-    count = min(spec.workload.prefixes, len(lengths))
-    prefixes = [
-        draw_codes(random_source(seed, Stream.PREFIXES, number), prefix_tokens)
-        for number in range(1, count + 1)
-    ]
-    for each, (number, prefix) in zip(lengths, cycle(enumerate(prefixes, 1)), strict=False):
-        codes = np.concatenate([prefix, draw_codes(source, each.input_tokens)])
-        yield PromptShape(codes, each.output_tokens, None, f"prefix {number}", number, prefix_tokens)
+    own, of_prefixes = random_source(seed, "prompts"), random_source(seed, "prefixes")
+    count = min(spec.workload.prefixes, len(lengths)) if prefix_tokens else 0
+    prefixes = [draw_codes(of_prefixes, prefix_tokens) for _ in range(count)]
+    for place, (tokens, answer) in enumerate(lengths):
+        shape = PromptShape(draw_codes(own, tokens), answer)
+        if prefixes:
+            prefix = place % count
+            codes = np.concatenate([prefixes[prefix], shape.codes])
+            shape = PromptShape(codes, answer, None, f"prefix {prefix + 1}", prefix + 1, prefix_tokens)
+        yield shape
 
 
 def _adapters(settings: Benchmark) -> Iterator[int | None]:
@@ -125,8 +114,8 @@ def _adapters(settings: Benchmark) -> Iterator[int | None]:
     task_ids: list[int | None] = [*workload.lora_task_ids, None]
     # Rounded, so that a sum of thirds is no hair below 1.
     bounds = [round(bound, 9) for bound in accumulate(workload.lora_shares)]
-    source = random_source(settings.seed, Stream.ADAPTERS)
+    source = random_source(settings.seed, "adapters")
     while True:
-        points = (source.permutation(_BLOCK) + source.random_sample()) / _BLOCK
+        points = (source.permutation(_BLOCK) + source.random()) / _BLOCK
         for place in np.searchsorted(bounds, points, side="right").tolist():
             yield task_ids[place]

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from trtllm_hpc.bench.workload import trace
-from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, prompt_of, read_entries, turns_of
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, read_entries, request_of, turns_of
+from trtllm_hpc.bench.workload.given_prompts import random_order
 from trtllm_hpc.bench.workload.lengths import draw_lengths
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.random_numbers import draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec, file_error, settings_error
-from trtllm_hpc.bench.workload.request_builder import random_order
-from trtllm_hpc.config.benchmark import Workload
 
 _Turns = list[tuple[Request, PromptShape | None]]
 """The turns of a conversation; a shape stands for a prompt that is still to be written."""
@@ -37,7 +37,7 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     shapes = [shape for turns in all_turns for _, shape in turns if shape is not None]
     made, more = generated_requests(spec, shapes) if shapes else ([], [])
     texts, requests = iter(made), list[Request]()
-    thinks = _draws(spec, Stream.THINK_TIMES, spec.workload.think_seconds, spec.workload.think_seconds_stdev)
+    thinks = _draws(spec, "think times", spec.workload.think_seconds, spec.workload.think_seconds_stdev)
     for number, turns in enumerate(all_turns):
         for turn, (request, shape) in enumerate(turns, 1):
             usual_s = 0.0 if request.due_s is not None else round(max(0.0, next(thinks)), 9)
@@ -49,30 +49,31 @@ def conversations(spec: WorkloadSpec) -> BuiltWorkload:
     return BuiltWorkload(requests, [*notes, *more], distinct)
 
 
-def check_conversations(path: Path, workload: Workload) -> None:
+def check_conversations(spec: WorkloadSpec) -> None:
     """Check every conversation of the file without a tokenizer. Raises ConfigError; with file and line."""
-    for group in _groups(path):
-        _turns(group, workload, 1)
+    for group in _groups(spec.file):
+        _turns(group, spec)
 
 
-def _draws(spec: WorkloadSpec, stream: Stream, mean: float, stdev: float) -> Iterator[float]:
-    source = random_source(spec.settings.seed, stream)
+def _draws(spec: WorkloadSpec, name: str, mean: float, stdev: float) -> Iterator[float]:
+    source = random_source(spec.settings.seed, name)
     while True:
         yield mean + stdev * float(source.standard_normal())
 
 
 def _drawn(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], None]:
     workload, seed = spec.workload, spec.settings.seed
-    draws = islice(_draws(spec, Stream.TURNS, workload.turns, workload.turns_stdev), spec.count)
+    draws = islice(_draws(spec, "turns", workload.turns, workload.turns_stdev), spec.count)
     counts = [max(1, round(drawn)) for drawn in draws]
     lengths, notes = draw_lengths(replace(spec, count=sum(counts)), workload.prefix_tokens)
+    source = random_source(seed, "prefixes")
     prefixes = [
-        PromptShape(draw_codes(random_source(seed, Stream.PREFIXES, number), workload.prefix_tokens), 1)
-        for number in range(1, min(workload.prefixes, spec.count) + 1)
+        PromptShape(draw_codes(source, workload.prefix_tokens), 1)
+        for _ in range(min(workload.prefixes, spec.count))
     ]
     systems, more = generated_requests(spec, prefixes)
-    source = random_source(seed, Stream.CONTENTS)
-    shapes = (PromptShape(draw_codes(source, it.input_tokens), it.output_tokens) for it in lengths)
+    source = random_source(seed, "prompts")
+    shapes = (PromptShape(draw_codes(source, tokens), answer) for tokens, answer in lengths)
     all_turns = list[_Turns]()
     for count, system in zip(counts, cycle(systems), strict=False):
         said = [{"role": "system", "content": system.prompt or ""}]
@@ -87,7 +88,7 @@ def _of_file(spec: WorkloadSpec) -> tuple[list[_Turns], list[str], int]:
     if settings.arrival == "trace" and not settings.closed_loop:
         groups, order = trace.timed(groups, workload.speed), iter(range(len(groups)))
     chosen = (groups[place] for place in islice(order, spec.count))
-    all_turns = [_turns(group, workload, settings.max_tokens, codes) for group in chosen]
+    all_turns = [_turns(group, spec, codes) for group in chosen]
     return all_turns, [], len(groups)
 
 
@@ -110,25 +111,25 @@ def _groups(path: Path) -> list[list[Entry]]:
     return found
 
 
-def _turns(
-    group: Sequence[Entry], workload: Workload, max_tokens: int, codes: trace.PromptCodes | None = None
-) -> _Turns:
+def _turns(group: Sequence[Entry], spec: WorkloadSpec, codes: trace.PromptCodes | None = None) -> _Turns:
     turns, before = _Turns(), 0
     for entry in group:
-        answer = entry.length(OUTPUT_LENGTH_KEYS) or max_tokens
-        think_s, said = entry.seconds("think_s", "delay"), entry.values.get("said")
-        request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", said=said)
-        request = replace(request, think_s=think_s and max(0.0, think_s) / workload.speed)
+        think_s = entry.seconds("think_s", "delay")
+        recorded: dict[str, Any] = {
+            "think_s": think_s and max(0.0, think_s) / spec.workload.speed,
+            "said": entry.values.get("said"),
+        }
         if trace.has_only_lengths(entry):
+            answer = entry.length(OUTPUT_LENGTH_KEYS) or spec.settings.max_tokens
             length = trace.input_length(entry)
             new = max(1, length - before) if trace.hash_ids(entry) else length
             before = length + answer
             tokens = np.zeros(0, dtype=np.int32) if codes is None else codes.of(entry, length)[-new:]
+            request = Request(answer, due_s=entry.due_s, source=f"line {entry.line}", **recorded)
             turns.append((request, PromptShape(tokens, answer)))
             continue
-        found = prompt_of(entry, workload.tokens_per_word)
+        found = request_of(entry, spec)
         if found is None or found.prompt is None:
             raise entry.error("has no text to say")
-        request = replace(request, prompt=found.prompt, max_tokens=found.max_tokens or max_tokens)
-        turns.append((request, None))
+        turns.append((replace(found, **recorded), None))
     return turns

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trtllm_hpc.bench.workload.request import file_error
+from trtllm_hpc.bench.workload.request import Request, WorkloadSpec, file_error
 from trtllm_hpc.errors import ConfigError
 
 OUTPUT_LENGTH_KEYS = ("max_tokens", "output_tokens", "output_length")
@@ -125,47 +125,34 @@ def _not_json(path: Path, line: int, error: Exception) -> ConfigError:
     return file_error(path, line, f"is not JSON: {reason}; expected {_LAYOUTS}")
 
 
-@dataclass(frozen=True)
-class SourcePrompt:
-    """The prompt of one entry, before it is tokenized."""
-
-    line: int
-    source: str
-    """Where it comes from, to be shown."""
-    prompt: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    """Exactly one of the two is given."""
-    max_tokens: int | None = None
-    """From the entry; ``None`` if it has none."""
-    due_s: float | None = None
-
-
-def read_prompts(path: Path, tokens_per_word: float) -> list[SourcePrompt | None]:
+def read_prompts(spec: WorkloadSpec) -> list[Request | None]:
     """Return the prompt of each entry of the file; ``None`` for an entry without one.
 
     Raises ConfigError if an entry cannot be read, or none has a prompt; with file and line.
     """
-    found = [prompt_of(entry, tokens_per_word) for entry in read_entries(path)]
+    found = [request_of(entry, spec) for entry in read_entries(spec.file)]
     if not any(found):
-        raise file_error(path, None, "all prompts are empty")
+        raise file_error(spec.file, None, "all prompts are empty")
     return found
 
 
-def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
-    """Return the prompt of an entry; ``None`` if it is empty, as of an empty conversation.
+def request_of(entry: Entry, spec: WorkloadSpec) -> Request | None:
+    """Return the prompt of an entry, not counted yet; ``None`` if it is empty, as of an empty conversation.
 
     Layouts: ``input`` and ``instruction`` as in upstream's data sets, whose prompt is ``input + ' ' +
     instruction`` (``benchmark_core_model.py`` of tensorrtllm_backend v0.16.0); a prompt or token ids alone;
     ``messages`` of chats and ``conversations`` of ShareGPT, whose prompt is everything before the first
-    answer. Raises ConfigError if it has none of these, or wrong types; with the line.
+    answer. The answer's limit is the entry's, the words of its answer times ``tokens_per_word``, or
+    ``max_tokens``. Raises ConfigError if it has none of these, wrong types, or ids that the model does not
+    take; with the line.
     """
-    values, line, source = entry.values, entry.line, f"line {entry.line}"
     tokens = entry.length(OUTPUT_LENGTH_KEYS)
+    request = Request(tokens or spec.settings.max_tokens, due_s=entry.due_s, source=f"line {entry.line}")
     for key in _IDS_KEYS:
-        if values.get(key) is not None:
-            return SourcePrompt(line, source, token_ids=_ids(entry, key), max_tokens=tokens)
+        if entry.values.get(key) is not None:
+            return replace(request, token_ids=_ids(entry, key, spec))
     for key in _CONVERSATION_KEYS:
-        if key in values:
+        if key in entry.values:
             prompt, answer = _conversation(entry, key)
             break
     else:
@@ -173,10 +160,10 @@ def prompt_of(entry: Entry, tokens_per_word: float) -> SourcePrompt | None:
     if not prompt.strip():
         return None
     if tokens is None and answer is not None:
-        tokens = max(1, int(len(answer.split()) * tokens_per_word))
+        tokens = max(1, int(len(answer.split()) * spec.workload.tokens_per_word))
     # JSON can contain half of a surrogate pair ("\ud800"), which no server takes.
     valid = prompt.encode("utf-8", errors="replace").decode("utf-8")
-    return SourcePrompt(line, source, valid, max_tokens=tokens)
+    return replace(request, prompt=valid, max_tokens=tokens or request.max_tokens)
 
 
 def _prompt(entry: Entry) -> str:
@@ -201,10 +188,16 @@ def _text(entry: Entry, keys: Sequence[str]) -> str | None:
     return None
 
 
-def _ids(entry: Entry, key: str) -> tuple[int, ...]:
+def _ids(entry: Entry, key: str, spec: WorkloadSpec) -> tuple[int, ...]:
     ids = entry.values[key]
     if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
         raise entry.error(f"{key} must be a list of token ids, whole numbers of at least 0")
+    if not (spec.takes_token_ids or spec.ids_allowed):
+        hint = "--model tensorrt_llm, or --protocol openai"
+        raise entry.error("has token ids, but the model takes texts", hint=hint)
+    size = None if spec.vocabulary is None else spec.vocabulary.size
+    if size is not None and max(ids) >= size:
+        raise entry.error(f"token id {max(ids)} is outside the model's vocabulary of {size:,}")
     return tuple(ids)
 
 

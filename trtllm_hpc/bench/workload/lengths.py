@@ -1,186 +1,51 @@
-"""Lengths of prompts and answers: drawn from distributions, and limited to what the model takes.
-
-A histogram's file has bins of prompts and of answers::
-
-    input: [[1, 64, 3], [65, 128, 1]]      # shortest, longest, weight
-    output: [[16, 16, 1]]
-
-or bins of pairs::
-
-    joint: [[1, 64, 100, 200, 5], [65, 128, 10, 20, 1]]   # of the prompt, of the answer, weight
-
-Within a bin all lengths are equally likely. The file is YAML or JSON.
-"""
+"""Lengths of prompts and answers: drawn from normal distributions, and limited to what the model takes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
-from trtllm_hpc.bench.workload.request import WorkloadSpec, file_error, settings_error
-from trtllm_hpc.config.benchmark import Workload
-from trtllm_hpc.config.files import read_tree
-from trtllm_hpc.config.tree import Node
-from trtllm_hpc.errors import ConfigError
+from trtllm_hpc.bench.workload.random_numbers import random_source
+from trtllm_hpc.bench.workload.request import WorkloadSpec, settings_error
 
 _MAX_CUT_SHARE = 0.5
-_MAX_LENGTH = 10_000_000
-"""Tokens; a longer length in a file is a typing error."""
-
-Bin = tuple[float, ...]
-"""Shortest and longest of one length or of two, and the weight."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """The tokens of one request."""
+def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[tuple[int, int]], list[str]]:
+    """Draw the tokens of each prompt and answer, and cut prompts to the limit less the prefix.
 
-    input_tokens: int
-    output_tokens: int
-
-
-def draw_lengths(spec: WorkloadSpec, prefix_tokens: int = 0) -> tuple[list[Lengths], list[str]]:
-    """Draw the lengths of all requests, and cut prompts to the limit less the prefix.
-
-    They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1; or, for a
-    histogram, from its bins (``token-from-histogram``). A sentence says how many were cut.
+    They come from two normal distributions (upstream's ``token-norm-dist``), rounded, at least 1. A sentence
+    says how many prompts were cut.
 
     Raises:
-        ConfigError: the file has no bins, the prefix leaves no room, or more than half of the prompts would
-            be cut to the engine's limit. Cutting to ``max_input_tokens`` is allowed: the user has set it.
+        ConfigError: the prefix leaves no room, or more than half of the prompts would be cut to the engine's
+            limit. Cutting to ``max_input_tokens`` is allowed: the user has set it.
     """
-    bin_lists = read_bins(spec.file) if spec.workload.kind == "histogram" else []
-    drawn = _bin_lengths(spec, bin_lists) if bin_lists else _normal_lengths(spec)
-    limit = spec.limit
+    workload, limit = spec.workload, spec.limit
+    means = workload.input_tokens, workload.output_tokens or spec.settings.max_tokens
+    stdevs = workload.input_tokens_stdev, workload.output_tokens_stdev
+    drawn = random_source(spec.settings.seed, "lengths").standard_normal((spec.count, 2)) * stdevs + means
+    pairs: list[tuple[int, int]] = [(int(a), int(b)) for a, b in np.maximum(np.rint(drawn), 1)]
     if limit is None:
-        return drawn, []
+        return pairs, []
     room = limit - prefix_tokens
     if room < 1:
         message = f"a prefix of {prefix_tokens} tokens leaves no room in prompts of at most {limit}"
         raise settings_error("prefix_tokens", message, value=prefix_tokens, hint=f"set it below {limit}")
-    is_engine_limit = limit == spec.max_input_len != spec.workload.max_input_tokens
-    if is_engine_limit and bin_lists:
-        _refuse_mostly_cut("path", _bins_share_above(bin_lists[0], room), limit)
-    elif is_engine_limit:
-        _refuse_mostly_cut("input_tokens", _normal_share_above(spec.workload, room), limit)
-    cut = sum(length.input_tokens > room for length in drawn)
-    kept = [Lengths(min(length.input_tokens, room), length.output_tokens) for length in drawn]
-    return kept, [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
-
-
-def _refuse_mostly_cut(key: str, share: float, limit: int) -> None:
-    if share > _MAX_CUT_SHARE:
+    share = _share_above(workload.input_tokens, workload.input_tokens_stdev, room)
+    if share > _MAX_CUT_SHARE and limit == spec.max_input_len != workload.max_input_tokens:
         message = (
             f"{share:.0%} of the prompts would have to be cut: the engine takes at most {limit} tokens "
             "(engine.max_input_len)"
         )
         hint = f"set shorter prompts, or cut them with max_input_tokens {limit}"
-        raise settings_error(key, message, code="too-long", hint=hint)
+        raise settings_error("input_tokens", message, code="too-long", hint=hint)
+    cut = sum(length > room for length, _ in pairs)
+    notes = [f"Prompts cut to {room} tokens: {cut:,}."] if cut else []
+    return [(min(length, room), output) for length, output in pairs], notes
 
 
-def _normal_lengths(spec: WorkloadSpec) -> list[Lengths]:
-    workload = spec.workload
-    sides = (
-        (Stream.INPUT_LENGTHS, workload.input_tokens, workload.input_tokens_stdev),
-        (
-            Stream.OUTPUT_LENGTHS,
-            workload.output_tokens or spec.settings.max_tokens,
-            workload.output_tokens_stdev,
-        ),
-    )
-    drawn = [
-        mean + stdev * random_source(spec.settings.seed, stream).standard_normal(spec.count)
-        for stream, mean, stdev in sides
-    ]
-    return [Lengths(int(a), int(b)) for a, b in np.maximum(np.rint(drawn), 1).T]
-
-
-def _normal_share_above(workload: Workload, tokens: int) -> float:
+def _share_above(mean: float, stdev: float, tokens: int) -> float:
     """Return the expected share of prompts with more tokens than that."""
-    mean, stdev = workload.input_tokens, workload.input_tokens_stdev
     return 1 - NormalDist(mean, stdev).cdf(tokens + 0.5) if stdev else float(mean > tokens)
-
-
-def _bins_share_above(bins: Sequence[Bin], tokens: int) -> float:
-    """Return the expected share of prompts with more tokens than that."""
-    above = sum(
-        weight * min(max(high - tokens, 0.0) / (high - low + 1), 1.0) for low, high, *_, weight in bins
-    )
-    return above / sum(each[-1] for each in bins)
-
-
-def _bin_lengths(spec: WorkloadSpec, sides: Sequence[Sequence[Bin]]) -> list[Lengths]:
-    streams = (Stream.INPUT_LENGTHS, Stream.OUTPUT_LENGTHS)
-    drawn = [
-        _draw(bins, spec.count, random_source(spec.settings.seed, stream))
-        for bins, stream in zip(sides, streams, strict=False)
-    ]
-    return [Lengths(*(length for row in rows for length in row)) for rows in zip(*drawn, strict=True)]
-
-
-def _draw(bins: Sequence[Bin], count: int, source: np.random.RandomState) -> list[list[int]]:
-    """Rows of one length or two: a random number chooses the bin, one more each length."""
-    table = np.array(bins, dtype=np.float64)
-    uniform = source.random_sample((count, 1 + (table.shape[1] - 1) // 2))
-    reached = np.cumsum(table[:, -1]) / table[:, -1].sum()
-    # side="right": a bin of weight 0 is never chosen, not even by a 0.
-    indices = np.searchsorted(reached, uniform[:, 0], side="right").clip(max=len(bins) - 1)
-    chosen = table[indices]
-    lows, highs = chosen[:, 0:-1:2], chosen[:, 1:-1:2]
-    lengths = lows + np.floor(uniform[:, 1:] * (highs - lows + 1))
-    rows: list[list[int]] = np.minimum(lengths, highs).astype(np.int64).tolist()
-    return rows
-
-
-def read_bins(path: Path) -> list[list[Bin]]:
-    """Return the bins of the file: those of pairs, or those of prompts and those of answers.
-
-    Raises ConfigError if there are none; with file and line.
-    """
-    root, diagnostics = read_tree(path, "histogram")
-    if root is None or diagnostics:
-        raise ConfigError(diagnostics)
-    assert isinstance(root.value, dict)
-    keys = sorted(root.value)
-    if keys == ["joint"]:
-        return [_bins(path, root.value["joint"], 5)]
-    if keys == ["input", "output"]:
-        return [_bins(path, root.value[key], 3) for key in keys]
-    found = ", ".join(keys) or "nothing"
-    message = f"a histogram must have the keys input and output, or joint; found {found}"
-    raise file_error(path, root.line, message)
-
-
-def _bins(path: Path, node: Node, width: int) -> list[Bin]:
-    if not isinstance(node.value, list) or not node.value:
-        hint = "write input and output, or joint, as lists of bins"
-        raise file_error(path, node.line, "must be a list of bins", hint=hint)
-    bins = [_bin(path, item, width) for item in node.value]
-    if not any(weights[-1] for weights in bins):
-        raise file_error(path, node.line, "the weights of all bins are 0")
-    return bins
-
-
-def _bin(path: Path, node: Node, width: int) -> Bin:
-    values = node.plain()
-    numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
-    if not numbers or len(values) != width:
-        joint = " of the prompt, shortest, longest of the answer" if width == 5 else ""
-        message = f"a bin is a list of {width} numbers: shortest, longest{joint}, weight; found {values!r}"
-        raise file_error(path, node.line, message)
-    *ends, weight = values
-    for low, high in zip(ends[::2], ends[1::2], strict=True):
-        if type(low) is not int or type(high) is not int or not 1 <= low <= high <= _MAX_LENGTH:
-            message = (
-                f"a bin's lengths must be whole numbers from 1 to {_MAX_LENGTH:,}, the shortest first; "
-                f"found {low} to {high}"
-            )
-            raise file_error(path, node.line, message)
-    if not 0 <= weight < float("inf"):
-        raise file_error(path, node.line, f"a weight must be a number of at least 0; found {weight}")
-    return tuple(values)

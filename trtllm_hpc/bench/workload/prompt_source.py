@@ -8,6 +8,7 @@ from itertools import islice, takewhile
 
 from trtllm_hpc.bench.workload.random_numbers import Codes
 from trtllm_hpc.bench.workload.request import (
+    BY_TOKENIZER,
     BY_WORKLOAD,
     Request,
     Tokenizer,
@@ -119,7 +120,7 @@ def _texts(writer: TextWriter, shapes: Iterable[PromptShape]) -> tuple[list[Requ
                     shape.max_tokens,
                     prompt=text,
                     input_tokens=len(token_ids),
-                    input_by=writer.tokenizer.counted_by,
+                    input_by=BY_TOKENIZER,
                     due_s=shape.due_s,
                     source=shape.source,
                 )

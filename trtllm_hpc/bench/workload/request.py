@@ -12,24 +12,13 @@ from trtllm_hpc.config.benchmark import Benchmark, Workload
 from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.paths import write_text
 
-# Sources of token counts, as written in the records (input_by, output_by, chunks_by).
-BY_MODEL = "model"
-"""The model itself: its ``sequence_length``, or the ids of its answer."""
-BY_USAGE = "usage"
-"""The server, in the field ``usage`` of OpenAI's protocol."""
-EXACT_SOURCES = frozenset({BY_MODEL, BY_USAGE})
-"""The exact sources."""
+# Who counted tokens, as written in the records (input_by, output_by).
+BY_SERVER = "server"
+"""The server: ``usage`` of OpenAI's protocol, or the ids of a core model's answer."""
 BY_WORKLOAD = "workload"
 """The workload, which sent token ids."""
-BY_RESPONSES = "responses"
-"""Each response of a stream counts as one token."""
 BY_TOKENIZER = "tokenizer"
-"""The model's tokenizer, run on the text by the client. The model may have generated other tokens."""
-BY_PREPROCESSING = "preprocessing"
-"""The server's tokenizer, called over the network."""
-TEXT_SOURCES = frozenset({BY_TOKENIZER, BY_PREPROCESSING})
-BY_REQUEST = "requested"
-"""Not counted: the requested number. Too high if the model stopped earlier."""
+"""The run's tokenizer, on the text. The model may have generated other tokens."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +57,6 @@ class Tokenizer(Protocol):
     @property
     def name(self) -> str:
         """Where it comes from, to be shown."""
-
-    @property
-    def counted_by(self) -> str:
-        """What records have as who counted: ``tokenizer`` or ``preprocessing``."""
-
-    @property
-    def token_texts(self) -> frozenset[str] | None:
-        """The text of each token by itself, as a stream of single tokens has it; ``None`` if unknown."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
-from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, SourcePrompt, prompt_of, read_entries
+from trtllm_hpc.bench.workload.dataset import OUTPUT_LENGTH_KEYS, Entry, read_entries, request_of
+from trtllm_hpc.bench.workload.given_prompts import counted, too_long_note
 from trtllm_hpc.bench.workload.prompt_source import PromptShape, generated_requests
-from trtllm_hpc.bench.workload.random_numbers import Codes, Stream, draw_codes, random_source
+from trtllm_hpc.bench.workload.random_numbers import Codes, draw_codes, random_source
 from trtllm_hpc.bench.workload.request import BuiltWorkload, Request, WorkloadSpec
-from trtllm_hpc.bench.workload.request_builder import RequestBuilder, too_long_note
 
 BLOCK_TOKENS = 512
 """Tokens of one of Mooncake's ``hash_ids`` (FAST25-release/traces of kvcache-ai/Mooncake)."""
@@ -32,13 +30,16 @@ def trace(spec: WorkloadSpec) -> BuiltWorkload:
     ``speed`` times faster. For an entry without a prompt one of its length is
     generated, in which the same ``hash_ids`` stand for the same tokens.
     """
-    timed, generated = _read(spec.file, spec.workload.speed)
-    requests, notes = (_generate if generated else _recorded)(spec, timed)
+    entries, generated = _read(spec)
+    if generated:
+        requests, notes = _generate(spec, entries)
+    else:
+        requests, notes = counted(spec, (_recorded(entry, spec) for entry in entries))
     if spec.settings.requests is not None:
         wanted = min(spec.settings.requests + (spec.settings.warmup_requests or 0), spec.count)
         if len(requests) < wanted:
             notes.append(f"The trace has only {len(requests):,} requests instead of {wanted:,}.")
-    return BuiltWorkload(requests, [*notes, *_too_short(spec, timed)], len(timed))
+    return BuiltWorkload(requests, [*notes, *_too_short(spec, entries)], len(entries))
 
 
 def _too_short(spec: WorkloadSpec, timed: Sequence[Entry]) -> Iterator[str]:
@@ -51,24 +52,25 @@ def _too_short(spec: WorkloadSpec, timed: Sequence[Entry]) -> Iterator[str]:
         yield f"The trace ends after {length_s:g} s instead of {wanted_s:g} s, and so does the measurement."
 
 
-def check_trace(path: Path, tokens_per_word: float) -> None:
+def check_trace(spec: WorkloadSpec) -> None:
     """Check every entry of the file, as far as possible without a tokenizer.
 
     Raises ConfigError if an entry makes no request; with file and line.
     """
-    timed, generated = _read(path, 1.0)
-    for entry in timed:
+    entries, generated = _read(spec)
+    for entry in entries:
         if generated:
             input_length(entry)
             hash_ids(entry)
             entry.length(OUTPUT_LENGTH_KEYS)
         else:
-            _prompt(entry, tokens_per_word)
+            _recorded(entry, spec)
 
 
-def _read(path: Path, speed: float) -> tuple[list[Entry], bool]:
+def _read(spec: WorkloadSpec) -> tuple[list[Entry], bool]:
     """The entries in the order of their times, and whether prompts must be generated from their lengths."""
-    entries = [entry for [entry] in timed([[entry] for entry in read_entries(path)], speed)]
+    groups = timed([[entry] for entry in read_entries(spec.file)], spec.workload.speed)
+    entries = [entry for [entry] in groups]
     generated = [has_only_lengths(entry) for entry in entries]
     if any(generated) and not all(generated):
         other = entries[generated.index(not generated[0])]
@@ -103,26 +105,11 @@ def has_only_lengths(entry: Entry) -> bool:
     )
 
 
-def _recorded(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request], list[str]]:
-    """Requests of entries that have prompts or token ids."""
-    builder = RequestBuilder(spec)
-    requests: list[Request] = []
-    begin = 0
-    while begin < len(timed) and len(requests) < spec.count:
-        batch = timed[begin : begin + spec.count - len(requests)]
-        begin += len(batch)
-        prompts = [_prompt(entry, spec.workload.tokens_per_word) for entry in batch]
-        requests += [request for request in builder.build(prompts) if request is not None]
-    if not requests:
-        raise spec.all_too_long()
-    return requests, builder.notes()
-
-
-def _prompt(entry: Entry, tokens_per_word: float) -> SourcePrompt:
-    prompt = prompt_of(entry, tokens_per_word)
-    if prompt is None:
+def _recorded(entry: Entry, spec: WorkloadSpec) -> Request:
+    request = request_of(entry, spec)
+    if request is None:
         raise entry.error("the prompt is empty")
-    return replace(prompt, due_s=entry.due_s)
+    return request
 
 
 def _generate(spec: WorkloadSpec, timed: Sequence[Entry]) -> tuple[list[Request], list[str]]:
@@ -174,13 +161,13 @@ class PromptCodes:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._block = lru_cache(_CACHED_BLOCKS)(
-            lambda number: draw_codes(random_source(seed, Stream.BLOCKS, number), BLOCK_TOKENS)
+            lambda number: draw_codes(random_source(seed, f"block {number}"), BLOCK_TOKENS)
         )
 
     def of(self, entry: Entry, length: int) -> Codes:
         """Return the codes of one prompt."""
         shared = [self._block(number) for number in hash_ids(entry)[: -(-length // BLOCK_TOKENS)]]
         rest = max(0, length - BLOCK_TOKENS * len(shared))
-        own = draw_codes(random_source(self._seed, Stream.CONTENTS, entry.line), rest)
+        own = draw_codes(random_source(self._seed, f"line {entry.line}"), rest)
         codes: Codes = np.concatenate([*shared, own])[:length]
         return codes
