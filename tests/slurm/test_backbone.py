@@ -156,8 +156,8 @@ def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person
     for result in measured.levels:
         assert {"ttft_ms", "tpot_ms", "itl_ms", "goodput_per_s"} <= result.metrics.keys()
     for record in read_records(run.measurement("benchmark").requests):
-        # Token by token, or joined where the server was behind.
-        assert 1 < len(record.chunks_s) <= sum(record.chunk_tokens) == record.output_tokens
+        # Token by token, or several in a response where the server was behind.
+        assert 1 < len(record.chunks_s) <= record.output_tokens
         assert record.sent_s < record.chunks_s[0] and list(record.chunks_s) == sorted(record.chunks_s)
     held = [sample.values["kv_blocks_used"] for sample in read_samples(run.measurement("benchmark").samples)]
     assert max(held) > 0  # the looks are at random, and a request of 32 tokens is there most of the time
