@@ -23,7 +23,7 @@ from trtllm_hpc.runtime.lock import UNLIKE, Lock, add_findings
 from trtllm_hpc.runtime.records import RankRecord, read_events
 from trtllm_hpc.validation.load import load
 
-REPEATED = ("local", "pyxis-two-nodes", "openai-heterogeneous-apptainer", "vllm-llama-3.1-405b-two-nodes")
+REPEATED = ("local", "pyxis-two-nodes", "openai-heterogeneous", "vllm-llama-3.1-405b-two-nodes")
 
 
 def typed(*words: str | Path) -> Result:
