@@ -59,7 +59,7 @@ def test_every_mode_of_serving_and_every_kind_of_cluster_has_a_record() -> None:
 
 
 def step_of(text: str, log: str) -> list[str]:
-    """The lines of the srun that writes a log, without its program, its cores and its component of the job."""
+    """The lines of the srun that writes a log, without its program, cores and component of the job."""
     component = r" --het-group=0( --gpus-per-node=\S+)?"
     lines = re.sub(f"{component}| --cpus-per-task=[0-9]+", "", text).splitlines()
     at = next(number for number, line in enumerate(lines) if f"logs/{log}_%t.out" in line)

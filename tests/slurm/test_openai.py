@@ -30,7 +30,6 @@ from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
 from tests.webhook import listening
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
@@ -344,105 +343,6 @@ def assert_servers_hear_their_own_node_only(site: Site) -> None:
                 said = asking.run([*stranger, curl])
                 is_door = "haproxy" in line and address != "127.0.0.1"
                 assert said == ("401" if is_door else "000"), (asking.name, line, said)
-
-
-@pytest.mark.thorough
-def test_servers_of_phases_that_hang_are_started_again(site: Site) -> None:
-    """Each answered the question that made it ready, and goes on to say that it is healthy."""
-    serve = {**SPLIT, "hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
-    job = site.job("split-hangs", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
-    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
-
-    def restarted() -> list[str]:
-        ends = [it for it in read_events(run, "serve") if it.name == "instance_end"]
-        return [it.data["why"] for it in ends if "1 of 3 times" in it.data["then"]]
-
-    assert eventually(lambda: len(restarted()) == 3, 60), read_events(run, "serve")
-    assert all("has answered nothing for" in why for why in restarted()), restarted()
-    assert eventually(lambda: "ready 1" in restarts(site, run), 30)
-    assert site.status(run)["state"] == "serving"
-    site.cancel(run)
-
-
-@pytest.mark.thorough
-def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
-    serve = {**SPLIT, "restarts": 0}
-    job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
-    run = site.serves(job)
-    kill(site, "worker")
-    failure = eventually_failed(site, run)
-    assert "rank 1 of instance " in failure, failure
-
-
-@pytest.mark.thorough
-def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
-    (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
-    said, _ = site.submit(site.job("no-launcher", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
-    assert "here is no trtllm-llmapi-launch on" in said, said
-
-
-@pytest.mark.thorough
-def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(site: Site) -> None:
-    """A folder that only this machine lacks may be on the nodes, so the job is submitted."""
-    section = {"model": {"path": "/models/nowhere", "tokenizer": str(site.model)}}
-    said, run = site.submit(site.job("no-model", **section, engine=TWO_RANKS), exit_code=ExitCode.START)
-    assert "/models/nowhere/config.json cannot be read on" in said and "correct model.path" in said
-    assert not list(run.ranks.glob("serve_*"))
-
-
-@pytest.mark.thorough
-def test_a_model_without_a_configuration_does_not_reach_the_queue(site: Site) -> None:
-    (site.model / "config.json").unlink()
-    job = site.job("no-config", repository={}, engine=TWO_RANKS)
-    answer = site.types("submit", job, "--cluster", site.profile)
-    assert answer.returncode == ExitCode.CONFIG, answer.stdout
-    assert f"check model-files: there is no config.json in {site.model}" in answer.stderr
-    assert site.has_no_jobs()
-
-
-TAKES_THE_PORT = """
-import os, socket, sys
-given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-taken = socket.create_server((given["--host"], int(given["--port"])))
-taken.set_inheritable(True)
-os.execv(sys.argv[0] + ".real", sys.argv)
-"""
-"""``trtllm-serve`` in a moment in which somebody else was faster: the socket stays open beside it."""
-
-
-@pytest.mark.thorough
-def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site) -> None:
-    serve = site.container.folder / "bin" / "trtllm-serve"
-    serve.rename(f"{serve}.real")
-    serve.write_text(f"#!/usr/bin/python3\n{TAKES_THE_PORT}")
-    serve.chmod(0o755)
-    _, run = site.submit(site.job("port", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
-    status = site.status(run)
-    assert "rank 0 on " in status["sentence"]
-    cause = status["causes"][0]
-    assert cause["id"] == "process-port" and cause["rank"] == 0, status["causes"]
-    assert re.fullmatch(
-        r"Another process on the node has taken the port 127\.0\.0\.1:\d+\.", cause["sentence"]
-    )
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
-def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
-    """The server's process on rank 0 goes on, and says that it is healthy."""
-    job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})
-    run = site.serves(job)
-    kill(site, role)
-    assert f"rank {rank} on" in eventually_failed(site, run)
-
-
-@pytest.mark.thorough
-def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> None:
-    """It answered the question that made it ready, and goes on to say that it is healthy."""
-    serve = {"hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
-    job = site.job("hangs", repository={}, engine=TWO_RANKS, companion={"enabled": False}, serve=serve)
-    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
-    assert '"server-computes-nothing"' in eventually_failed(site, run)
 
 
 @pytest.mark.thorough

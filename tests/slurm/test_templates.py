@@ -47,12 +47,3 @@ def test_one_task_prints_the_templates_and_a_job_is_made_of_them(person: Person,
     assert shown.returncode == 0, shown.stderr
     assert 'string_value: "/engines/a, b: c"' in shown.stdout
     assert "${" not in shown.stdout
-
-
-def test_a_folder_that_the_nodes_lack_is_told(person: Person) -> None:
-    answer = person.types(
-        "templates", "fetch", "--cluster", person.profile, "--set", "cluster.container.all_models=/not/there"
-    )
-    assert answer.returncode == 5
-    assert "looked for /not/there" in answer.stderr
-    assert "Traceback" not in answer.stderr

@@ -60,15 +60,6 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
 
 
 @pytest.mark.thorough
-def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
-    site.carries("0.17.0")
-    _, run = site.submit(site.job("mismatch"), exit_code=ExitCode.BUILD)
-    log = run.rank_log("build", 0).read_text()
-    assert "0.16.0" in log and "0.17.0" in log and "Traceback" not in log
-    assert not site.container.calls.exists(), "nothing was started with the wrong release"
-
-
-@pytest.mark.thorough
 def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site) -> None:
     """As when the lists here are wrong about a release: the log has upstream's own sentence."""
     program = site.container.folder / "bin" / "trtllm-build"
