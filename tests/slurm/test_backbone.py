@@ -23,6 +23,7 @@ from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
+from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.sandbox import Node
 
@@ -123,6 +124,8 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     assert_served_and_measured(run)
     assert_little_locked_memory_is_warned_about(run)
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    lock = Lock.read(run.lock)
+    assert lock is not None and len(lock.nodes) == 2 and "torch" in lock.nodes[0]["packages"]
     status = person.status(run)
     assert (status["state"], status["exit_code"]) == ("completed", 0)
     assert {stage["stage"]: stage["state"] for stage in status["stages"]} == {

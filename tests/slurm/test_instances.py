@@ -401,28 +401,13 @@ def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPa
 
 
 @pytest.mark.thorough
-def test_too_few_instances_end_the_run_with_the_cause(person: Person, engine: Path) -> None:
-    serve = {"instances": 2, "nodes": 1, "restarts": 0, "tls": True, "instances_per_gpu": 2}
-    run = start(person, engine, serve)
-    endpoint = endpoint_of(run)
-    # Both have the same two GPUs, and each half of the cache.
+def test_two_instances_share_gpus_and_the_memory_for_their_caches(person: Person, engine: Path) -> None:
+    run = start(person, engine, {"instances": 2, "nodes": 1, "instances_per_gpu": 2})
     seen = [Path(f"/proc/{server_of(person, run, instance)}/environ").read_bytes() for instance in (0, 1)]
     gpus = [next(word for word in words.split(b"\0") if word.startswith(b"CUDA_VIS")) for words in seen]
     assert gpus == [b"CUDA_VISIBLE_DEVICES=0,1"] * 2
     assert 'string_value: "0.45"' in (run.repository / "tensorrt_llm" / "config.pbtxt").read_text()
-    assert endpoint.fingerprint is not None and len(endpoint.fingerprint) == 95
-    answer = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
-    assert answer.returncode == 0, answer.stderr
-    few = ("--requests", "4", "--concurrency", "2", *LENIENT)
-    for protocol in ("grpc", "http"):
-        measured = person.types("bench", "run", run.folder, *few, "--protocol", protocol)
-        assert measured.returncode == 0, measured.stdout + measured.stderr
-    os.kill(server_of(person, run, 0), signal.SIGKILL)
-    person.failed(run, 60)
-    sentence = person.status(run)["sentence"]
-    assert "1 of 2 instances live, and serve.minimum_instances is 2; instance 0: rank 0 on" in sentence
-    assert "was killed by signal 9" in sentence
-    person.has_nothing_left()
+    end(person, run)
 
 
 def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:

@@ -19,16 +19,13 @@ from typing import Any
 import openai
 import pytest
 
-from tests.guests import SOON_S, asking_until_refused
 from tests.prometheus import prometheus, samples, targets
-from tests.schemas.check import documented
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api, add_nsys
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
-from tests.webhook import listening
 from trtllm_hpc.bench.results import read_measurement
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
@@ -374,50 +371,6 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
             [counted] = samples(ask, "trtllm_request_success_total")
             assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)
-
-
-@pytest.mark.thorough
-def test_a_guest_keeps_a_server_until_the_key_expires_and_then_nobody_asks(site: Site) -> None:
-    """It lives longer than its idle time while it is asked, and not much longer after."""
-    layout, idle_s = site.sandbox.layout, 6.0
-    assert layout is not None
-    serve = {"idle_minutes": idle_s / 60, "ready_timeout_seconds": 120}
-    engine = {"backend": "pytorch", "tensor_parallel": 1, "max_input_len": None}
-    job = site.job("idle", repository={}, engine=engine, serve=serve, companion={"enabled": False})
-    with listening(f"{layout.subnet}.254") as webhook:
-        run = site.serves(job, "--notify", webhook.url)
-        endpoint = Endpoint.read(run.endpoint)
-        assert endpoint is not None and endpoint.openai_url is not None
-
-        def asks() -> bool:
-            """Ask as the owner until the guest has a key; return whether the guest is let in."""
-            file = run.guest_key("alice") if run.guest_key("alice").exists() else run.key
-            key = file.read_text().strip()
-            try:
-                with openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0) as client:
-                    client.completions.create(model="any", prompt="the river", max_tokens=1)
-            except openai.AuthenticationError:
-                return False
-            return file != run.key
-
-        with asking_until_refused(asks) as [refused]:
-            invited = site.types("endpoint", run.folder, "--invite", "alice", "--expires", "0.12m", "--json")
-        [alice] = documented("endpoint", invited.stdout)
-        assert alice["expires_at"] <= refused.result() < alice["expires_at"] + SOON_S
-        [ready] = [it for it in read_events(run, "serve") if it.name == "ready"]
-        [last] = documented("endpoint", site.types("endpoint", run.folder, "--invited", "--json").stdout)
-        assert last["last_at"] - ready.time > idle_s, "it was not asked long enough"
-        assert eventually(lambda: site.status(run)["state"] == "completed"), site.status(run)
-        events = [it["event"] for it in webhook.notices]
-        assert (events[0], events[-2:]) == ("ready", ["idle", "ended"])
-    [stopped] = [it for it in read_events(run, "serve") if it.name == "server_stop"]
-    assert idle_s - 1 <= stopped.time - last["last_at"] < idle_s + SOON_S
-    announced = webhook.notices[-2]
-    assert announced["text"].endswith("nobody asks: the server ends in 1 min, after 0.1 minutes idle")
-    assert abs(announced["ends_at"] - stopped.time) < SOON_S
-    sentence = site.status(run)["sentence"]
-    assert sentence.endswith("nobody has asked for 0.1 minutes (serve.idle_minutes)"), sentence
-    site.has_nothing_left()
 
 
 def kill(site: Site, role: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -12,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,31 +163,6 @@ def test_an_ordinary_user_submits_and_owns_the_output(sandbox: Sandbox, shared_f
     said = output.read_text().splitlines()
     assert said == [ORDINARY_USER, sandbox.nodes[0].name, str(sandbox.slurm_conf)]
     assert output.owner() == ORDINARY_USER
-
-
-@pytest.mark.thorough
-def test_mpi_jobs_side_by_side_run_in_one_folder_below_tmp(sandbox: Sandbox, shared_folder: Path) -> None:
-    """All nodes see /tmp; what MPI itself keeps there by default must not meet."""
-    program = shared_folder / "sum.py"
-    program.write_text("from mpi4py import MPI\nworld = MPI.COMM_WORLD\nprint(world.allreduce(world.rank))\n")
-    ranks = f"srun --nodes=2 --ntasks-per-node=2 --mpi=pmix {shlex.quote(sys.executable)} sum.py"
-    submit = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=%j.out"]
-    jobs = [
-        slurm(sandbox, *submit, f"--wrap={ranks}", user=ORDINARY_USER, folder=shared_folder).strip()
-        for _ in range(3)
-    ]
-    first_job_id = sandbox.layout.first_job_id if sandbox.layout else 0
-    assert all(int(job) >= first_job_id for job in jobs)
-
-    def ended(job: str) -> str | None:
-        shown = slurm(sandbox, "scontrol", "show", "job", job)
-        return None if re.search("JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ", shown) else shown
-
-    for job in jobs:
-        state = eventually(partial(ended, job)) or slurm(sandbox, "scontrol", "show", "job", job)
-        said = (shared_folder / f"{job}.out").read_text()
-        assert "JobState=COMPLETED" in state, f"{state}\n{said}"
-        assert said.split() == ["6"] * 4
 
 
 # What it leaves behind ------------------------------------------------------------------

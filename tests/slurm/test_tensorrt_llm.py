@@ -84,17 +84,6 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
 
 
 @pytest.mark.thorough
-def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
-    """As in a container: /dev/shm is each node's own."""
-    templates = site.container.folder / "all_models"
-    for node in site.sandbox.nodes:
-        node.run(["cp", "-r", str(templates), "/dev/shm/all_models"])
-    _, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/dev/shm/all_models")
-    assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
-    assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
-
-
-@pytest.mark.thorough
 def test_the_llm_api_serves_over_two_nodes_through_its_launcher(site: Site) -> None:
     """No engine and no build: the launcher joins the ranks, and the model reads what the job file says."""
     add_llm_api(site.container)
