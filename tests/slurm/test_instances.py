@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.doors import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -83,16 +83,9 @@ def answered(run: RunPaths, model: str = "ensemble") -> list[int]:
 
 
 def _answered(endpoint: Endpoint, path: str, model: str) -> int:
-    connection = http.client.HTTPSConnection(
-        endpoint.address, endpoint.metrics_port, timeout=5, context=endpoint.tls()
-    )
-    try:
-        connection.request("GET", path, headers=endpoint.authorization)
-        page = connection.getresponse().read().decode()
-        found = re.search(rf'nv_inference_request_success{{model="{model}"[^}}]*}} (\d+)', page)
-        return int(found[1]) if found else -1
-    finally:
-        connection.close()
+    _, page = ask(endpoint, endpoint.metrics_port, "GET", path)
+    found = re.search(rf'nv_inference_request_success{{model="{model}"[^}}]*}} (\d+)', page)
+    return int(found[1]) if found else -1
 
 
 def server_of(person: Person, run: RunPaths, instance: int) -> int:
@@ -145,15 +138,9 @@ def assert_sessions_stay_with_an_instance(run: RunPaths) -> None:
 
 def over_openai(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
     url = urlsplit(f"{endpoint.openai_url}/{path}")
-    connection = http.client.HTTPSConnection(endpoint.address, url.port, timeout=60, context=endpoint.tls())
-    try:
-        connection.request(method, url.path, json.dumps(body) if body else None, endpoint.authorization)
-        reply = connection.getresponse()
-        text = reply.read()
-        assert reply.status == 200, text
-        return json.loads(text)
-    finally:
-        connection.close()
+    status, text = ask(endpoint, url.port or 0, method, url.path, body)
+    assert status == 200, text
+    return json.loads(text)
 
 
 def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, served: RunPaths) -> None:
@@ -371,14 +358,8 @@ def assert_the_key_alone_is_taken(endpoint: Endpoint) -> None:
 
 
 def _status(endpoint: Endpoint, authorization: str) -> int:
-    connection = http.client.HTTPSConnection(
-        endpoint.address, endpoint.http_port, timeout=5, context=endpoint.tls()
-    )
-    try:
-        connection.request("GET", "/v2/health/ready", headers={"Authorization": authorization})
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    key = {"Authorization": authorization}
+    return ask(endpoint, endpoint.http_port, "GET", "/v2/health/ready", headers=key)[0]
 
 
 def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.doors import ask
 from tests.prometheus import prometheus, samples, targets
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
@@ -289,23 +290,13 @@ def asks(run: RunPaths) -> str | None:
     """Ask for a completion; return the error, if it is not answered."""
     endpoint = Endpoint.read(run.endpoint)
     assert endpoint is not None
-    connection = http.client.HTTPSConnection(
-        endpoint.address,
-        int(endpoint.place.rpartition(":")[2].partition("/")[0]),
-        timeout=20,
-        context=endpoint.tls(),
-    )
-    body = json.dumps({"model": "any", "prompt": "hello", "max_tokens": 2})
+    port = int(endpoint.place.rpartition(":")[2].partition("/")[0])
     try:
-        headers = {"Content-Type": "application/json", **endpoint.authorization}
-        connection.request("POST", "/v1/completions", body, headers=headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        return None if answer.status == 200 and "hello hello" in text else f"{answer.status} {text}"
+        body = {"model": "any", "prompt": "hello", "max_tokens": 2}
+        status, text = ask(endpoint, port, "POST", "/v1/completions", body)
+        return None if status == 200 and "hello hello" in text else f"{status} {text}"
     except (OSError, http.client.HTTPException) as error:
         return repr(error)
-    finally:
-        connection.close()
 
 
 def restarts(site: Site, run: RunPaths) -> list[str]:
