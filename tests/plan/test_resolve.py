@@ -20,9 +20,12 @@ def make(folder: str = "/runs/a", job: dict[str, Any] | None = None, **cluster: 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_written_plan_can_be_read_back(case: str) -> None:
+def test_the_written_plan_can_be_read_back_and_gives_sbatch_no_option_twice(case: str) -> None:
     job, cluster = CASES[case]
     plan = plan_of(job, cluster, "/runs/a é")
+    for stage in plan.stages:
+        names = [directive.option for directive in stage.directives]
+        assert len(names) == len(set(names)), "sbatch takes the last of two"
     record = json.loads(json.dumps(plan.as_json()))
     assert record["name"] == job["name"] and record["run_folder"] == "/runs/a é"
     assert record["layout"]["world_size"] == plan.layout.world_size
@@ -35,14 +38,6 @@ def test_the_written_plan_can_be_read_back(case: str) -> None:
         or plan.server.spec.driver == "openai"
         or set(record["repository"]) == set(MODELS)
     )
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_no_option_of_sbatch_is_given_twice(case: str) -> None:
-    """It takes the last of two."""
-    for stage in plan_of(*CASES[case], "/runs/a").stages:
-        names = [directive.option for directive in stage.directives]
-        assert len(names) == len(set(names))
 
 
 def test_stages_wait_for_each_other() -> None:
