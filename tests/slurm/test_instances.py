@@ -381,16 +381,6 @@ def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPa
     )
 
 
-@pytest.mark.thorough
-def test_two_instances_share_gpus_and_the_memory_for_their_caches(person: Person, engine: Path) -> None:
-    run = start(person, engine, {"instances": 2, "nodes": 1, "instances_per_gpu": 2})
-    seen = [Path(f"/proc/{server_of(person, run, instance)}/environ").read_bytes() for instance in (0, 1)]
-    gpus = [next(word for word in words.split(b"\0") if word.startswith(b"CUDA_VIS")) for words in seen]
-    assert gpus == [b"CUDA_VISIBLE_DEVICES=0,1"] * 2
-    assert 'string_value: "0.45"' in (run.repository / "tensorrt_llm" / "config.pbtxt").read_text()
-    end(person, run)
-
-
 def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:
     def companion() -> str:
         stages = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
