@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.faults.scene import Scene
-from tests.slurm.conftest import user_processes
-from tests.slurm.test_backbone import batch_script_process, set_slurmd_timeout
+from tests.slurm.conftest import Person, user_processes
 from tests.upstream.llm_api import SERVE
 from tests.waiting import eventually
 from trtllm_hpc.runtime.process import descendants
@@ -125,7 +125,13 @@ def step_daemon(rank: int) -> Find:
 
 def batch_script(scene: Scene) -> int:
     """The bash of the serve job's batch script."""
-    return batch_script_process([scene.node_of(0)])
+    found = [
+        process.pid
+        for process in user_processes(scene.node_of(0))
+        if any("slurm_script" in argument for argument in process.arguments[:3])
+    ]
+    assert found
+    return int(min(found))
 
 
 def process(*words: str, name: str = "") -> Find:
@@ -211,11 +217,20 @@ def companion(scene: Scene) -> int:
     return int(found[0])
 
 
+def _set_slurmd_timeout(person: Person, old_s: int, new_s: int) -> None:
+    """Change how long the controller waits for a node; 300 s is Slurm's default."""
+    conf = Path(person.sandbox.slurm_conf)
+    text = conf.read_text()
+    assert f"SlurmdTimeout={old_s}\n" in text
+    conf.write_text(text.replace(f"SlurmdTimeout={old_s}\n", f"SlurmdTimeout={new_s}\n"))
+    subprocess.run(["scontrol", "reconfigure"], env={**os.environ, "SLURM_CONF": str(conf)}, check=True)
+
+
 @contextmanager
 def node_frozen(scene: Scene) -> Iterator[None]:
     """A whole node answers nobody, as one without power; Slurm waits 300 s for it, its default."""
     node = scene.node_of(1)
-    set_slurmd_timeout(scene.person, 15, 300)
+    _set_slurmd_timeout(scene.person, 15, 300)
     frozen = [process.pid for process in node.processes()]
     for pid in frozen:
         os.kill(pid, signal.SIGSTOP)
@@ -225,4 +240,4 @@ def node_frozen(scene: Scene) -> Iterator[None]:
         for pid in frozen:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-        set_slurmd_timeout(scene.person, 300, 15)
+        _set_slurmd_timeout(scene.person, 300, 15)

@@ -148,7 +148,13 @@ def test_a_terminal_without_unicode_shows_other_letters(
     assert "\\u2192 1" in output or encoding == "ascii" or name != "status"  # click writes UTF-8 for ASCII
 
 
-@pytest.mark.parametrize("arguments", ["--help", "runs", "status --json", "logs --stage serve"])
+OTHERS = [
+    pytest.param(arguments, marks=pytest.mark.thorough)
+    for arguments in ("--help", "runs", "logs --stage serve")
+]
+
+
+@pytest.mark.parametrize("arguments", ["status --json", *OTHERS])
 @pytest.mark.parametrize(
     "closed", [">&-", ">&- 2>&-", "<&- >&-", "| true", "2>&1 | true", "2>&1 >/dev/null | true"]
 )

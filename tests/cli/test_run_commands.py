@@ -61,7 +61,7 @@ def test_status_says_when_a_waiting_job_is_expected_and_what_a_running_one_has_l
 def test_what_stands_between_colons_is_shown_as_it_is(
     fake_slurm: FakeSlurm, home: Path, types: Types
 ) -> None:
-    """A fingerprint with ``AB`` in it was shown with an emoji there."""
+    """``:AB:`` is an emoji's name in the markup of rich."""
     paths = run_with(fake_slurm, home / "runs" / "demo-1", "COMPLETED", "RUNNING", "RUNNING")
     secret: dict[str, Any] = {"key_file": "/k", "certificate_file": "/c", "fingerprint": "4E:AB:65:4D"}
     Endpoint("2", "n1", "10.0.0.1", 1, 2, 3, ["ensemble"], 0.0, **secret).write(paths.endpoint)

@@ -83,7 +83,7 @@ def test_every_command_parses() -> None:
 
 
 STARTS_A_JOB = re.compile(r"trtllm-hpc .*(\bsubmit\b|\bresume\b|--on-nodes)")
-# tests/slurm/test_lock.py repeats runs, test_sweep.py resumes sweeps.
+# tests/runs/test_lock.py repeats runs, tests/slurm/test_sweep.py resumes sweeps.
 RUN_BY_A_TEST = re.compile(r"--cluster (sandbox|local)\b|submit (runs/|lock\.json)|sweep resume")
 
 

@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
+from tests.doors import ask
 from tests.schemas.check import documented
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
@@ -71,15 +72,6 @@ def instances(run: RunPaths) -> list[dict[str, Any]]:
     status = documented("status", types("status", run.folder, "--json").stdout)
     found: list[dict[str, Any]] = status["instances"]
     return found
-
-
-def status_of(port: int, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request(method, path, body, headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
 
 
 def test_the_runs_own_commands_are_let_in(run: RunPaths) -> None:
@@ -151,8 +143,8 @@ CALLS = (
 def test_without_the_key_nobody_is_let_in(endpoint: Endpoint, key: str | None) -> None:
     headers = {} if key is None else {"Authorization": key}
     for method, path in CALLS:
-        assert status_of(endpoint.http_port, method, f"/{path}", headers, b"{}") == 401, path
-    assert status_of(endpoint.metrics_port, "GET", "/metrics", headers) == 401
+        assert ask(endpoint, endpoint.http_port, method, f"/{path}", {}, headers)[0] == 401, path
+    assert ask(endpoint, endpoint.metrics_port, "GET", "/metrics", headers=headers)[0] == 401
 
 
 def test_without_the_key_no_call_over_grpc_is_let_in(endpoint: Endpoint) -> None:
@@ -304,9 +296,8 @@ def test_ten_thousand_malformed_requests_harm_nobody(run: RunPaths, endpoint: En
             connection.sendall(draw.choice(beginnings) + draw.randbytes(draw.randint(1, 200)) + b"\r\n\r\n")
         if (number + 1) % 2500 == 0:
             memory.append(memory_mib(run))
-    headers = endpoint.authorization
-    assert status_of(endpoint.http_port, "GET", "/v2/health/ready", headers) == 200
-    assert status_of(endpoint.metrics_port, "GET", "/metrics", headers) == 200
+    assert ask(endpoint, endpoint.http_port, "GET", "/v2/health/ready")[0] == 200
+    assert ask(endpoint, endpoint.metrics_port, "GET", "/metrics")[0] == 200
     # HAProxy keeps the memory of the most connections that it ever had at once; a leak would grow each time.
     assert memory[0] > 100
     assert min(later - before for before, later in pairwise(memory)) < 5, memory
@@ -318,7 +309,7 @@ def test_a_killed_door_is_opened_again(run: RunPaths, endpoint: Endpoint) -> Non
 
     def is_open() -> bool:
         try:
-            return status_of(endpoint.http_port, "GET", "/v2/health/ready", endpoint.authorization) == 200
+            return ask(endpoint, endpoint.http_port, "GET", "/v2/health/ready")[0] == 200
         except OSError:
             return False
 
@@ -331,10 +322,10 @@ CRASH = {"inputs": [{"name": "input_ids", "datatype": "INT32", "shape": [1, 1 <<
 
 
 def test_a_crashed_server_is_started_again_and_told(run: RunPaths, endpoint: Endpoint) -> None:
-    path, body = "/v2/models/tensorrt_llm/infer", json.dumps(CRASH).encode()
-    assert status_of(endpoint.http_port, "POST", path, {}, body) == 401
+    port, path = endpoint.http_port, "/v2/models/tensorrt_llm/infer"
+    assert ask(endpoint, port, "POST", path, CRASH, {})[0] == 401
     assert instances(run)[0]["restarts"] == 0
-    assert status_of(endpoint.http_port, "POST", path, endpoint.authorization, body) == 502
+    assert ask(endpoint, port, "POST", path, CRASH)[0] == 502
     assert eventually(lambda: instances(run)[0]["restarts"] == 1, 10), instances(run)
     assert "was killed by signal 6" in instances(run)[0]["reason"]
     assert eventually(lambda: instances(run)[0]["state"] == "ready", 60), instances(run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import select
@@ -22,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from benchmarks.strangers import open_door, ready_server
+from tests.doors import ask
 from tests.guests import SOON_S, asking_until_refused
 from tests.prometheus import collector, needs_prometheus, prometheus, samples, targets
 from tests.schemas.check import documented
@@ -157,21 +157,10 @@ def is_answered(ask: Callable[[], bool]) -> bool:
 
 
 def status_of(
-    endpoint: Endpoint,
-    port: int,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    more: Mapping[str, str] | None = None,
+    endpoint: Endpoint, port: int, method: str, path: str, body: Any = None, more: Mapping[str, str] = {}
 ) -> int:
     """The status with which a port of the door answers whoever has the endpoint's key."""
-    connection = http.client.HTTPSConnection(endpoint.address, port, timeout=30, context=endpoint.tls())
-    try:
-        headers = {**endpoint.authorization, "content-type": "application/json", **(more or {})}
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    return ask(endpoint, port, method, path, body, {**endpoint.authorization, **more})[0]
 
 
 @pytest.mark.thorough

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -131,21 +130,6 @@ def test_cancel_leaves_nothing(tmp_path: Path) -> None:
     assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)
 
 
-@pytest.mark.thorough
-def test_a_killed_rank_fails_the_run(tmp_path: Path) -> None:
-    _, run = submit(tmp_path, engine=built(), companion={"enabled": False})
-    assert eventually(lambda: run.endpoint.exists(), 60), state(run)
-    record = RankRecord.read(run.rank_record("serve", 1))
-    assert record is not None
-    os.kill(record.pid, signal.SIGKILL)  # the supervisor itself: it cannot write a word
-    assert eventually(lambda: state(run) == "failed", 15), state(run)
-    status = documented("status", types("status", run.folder, "--json").stdout)
-    assert status["exit_code"] == ExitCode.START
-    assert "rank 1" in status["sentence"]
-    assert not run.endpoint.exists()
-    assert eventually(lambda: leftovers(run) == [], 15), leftovers(run)
-
-
 def test_stages_that_wait_for_a_killed_build_end(tmp_path: Path) -> None:
     """kill -9 of everything that the build stage is: nobody is left to write its end."""
     _, run = submit(tmp_path)
@@ -172,51 +156,9 @@ def test_a_killed_script_takes_its_processes_along(tmp_path: Path) -> None:
     assert not run.endpoint.exists()
 
 
-@pytest.mark.thorough  # test_backbone.py has it on Slurm
-def test_a_removed_run_folder_is_lost_and_ends_what_runs(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({**SECTIONS, "engine": built()}))
-    command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
-    with subprocess.Popen(
-        [*map(str, command), "--runs", str(tmp_path / "runs")], stderr=subprocess.PIPE, text=True
-    ) as watcher:
-        runs = tmp_path / "runs"
-        assert eventually(lambda: any(runs.glob("*/endpoint.json")), 60)
-        [folder] = runs.iterdir()
-        run = RunPaths(folder)
-        before = leftovers(run)
-        shutil.rmtree(folder, ignore_errors=True)
-        _, errors = watcher.communicate(timeout=60)
-    assert watcher.returncode == ExitCode.LOST and "its jobs were cancelled" in errors, errors
-    assert before and eventually(lambda: processes_of(run) == [], 30), processes_of(run)
-
-
 def test_a_failed_build_ends_the_chain_at_once(tmp_path: Path) -> None:
     started = time.monotonic()
     answer, run = submit(tmp_path, "--wait", "--ignore", "model-files", model={"path": "/no/such/model"})
     assert answer.returncode == ExitCode.BUILD, answer.stdout + answer.stderr
     assert time.monotonic() - started < 30
     assert eventually(lambda: processes_of(run) == [], 5), processes_of(run)
-
-
-@pytest.mark.thorough
-def test_ctrl_c_while_watching_leaves_the_run_alone(tmp_path: Path) -> None:
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({**SECTIONS, "engine": built(1), "companion": {"benchmark": None}}))
-    command = [Path(sys.executable).parent / "trtllm-hpc", "submit", job, "--cluster", "local", "--wait"]
-    # A process group of its own, as a terminal gives each command; Ctrl-C goes to the whole group.
-    watcher = subprocess.Popen(
-        [*map(str, command), "--runs", str(tmp_path / "runs")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert eventually(lambda: list(tmp_path.glob("runs/*/events/serve.jsonl")), 30)
-    os.killpg(watcher.pid, signal.SIGINT)
-    output, errors = watcher.communicate(timeout=60)
-    assert watcher.returncode == ExitCode.INTERRUPTED, output + errors
-    assert "the run goes on" in errors
-    run = RunPaths(next((tmp_path / "runs").iterdir()))
-    assert eventually(lambda: state(run) == "completed", 90), state(run)
-    assert eventually(lambda: leftovers(run) == [], 10), leftovers(run)

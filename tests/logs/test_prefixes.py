@@ -50,22 +50,22 @@ def explained(text: str) -> tuple[Finding, ...]:
     return likeliest_first(of_lines([findings(scan(io.BytesIO(text.encode())).matches, "log")]))
 
 
-@pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("name", ERRORS)
-def test_an_error_is_found_behind_any_prefix(name: str, prefix: str) -> None:
+def test_an_error_is_found_behind_any_prefix(name: str) -> None:
     lines = ["all is well", *ERRORS[name], "the end"]
-    text = "".join(
-        f"{PREFIXES[prefix].format(n=number, level=word[0], word=word)}{line}\n"
-        for number, line in enumerate(lines)
-        for word in ["ERROR" if line in ERRORS[name] else "INFO"]
-    )
-    first, *_ = explained(text)
-    assert first.id == name
-    assert first.line == len(ERRORS[name]) + 1
-    assert first.rank in (None, 3)
-    if name == "python-error":
-        assert first.match == "ValueError: the moon is in the wrong house"
-        assert "strange/config.py:12 in check" in first.sentence and "pip show strange" in first.next
+    for prefix, form in PREFIXES.items():
+        text = "".join(
+            f"{form.format(n=number, level=word[0], word=word)}{line}\n"
+            for number, line in enumerate(lines)
+            for word in ["ERROR" if line in ERRORS[name] else "INFO"]
+        )
+        first, *_ = explained(text)
+        assert first.id == name, prefix
+        assert first.line == len(ERRORS[name]) + 1, prefix
+        assert first.rank in (None, 3), prefix
+        if name == "python-error":
+            assert first.match == "ValueError: the moon is in the wrong house"
+            assert "strange/config.py:12 in check" in first.sentence and "pip show strange" in first.next
 
 
 @pytest.mark.parametrize("number", [802, 803, 804])

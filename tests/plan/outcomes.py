@@ -340,6 +340,7 @@ reference - {tensor_parallel: 2, serve: {instances: 3, nodes: 2}, site: {gpus_pe
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 6}}
 reference - {tensor_parallel: 2, serve: {instances: 4, nodes: 1}, site: {gpus_per_node: 4}}
 reference - {tensor_parallel: 2, serve: {instances: 3, instances_per_gpu: 2}}
+1.2.1 llama {backend: pytorch, serve: {instances: 2, instances_per_gpu: 2}}
 reference - {tensor_parallel: 2, serve: {instances: 2, nodes: 1, placement: spread}}
 reference - {tensor_parallel: 2, serve: {tls: true, door: none}}
 reference - {tensor_parallel: 2, serve: {cors: ["https://chat.example.org"], door: none}}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 from tests.plan.made_steps import job, notes, options, steps
-from trtllm_hpc.runtime.__main__ import main as runtime
 
 LLAMA_8B = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16"}
 
@@ -25,11 +21,3 @@ def test_auto_is_the_checkpoint_s_own_type_where_a_release_needs_a_type() -> Non
     assert options(build.commands[0])["--gpt_attention_plugin"] == ("bfloat16",)
     assert notes(made, LLAMA_8B) == ()
     assert options(steps(job("0.15.0"), config=LLAMA_8B)[0].commands[0])["--dtype"] == ("auto",)
-
-
-def test_a_checkpoint_s_mapping_keeps_its_other_keys(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps({"dtype": "float16", "mapping": {"tp_size": 8, "gpus_per_node": 8}}))
-    runtime([f"--run={tmp_path}", "gpus-per-node", "4", str(tmp_path)])
-    mapping = {"tp_size": 8, "gpus_per_node": 4}
-    assert json.loads(config.read_text()) == {"dtype": "float16", "mapping": mapping}

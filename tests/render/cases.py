@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "name": "tiny-llama",
             "engine": {"tensor_parallel": 2},
-            "serve": {"instances": 4, "nodes": 2, "tls": True, "minimum_instances": 2, "routing": "session"},
+            "serve": {"instances": 4, "nodes": 2, "minimum_instances": 2, "routing": "session"},
         },
         {"name": "sandbox", "partition": "batch", "gpus_per_node": 4, "triton": {"server": "pytriton"}},
     ),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "name": "llama-70b",
             "model": _MODEL,
             "engine": {"tensor_parallel": 8, "dtype": "bfloat16"},
-            "serve": {"instances": 2, "restarts": 1},
+            "serve": {"instances": 2, "restarts": 1, "tls": True},
         },
         {
             "name": "pyxis",
@@ -380,29 +380,19 @@ _PHASES = {
 }
 CASES |= {
     # The serve job is heterogeneous, with a component for each phase.
-    "openai-heterogeneous-pyxis": (
-        _SPLIT_SERVERS,
+    "openai-heterogeneous": (
+        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
         {
             "name": "pyxis",
             "partition": "batch",
             "account": "prompts",
             "gpus_per_node": 8,
+            "gpu_request": "gpus",
+            "exclusive": True,
             "companion": "overlap",
             "sbatch_options": ["--mail-type=FAIL"],
             "phases": _PHASES,
             "container": _NEW_PYXIS,
-        },
-    ),
-    "openai-heterogeneous-apptainer": (
-        {**_SPLIT_SERVERS, "preflight": {"network": "nccl", "minimum_gb_per_s": 2}},
-        {
-            "name": "apptainer",
-            "gpus_per_node": 8,
-            "gpu_request": "gpus",
-            "mpi": "mpirun",
-            "exclusive": True,
-            "phases": _PHASES,
-            "container": _NEW_APPTAINER,
         },
     ),
 }
@@ -443,30 +433,34 @@ CASES["openai-gb200-pyxis"] = (_job, {**_cluster, "gpus_per_node": 4, "gpu": "gb
 
 BASES = {
     "openai-profiled": "openai-sixteen-ranks-pyxis",
+    "vllm-llama-3.1-8b": "openai-one-gpu-pyxis",
     **{name: "vllm-llama-3.1-8b" for name in _COMMANDS[1:]},
+    "pytorch-triton-two-nodes": "openai-sixteen-ranks-pyxis",
+    "tensorrt-llm-two-nodes": "sandbox-two-ranks",
     "tensorrt-llm-commands": "tensorrt-llm-two-nodes",
+    "pyxis-orchestrator": "tensorrt-llm-two-nodes",
     "sandbox-instances": "sandbox-two-ranks",
     "renewed": "sandbox-two-ranks",
     "local-door": "sandbox-two-ranks",
     "local": "local-door",
     "pyxis-large-instances": "sandbox-two-ranks",
-    "pyxis-two-nodes": "pyxis-large-instances",
+    "pyxis-two-nodes": "sandbox-two-ranks",
     "apptainer-overlap-keeps-running": "pyxis-large-instances",
     "disaggregated": "pyxis-disaggregated",
     "orchestrator": "pyxis-orchestrator",
     "openai-sixteen-ranks-pyxis": "openai-one-gpu-pyxis",
     "openai-gb200-pyxis": "openai-one-gpu-pyxis",
-    "openai-experts-pyxis": "openai-one-gpu-pyxis",
+    "openai-experts-pyxis": "openai-sixteen-ranks-pyxis",
     "openai-quantized-pyxis": "openai-one-gpu-pyxis",
-    "openai-heterogeneous-pyxis": "openai-disaggregated-pyxis",
+    "openai-disaggregated-pyxis": "openai-sixteen-ranks-pyxis",
+    "openai-heterogeneous": "openai-disaggregated-pyxis",
     "openai-engine-pyxis": "openai-quantized-pyxis",
-    "openai-heterogeneous-apptainer": "openai-disaggregated-pyxis",
     "openai-one-gpu-apptainer": "openai-one-gpu-pyxis",
     "pyxis-disaggregated": "pyxis-orchestrator",
 }
 """For each case that is kept as its difference from another case: that case, which may be derived, too."""
 
-NODE_CHECKS = {"openai-heterogeneous-pyxis": 2, "openai-disaggregated-pyxis": 1, "openai-engine-pyxis": 2}
+NODE_CHECKS = {"openai-heterogeneous": 2, "openai-disaggregated-pyxis": 1, "openai-engine-pyxis": 2}
 """Cases with the script of ``doctor --on-nodes``, on that many nodes."""
 
 

@@ -1,9 +1,11 @@
 """Rendered run folders, kept for review: whole, or as the difference from another case.
 
 A case without a base has all its files in its folder. A derived case has there
-the files that its base lacks, and one file ``from-BASE.diff`` for all others::
+the files that its base lacks, and a file ``from-BASE.diff``. This names the
+base's files that the case lacks, and those that differ; all others are the
+base's::
 
-    same mpirun.sh
+    without build.sh
     diff serve.sbatch
     @@
      a line before
@@ -49,13 +51,11 @@ def write_case(golden: Path, name: str, files: Files, base: tuple[str, Files] | 
     whole = dict(files)
     if base is not None:
         base_name, base_files = base
-        shared = [file for file in sorted(files) if file in base_files]
-        whole = {file: text for file, text in files.items() if file not in shared}
+        whole = {file: text for file, text in files.items() if file not in base_files}
         whole[f"from-{base_name}.diff"] = "".join(
-            f"same {file}\n"
-            if files[file] == base_files[file]
-            else f"diff {file}\n{difference(base_files[file], files[file])}"
-            for file in shared
+            f"diff {file}\n{difference(text, files[file])}" if file in files else f"without {file}\n"
+            for file, text in sorted(base_files.items())
+            if text != files.get(file)
         )
     for file, text in whole.items():
         target = golden / name / file
@@ -103,11 +103,12 @@ def patched(base: str, hunks: str) -> str | None:
 
 def _derived(base: Files, diff: str, path: Path) -> Files:
     """Return the files that a ``from-BASE.diff`` describes."""
-    files: Files = {}
-    for part in re.split(r"(?m)^(?=same |diff )", diff)[1:]:
+    files = dict(base)
+    for part in re.split(r"(?m)^(?=without |diff )", diff)[1:]:
         head, _, hunks = part.partition("\n")
         kind, file = head.split(" ", 1)
-        text = base.get(file, "") if kind == "same" else patched(base.get(file, ""), hunks)
+        text = patched(files.pop(file, ""), hunks)
         assert file in base and text is not None, f"{path}: {file} no longer fits; run 'make golden'"
-        files[file] = text
+        if kind == "diff":
+            files[file] = text
     return files

@@ -25,7 +25,7 @@ def test_every_record_belongs_to_a_case() -> None:
     assert sorted(folder.name for folder in GOLDEN.iterdir()) == sorted([*CASES, OUTCOMES])
 
 
-@given(*[strategies.lists(strategies.sampled_from(["", "a", "b", " a", "@@", "same a"])).map("\n".join)] * 2)
+@given(*[strategies.lists(strategies.sampled_from(["", "a", "b", " a", "@@", "diff a"])).map("\n".join)] * 2)
 @example("a\na\na\n", "a\na\nb\na\n")
 def test_a_difference_and_its_base_give_the_whole_text(base: str, text: str) -> None:
     assert patched(base, difference(base, text)) == text
@@ -33,7 +33,7 @@ def test_a_difference_and_its_base_give_the_whole_text(base: str, text: str) -> 
 
 def test_a_derived_case_is_read_as_it_was_written(tmp_path: Path) -> None:
     base = {"kept": "a\n", "changed": "a\nb\n", "folder/gone": "a\n"}
-    files = {"kept": "a\n", "changed": "a\nc", "folder/new": "same a\n"}
+    files = {"kept": "a\n", "changed": "a\nc", "folder/new": "diff a\n"}
     write_case(tmp_path, "base", base, None)
     write_case(tmp_path, "derived", files, ("base", base))
     write_case(tmp_path, "again", base, ("derived", files))
@@ -59,8 +59,9 @@ def test_every_mode_of_serving_and_every_kind_of_cluster_has_a_record() -> None:
 
 
 def step_of(text: str, log: str) -> list[str]:
-    """The lines of the srun that writes a log, without the program that it starts and its number of cores."""
-    lines = re.sub(" --het-group=0| --cpus-per-task=[0-9]+", "", text).splitlines()
+    """The lines of the srun that writes a log, without its program, cores and component of the job."""
+    component = r" --het-group=0( --gpus-per-node=\S+)?"
+    lines = re.sub(f"{component}| --cpus-per-task=[0-9]+", "", text).splitlines()
     at = next(number for number, line in enumerate(lines) if f"logs/{log}_%t.out" in line)
     first = max(number for number in range(at) if lines[number].startswith("srun "))
     last = next(number for number in range(at, len(lines)) if not lines[number].endswith("\\"))

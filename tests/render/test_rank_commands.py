@@ -64,12 +64,15 @@ TABLE: list[tuple[str, int, int, str, list[str], str | None]] = [
 ]
 
 
-def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[str], str | None]:
+Case = tuple[dict[str, Any], dict[str, Any]]
+
+
+def command_of(folder: Path, case: Case, instance: int, rank: int) -> tuple[list[str], str | None]:
     """The options that ``rank.sh`` passes on for the server, and the GPUs that it sees."""
     shows = folder / "python"
     shows.write_text(_SHOWS)
     shows.chmod(0o755)
-    plan = replace(plan_of(*CASES[case], str(folder)), task_python=str(shows))
+    plan = replace(plan_of(*case, str(folder)), task_python=str(shows))
     script = folder / "rank.sh"
     script.write_text(render_scripts(plan)["rank.sh"])
     plan.server.spec.write(folder / "server.json")
@@ -114,7 +117,7 @@ def command_of(folder: Path, case: str, instance: int, rank: int) -> tuple[list[
 def test_each_rank_has_exactly_its_command(
     tmp_path: Path, case: str, instance: int, rank: int, prefix: str, options: list[str], gpus: str | None
 ) -> None:
-    found, sees = command_of(tmp_path, case, instance, rank)
+    found, sees = command_of(tmp_path, CASES[case], instance, rank)
     pools = [word for word in found if re.match(r"--(pinned|cuda)-memory-pool|--enable-peer", word)]
     assert [word for word in found if word not in pools] == [
         "--disable-auto-complete-config",
@@ -126,8 +129,18 @@ def test_each_rank_has_exactly_its_command(
 
 
 def test_the_leaders_sockets_are_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    command_of(tmp_path, "sandbox-instances", 1, 0)
+    command_of(tmp_path, CASES["sandbox-instances"], 1, 0)
     assert (tmp_path / "sockets").stat().st_mode & 0o777 == 0o700
+
+
+def test_instances_that_share_gpus_see_the_same_ones(tmp_path: Path) -> None:
+    job, cluster = CASES["sandbox-instances"]
+    shared = {**job, "serve": {**job["serve"], "nodes": 1, "instances_per_gpu": 2}}
+    seen = []
+    for instance in range(4):
+        (folder := tmp_path / str(instance)).mkdir()
+        seen.append(command_of(folder, (shared, cluster), instance, 0)[1])
+    assert seen == ["4,5", "4,5", "6,7", "6,7"]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import resource
 import stat
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -123,32 +120,6 @@ def test_the_runtime_starts_with_nothing_but_the_standard_library(tmp_path: Path
     )
     for command in ("begin", "end", "leader", "preflight", "rank", "sweep", "spawn", "stop", "heartbeat"):
         assert command in answer.stdout
-
-
-def test_the_runtime_imports_nothing_that_it_does_not_carry() -> None:
-    """Imports inside functions too, which ``--help`` never comes to; mpi4py and torch are the container's."""
-    archive = zipfile.ZipFile(BytesIO(runtime_zipapp()))
-    shipped = {name.removesuffix(".py").replace("/", ".") for name in archive.namelist()}
-    shipped |= {name.removesuffix(".__init__") for name in shipped}
-    allowed = shipped | {"mpi4py", "torch"}
-    for name in archive.namelist():
-        tree = ast.parse(archive.read(name))
-        ifs = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-        blocks = [node.body for node in ifs if ast.unparse(node.test) == "TYPE_CHECKING"]
-        never_run = {inner for block in blocks for statement in block for inner in ast.walk(statement)}
-        for node in ast.walk(tree):
-            if node in never_run:
-                continue
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.module is not None and node.level == 0
-                modules = [node.module]
-            else:
-                continue
-            for module in modules:
-                top = module.split(".")[0]
-                assert module in allowed or top in sys.stdlib_module_names, f"{name} imports {module}"
 
 
 def test_jobs_use_the_python_that_submits_where_it_lies() -> None:

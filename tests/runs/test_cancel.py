@@ -138,6 +138,7 @@ def test_a_local_run_started_by_hand_gets_a_stop_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, paths = written(tmp_path / "run", scheduler="local")
+    monkeypatch.setattr(module, "time", Clock())
     monkeypatch.setenv("PATH", str(tmp_path))
     add_event(paths, "serve", "stage_begin", job_id="local77", group=1)
     assert cancel_run(paths).state is RunState.RUNNING

@@ -71,10 +71,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200 if self.path == "/v2/repository/index" else 404, json.dumps(index).encode())
 
     def _generate(self, request: dict[str, object]) -> None:
-        """Answer the leader's probe; ``dies`` and ``hangs`` after the first one."""
+        """Answer the leader's probe; ``dies`` after the first one."""
         Handler.asked += 1
-        if "hangs" in BEHAVIOUR and Handler.asked > 1:
-            time.sleep(3600)
         if "dies" in BEHAVIOUR and Handler.asked > 1:
             body = json.dumps({"error": "Stub process 'preprocessing_0_0' is not healthy."})
             self._answer(400, f"data: {body}\n\n".encode())
@@ -101,8 +99,6 @@ def main() -> None:
     if "children" in BEHAVIOUR:
         # One in a session of its own: no signal to a group reaches it.
         children = [subprocess.Popen(["sleep", "120"], start_new_session=True).pid]
-    if "FAKE_STUB" in os.environ:
-        children.append(subprocess.Popen(os.environ["FAKE_STUB"].split(":")).pid)
     prefix = os.environ.get("FAKE_PREFIX")
     if prefix:
         Path(f"/dev/shm/{prefix}region").write_text("x")

@@ -108,21 +108,10 @@ def test_a_killed_rank_leaves_only_what_the_cleanup_removes(ranks: Ranks) -> Non
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("behaviour", "sentence"),
-    [
-        (
-            "dies",
-            "answers every request with an error (Stub process 'preprocessing_0_0' is not healthy)",
-        ),
-        pytest.param("hangs", "has answered nothing for ", marks=pytest.mark.thorough),
-    ],
-)
-def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(
-    ranks: Ranks, behaviour: str, sentence: str
-) -> None:
+def test_a_server_that_answers_no_request_is_ended_though_it_is_ready(ranks: Ranks) -> None:
+    sentence = "answers every request with an error (Stub process 'preprocessing_0_0' is not healthy)"
     # Without metrics it may be busy, and gets ten times as long.
-    process = ranks.start(behaviour=behaviour, hang_seconds=0.5)
+    process = ranks.start(behaviour="dies", hang_seconds=0.5)
     ranks.ready()
     code, output = end(process)
     assert code == ExitCode.START and sentence in output
@@ -196,65 +185,3 @@ def test_a_rank_whose_slurmstepd_is_killed_ends_itself_and_says_so(ranks: Ranks,
     assert failure is not None and failure.sentence.startswith("rank 1 on ")
     assert "its slurmstepd was killed" in failure.sentence
     assert ranks.left() == []
-
-
-@pytest.mark.thorough
-@pytest.mark.long
-def test_a_stopped_process_is_named_though_the_server_was_asked_to_stop(ranks: Ranks) -> None:
-    """A companion that gets no answers asks for it before anybody knows why."""
-    process = ranks.start(hang_seconds=45)
-    ranks.ready()
-    server = ranks.facts()["pid"]
-    os.kill(server, signal.SIGSTOP)
-    request_stop(ranks.runtime.paths, by="companion", reason="it is done (exit code 10)")
-    code, _ = end(process)
-    assert code == ExitCode.START and not is_alive(server)
-    failure = first_failure(RunSnapshot(ranks.runtime.paths))
-    assert failure is not None and "is stopped (SIGSTOP)" in failure.sentence
-
-
-@pytest.mark.thorough
-@pytest.mark.long
-@pytest.mark.parametrize(("stopped", "dies"), [(1, 0), (0, 1)])
-def test_a_stopped_rank_is_named_if_another_dies_of_waiting_for_it(
-    ranks: Ranks, stopped: int, dies: int
-) -> None:
-    processes = [ranks.start(rank, world=2, hang_seconds=45) for rank in (0, 1)]
-    ranks.ready()
-    os.kill(ranks.facts(stopped)["pid"], signal.SIGSTOP)
-    heartbeat = ranks.runtime.paths.rank_heartbeat("serve", stopped)
-    assert eventually(lambda: len(heartbeat.read_text().split()) > 1, 30)
-    read_by = ranks.runtime.paths.rank_heartbeat("serve", dies)
-    for _ in range(2):  # between its own beats each rank looks at the others'
-        seen = read_by.read_text()
-        assert eventually(lambda seen=seen: read_by.read_text() != seen)  # type: ignore[misc]
-    os.kill(ranks.facts(dies)["pid"], signal.SIGKILL)
-    assert end(processes[dies])[0] == ExitCode.START
-    failure = first_failure(RunSnapshot(ranks.runtime.paths))
-    assert failure is not None and failure.record.rank == stopped
-    assert failure.sentence.startswith(f"rank {stopped} on ") and "is stopped (SIGSTOP)" in failure.sentence
-    told = time.monotonic()
-    processes[stopped].terminate()
-    end(processes[stopped])
-    assert time.monotonic() - told < 5, "Slurm may wait so long before it kills (KillWait)"
-
-
-@pytest.mark.thorough
-@pytest.mark.long
-def test_a_killed_process_of_a_model_ends_the_server(ranks: Ranks, tmp_path: Path) -> None:
-    """Triton would go on saying that it is ready."""
-    stub, model = tmp_path / "triton_python_backend_stub", tmp_path / "preprocessing" / "1" / "model.py"
-    shutil.copy("/bin/bash", stub)
-    model.parent.mkdir(parents=True)
-    model.write_text("sleep 120\n:\n")
-    process = ranks.start(environment={"FAKE_STUB": f"{stub}:{model}"})
-    ranks.ready()
-    heartbeat = ranks.runtime.paths.rank_heartbeat("serve", 0)
-    # Seen alive: in ten seconds it has searched twice for such processes.
-    assert eventually(lambda: int(heartbeat.read_text().split()[0]) >= 3)
-    os.kill(ranks.facts()["children"][0], signal.SIGKILL)
-    code, _ = end(process)
-    assert code == ExitCode.START
-    failure = first_failure(RunSnapshot(ranks.runtime.paths))
-    assert failure is not None
-    assert "the Python process of model preprocessing was killed or crashed" in failure.sentence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
 from trtllm_hpc.runtime import stop
-from trtllm_hpc.runtime.process import descendants, state_of
+from trtllm_hpc.runtime.process import state_of
 from trtllm_hpc.runtime.records import StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import server_has_ended
 from trtllm_hpc.runtime.troubles import Troubles
@@ -70,24 +69,6 @@ def test_a_companion_whose_work_is_stopped_is_ended(runtime: Runtime) -> None:
     trouble, failed = read_events(runtime.paths, "companion")
     assert "is stopped (SIGSTOP): bash -c" in trouble.data["why"]
     assert failed.data["reason"].endswith(", for 45 s")
-
-
-def test_a_companion_whose_heartbeat_is_killed_gets_another(runtime: Runtime) -> None:
-    script = 'while kill -0 $$ && ! "$@" heartbeat --while-pid=$$; do :; done & sleep 3600'
-    process = subprocess.Popen(["bash", "-c", script, "companion", *runtime.command()], text=True)
-    runtime.started.append(process)
-    assert eventually(runtime.paths.heartbeat.exists)
-    runtime.paths.heartbeat.unlink()
-    [first] = [it for it in descendants(process.pid) if "heartbeat" in _words(it)]
-    os.kill(first, signal.SIGKILL)
-    assert eventually(runtime.paths.heartbeat.exists)
-    for pid in (process.pid, *descendants(process.pid)):
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-def _words(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
 
 
 def test_a_companion_whose_server_has_ended_is_ended(runtime: Runtime) -> None:

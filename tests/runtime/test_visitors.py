@@ -8,6 +8,8 @@ from typing import cast
 
 import pytest
 
+from tests.waiting import eventually
+from tests.webhook import listening
 from trtllm_hpc.paths import RunPaths, write_json, write_text
 from trtllm_hpc.runtime.guests import Visits, guest_keys
 from trtllm_hpc.runtime.instances import visitors
@@ -74,7 +76,11 @@ def test_a_server_that_nobody_asks_is_announced_and_ends(run: RunPaths, clock: C
         "the time before the server is ready does not count"
     )
     assert looks(idle, clock, 1559) is None and read_events(run) == []
-    assert looks(idle, clock, 1570) is None
+    with listening() as webhook:
+        run.notify.write_text(webhook.url)
+        assert looks(idle, clock, 1570) is None
+        assert eventually(lambda: webhook.notices)
+    assert webhook.notices[0]["text"].endswith("nobody asks: the server ends in 1 min, after 2 minutes idle")
     [announced] = read_events(run)
     assert (announced.name, announced.data) == ("idle", {"ends_at": 1620.0})
     door.counts = {"owner": (1, 0)}

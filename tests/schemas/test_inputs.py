@@ -90,10 +90,9 @@ def test_shipped_files_are_valid() -> None:
         assert complaints(CLUSTER, content(path)) == [], path
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_files_of_the_golden_scripts_are_valid(name: str) -> None:
-    job, cluster = CASES[name]
-    assert complaints(JOB, job) + complaints(CLUSTER, cluster) == []
+def test_the_files_of_the_golden_scripts_are_valid() -> None:
+    for name, (job, cluster) in CASES.items():
+        assert complaints(JOB, job) + complaints(CLUSTER, cluster) == [], name
 
 
 @pytest.mark.parametrize(("model", "validator"), [(JobFile, JOB), (ClusterProfile, CLUSTER)])

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import stat
-import subprocess
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from trtllm_hpc.bench.server_metrics.sampling import read_samples
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths, read_json
 from trtllm_hpc.runtime.checks import MIN_MEMLOCK_KIB
+from trtllm_hpc.runtime.lock import Lock
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.sandbox import Node
 
@@ -126,6 +124,8 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
     assert_served_and_measured(run)
     assert_little_locked_memory_is_warned_about(run)
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
+    lock = Lock.read(run.lock)
+    assert lock is not None and len(lock.nodes) == 2 and "torch" in lock.nodes[0]["packages"]
     status = person.status(run)
     assert (status["state"], status["exit_code"]) == ("completed", 0)
     assert {stage["stage"]: stage["state"] for stage in status["stages"]} == {
@@ -140,30 +140,6 @@ def test_one_job_file_to_a_measured_model(person: Person) -> None:
         assert word in listing.stdout
     one = person.types("logs", run.folder, "--stage", "serve", "--rank", "1")
     assert "rank 1 on" in one.stdout and "rank 0 on" not in one.stdout
-
-
-@pytest.mark.thorough
-def test_the_job_of_the_demo_streams_and_is_measured_at_two_rates(person: Person, engine: Path) -> None:
-    job = person.folder / "demo.yaml"
-    job.write_text(files("trtllm_hpc.jobs").joinpath("tiny-llama.yaml").read_text(), encoding="utf-8")
-    small = ("serve.nodes=2", f"engine.directory={engine}", "model.synthetic=null", FEW_PROCESSES)
-    lenient = ("companion.benchmark.max_late_share=1.0", "companion.benchmark.requests=12")
-    longer = ("companion.benchmark.workload.output_tokens=32",)
-    settings = [word for setting in (*small, *lenient, *longer) for word in ("--set", setting)]
-    said, run = person.submit(job, *settings)
-    measured = read_measurement(run.measurement("benchmark").summary)
-    assert measured.streaming and [result.level.label for result in measured.levels] == ["2/s", "4/s"]
-    for result in measured.levels:
-        assert {"ttft_ms", "tpot_ms", "itl_ms", "goodput_per_s"} <= result.metrics.keys()
-    for record in read_records(run.measurement("benchmark").requests):
-        # Token by token, or several in a response where the server was behind.
-        assert 1 < len(record.chunks_s) <= record.output_tokens
-        assert record.sent_s < record.chunks_s[0] and list(record.chunks_s) == sorted(record.chunks_s)
-    held = [sample.values["kv_blocks_used"] for sample in read_samples(run.measurement("benchmark").samples)]
-    assert max(held) > 0  # the looks are at random, and a request of 32 tokens is there most of the time
-    assert "TTFT (ms)" in said and "valid: the figures may be used" in said
-    shown = person.types("bench", "show", f"{run.folder}:benchmark")
-    assert shown.returncode == 0 and shown.stdout == run.measurement("benchmark").table.read_text()
 
 
 def test_files_written_by_init_and_sbatch_by_hand_do_the_same(person: Person) -> None:
@@ -219,16 +195,6 @@ def test_two_submissions_at_once_never_meet(person: Person, engine: Path) -> Non
             assert f"trt{other}_" not in log.read_text(errors="replace")
 
 
-def serving(person: Person, engine: Path, name: str, **more: Any) -> tuple[RunPaths, Endpoint]:
-    """A run that keeps serving."""
-    sections = two_ranks(engine, serve={"keep_running": True}, **more)
-    _, run = person.submit(person.job(name, **sections), wait=False)
-    assert eventually(lambda: Endpoint.read(run.endpoint), 60), person.status(run)
-    endpoint = Endpoint.read(run.endpoint)
-    assert endpoint is not None
-    return run, endpoint
-
-
 def server_process(node: Node) -> int:
     """Process id, on this machine, of a node's tritonserver."""
     found = [process for process in user_processes(node) if process.arguments[0].endswith("bin/tritonserver")]
@@ -236,94 +202,18 @@ def server_process(node: Node) -> int:
     return int(found[0].pid)
 
 
-def batch_script_process(nodes: list[Node]) -> int:
-    found = [
-        process.pid
-        for node in nodes
-        for process in user_processes(node)
-        if any("slurm_script" in argument for argument in process.arguments[:3])
-    ]
-    assert found
-    return int(min(found))
-
-
-REPEATED = [pytest.param(victim, marks=pytest.mark.thorough) for victim in ("the leader", "the batch script")]
-"""What ``docs/explanation/faults.md`` has, too."""
-
-
-@pytest.mark.parametrize("victim", ["rank 1", *REPEATED])
-def test_a_killed_process_fails_the_run(person: Person, engine: Path, victim: str) -> None:
-    # Once with a companion in the middle of a long benchmark, which must end too.
-    benchmark = {**SMALL, "requests": 600}
-    companion = {"enabled": victim == "rank 1", "benchmark": benchmark}
-    sections = two_ranks(engine, companion=companion)
+def test_a_killed_rank_fails_the_run_and_ends_its_benchmark(person: Person, engine: Path) -> None:
+    sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
     run = person.serves(person.job("killed", **sections))
-    if victim == "rank 1":
-        assert eventually(lambda: run.benchmark_progress.exists())
-    records = [RankRecord.read(run.rank_record("serve", rank)) for rank in range(2)]
-    hosts = {record.rank: record.host for record in records if record}
-    nodes = {node.name: node for node in person.sandbox.nodes}
-    if victim == "the batch script":
-        pid = batch_script_process(person.sandbox.nodes)
-    else:
-        pid = server_process(nodes[hosts[1 if victim == "rank 1" else 0]])
-    os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: run.benchmark_progress.exists())
+    host = person.rank(run, 1).host
+    os.kill(server_process(person.node(host)), signal.SIGKILL)
     killed_at = time.monotonic()
-    person.failed(run)
+    status = person.failed(run)
     assert time.monotonic() - killed_at < 15
-    status = person.status(run)
     assert status["exit_code"] == ExitCode.START
-    if victim == "rank 1":
-        assert f"rank 1 on {hosts[1]} died first" in status["sentence"]
-    elif victim == "the leader":
-        assert f"rank 0 on {hosts[0]} died first" in status["sentence"]
-    else:
-        assert "batch script was killed by signal 9" in status["sentence"]
+    assert f"rank 1 on {host} died first" in status["sentence"]
     person.has_nothing_left()
-
-
-def set_slurmd_timeout(person: Person, old_s: int, new_s: int) -> None:
-    """Change how long the controller waits for a node; 300 s is Slurm's default."""
-    conf = Path(person.sandbox.slurm_conf)
-    text = conf.read_text()
-    assert f"SlurmdTimeout={old_s}\n" in text
-    conf.write_text(text.replace(f"SlurmdTimeout={old_s}\n", f"SlurmdTimeout={new_s}\n"))
-    subprocess.run(["scontrol", "reconfigure"], env={**os.environ, "SLURM_CONF": str(conf)}, check=True)
-
-
-@pytest.mark.thorough
-def test_a_lost_node_is_named_before_slurm_knows_it(person: Person, engine: Path) -> None:
-    """Slurm waits 300 s for a node (SlurmdTimeout), and shows the job as running or completing meanwhile."""
-    benchmark = {**SMALL, "requests": 600}
-    sections = two_ranks(engine, companion={"benchmark": benchmark})
-    sections["serve"]["hang_timeout_seconds"] = 15
-    _, run = person.submit(person.job("lost-node", **sections), wait=False)
-    assert eventually(lambda: run.benchmark_progress.exists(), 90), person.status(run)
-    record = person.rank(run, 1)
-    node = person.node(record.host)
-    beat = run.rank_heartbeat("serve", 1).read_text()
-    assert eventually(lambda: run.rank_heartbeat("serve", 1).read_text() != beat)
-    # Frozen as a whole, it answers nobody, as one without power; and afterwards it goes on.
-    set_slurmd_timeout(person, 15, 300)
-    frozen = [process.pid for process in node.processes()]
-    for pid in frozen:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        frozen_at = time.monotonic()
-        person.failed(run, 60)
-        noticed_s = time.monotonic() - frozen_at
-        # The companion fails a moment later, and is not blamed.
-        assert eventually(lambda: person.status(run)["stages"][-1]["final"], 60), person.status(run)
-        status = person.status(run)
-        assert f"rank 1 on {node.name}: it has given no sign of life" in status["sentence"], status
-        assert status["exit_code"] == ExitCode.START and not run.endpoint.exists()
-    finally:
-        for pid in frozen:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        set_slurmd_timeout(person, 300, 15)
-    person.has_nothing_left()
-    print(f"noticed after {noticed_s:.0f} s")
 
 
 EXPORTED = {
@@ -345,7 +235,12 @@ def test_a_server_kept_running_answers_until_it_is_cancelled(person: Person, eng
     stranger.write_text("raise SystemExit('the click.py of the working directory was run')\n")
     person.environment = {**EXPORTED, "TMPDIR": str(person.folder)}
     streams = {"decoupled": True}
-    run, endpoint = serving(person, engine, "kept", companion={"benchmark": None}, repository=streams)
+    sections = two_ranks(
+        engine, serve={"keep_running": True}, companion={"benchmark": None}, repository=streams
+    )
+    run = person.serves(person.job("kept", **sections))
+    endpoint = Endpoint.read(run.endpoint)
+    assert endpoint is not None
     assert eventually(lambda: person.status(run)["stages"][-1]["state"] == "COMPLETED", 60), person.status(
         run
     )
@@ -390,40 +285,11 @@ def test_a_failed_run_is_resumed_in_its_folder(person: Person, engine: Path) -> 
     assert person.status(run)["state"] == "completed"
 
 
-@pytest.mark.thorough
-def test_a_removed_run_folder_ends_its_jobs(person: Person, engine_alone: Path) -> None:
-    companion = {"benchmark": {**SMALL, "requests": 600}}
-    job = person.job("removed", **one_rank(engine_alone, companion=companion))
-    submitting = person.command("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait")
-    runs = person.folder / "runs"
-    assert eventually(lambda: list(runs.glob("removed-*/results/progress.json")), 90)
-    [folder] = runs.glob("removed-*")
-    # The jobs still write into it.
-    assert eventually(lambda: person.run("rm", "-rf", folder).returncode == 0 and not folder.exists(), 20)
-    output, errors = submitting.communicate(timeout=120)
-    assert submitting.returncode == ExitCode.LOST, output + errors
-    assert "Traceback" not in errors
-    person.has_nothing_left()
-
-
 def refused_before_the_queue(person: Person, check: str, job: Path, *words: str) -> None:
     """A check refuses what the job itself would, hours earlier."""
     answer = person.types("submit", job, "--cluster", person.profile, *words)
     assert answer.returncode == ExitCode.CONFIG and f"check {check}: " in answer.stderr, answer.stderr
     assert person.has_no_jobs()
-
-
-@pytest.mark.thorough
-def test_a_wrong_world_is_refused_in_one_sentence(person: Person, engine: Path) -> None:
-    sections = two_ranks(engine)
-    sections["engine"]["tensor_parallel"] = 1
-    sections["serve"]["nodes"] = 1
-    job = person.job("wrong-world", **sections)
-    refused_before_the_queue(person, "engine-world", job)
-    said, run = person.submit(job, "--ignore", "engine-world", exit_code=ExitCode.START)
-    assert "is built for 2 rank(s), but the plan says 1" in said
-    assert "Traceback" not in said
-    assert not list(run.ranks.glob("serve_*"))  # no server was started
 
 
 @pytest.mark.thorough
@@ -435,39 +301,6 @@ def test_an_mpi_that_is_not_joined_is_refused(person: Person, engine: Path) -> N
     # Open MPI 4.1 ends the process, and 5.0 makes it a world of its own.
     sentences = ("before the ranks were joined", "was not joined by the launcher")
     assert any(sentence in said for sentence in sentences), said
-
-
-@pytest.mark.thorough
-def test_a_failed_build_leaves_nothing_in_the_queue(person: Person) -> None:
-    sections = two_ranks(model={"path": "/no/such/model"})
-    job = person.job("no-model", **sections)
-    _, run = person.submit(job, "--ignore", "model-files", exit_code=ExitCode.BUILD)
-    assert person.has_no_jobs()
-    states = {stage["stage"]: stage["state"] for stage in person.status(run)["stages"]}
-    assert states == {"build": "FAILED", "serve": "CANCELLED", "companion": "CANCELLED"}
-
-
-@pytest.mark.thorough
-def test_a_submit_killed_between_two_sbatch_leaves_nothing(person: Person, engine: Path) -> None:
-    """A sbatch of ours kills its caller after the first real submission."""
-    tools = person.folder / "tools"
-    tools.mkdir(exist_ok=True)
-    real = subprocess.run(["which", "sbatch"], check=True, capture_output=True, text=True).stdout.strip()
-    shim = tools / "sbatch"
-    shim.write_text(f'#!/bin/bash\n"{real}" "$@"\ncode=$?\nkill -9 "$PPID"\nexit "$code"\n')
-    shim.chmod(0o755)
-    person.environment = {
-        "PATH": f"{tools}:{person.bin}:{os.environ['PATH']}",
-        "TRTLLM_HPC_GATE_SECONDS": "3",
-    }
-    killed = person.types("submit", person.job("cut", **two_ranks(engine)), "--cluster", person.profile)
-    assert killed.returncode == -signal.SIGKILL
-    person.environment = {}
-    assert person.has_no_jobs()
-    run = RunPaths(next((person.folder / "runs").glob("cut-*")))
-    status = person.status(run)
-    assert status["exit_code"] == ExitCode.SUBMISSION, status
-    assert not list(run.ranks.glob("serve_*"))
 
 
 def test_names_reach_slurm_as_they_are(person: Person) -> None:
@@ -489,28 +322,6 @@ def test_names_reach_slurm_as_they_are(person: Person) -> None:
     person.slurm("scancel", job)
     assert f"Comment={comment}" in shown
     assert f"StdOut={run.batch_log('build')}" in shown
-
-
-@pytest.mark.thorough
-def test_killed_ranks_end_a_companion_inside_the_allocation(person: Person, engine: Path) -> None:
-    """kill -9 of the supervisors: nobody on the nodes can write a word."""
-    sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
-    _, run = person.submit(
-        person.job("overlap-killed", **sections), "--set", "cluster.companion=overlap", wait=False
-    )
-    assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
-    nodes = {node.name: node for node in person.sandbox.nodes}
-    for rank in range(2):
-        record = person.rank(run, rank)
-        supervisors = [
-            process.pid
-            for process in user_processes(nodes[record.host])
-            if "rank" in process.arguments and f"--rank={rank}" in process.arguments
-        ]
-        for pid in supervisors:
-            os.kill(pid, signal.SIGKILL)
-    person.failed(run)
-    person.has_nothing_left()
 
 
 @pytest.mark.thorough
@@ -540,18 +351,6 @@ def test_a_refused_question_is_what_failed(person: Person, engine_alone: Path, w
 
 
 @pytest.mark.thorough
-def test_a_node_that_does_not_see_the_engine_is_named(person: Person, engine: Path) -> None:
-    hidden = person.sandbox.nodes[1]
-    hidden.run(["mount", "-t", "tmpfs", "hidden", str(engine)])
-    try:
-        _, run = person.submit(person.job("unseen", **two_ranks(engine)), exit_code=ExitCode.START)
-    finally:
-        hidden.run(["umount", str(engine)])
-    sentence = person.status(run)["sentence"]
-    assert f"rank 1 on {hidden.name} does not see the engine {engine}; other ranks" in sentence
-
-
-@pytest.mark.thorough
 def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(person: Person) -> None:
     """SIGUSR1 ends every process of the job, with the batch script that would clean up."""
     job = person.job("signalled", **bare_server(person.folder))
@@ -569,16 +368,3 @@ def test_a_job_has_no_limits_of_its_shell_and_the_next_job_removes_what_it_left(
     following = person.serves(job)
     assert [name for name in person.leftovers() if f"trt{job_id}_" in name] == []
     person.cancel(following)
-
-
-@pytest.mark.thorough
-def test_a_script_that_never_begins_has_failed(person: Person) -> None:
-    start = person.folder / "start.sh"
-    start.write_text("exit 0\n")
-    job = person.job("never", **bare_server(person.folder))
-    person.environment["BASH_ENV"] = str(start)
-    _, run = person.submit(job, exit_code=ExitCode.START)
-    del person.environment["BASH_ENV"]
-    assert "stage serve has failed: its script never began" in person.status(run)["sentence"]
-    _, run = person.submit(job, "--set", f"cluster.environment.BASH_ENV={start}", exit_code=ExitCode.START)
-    assert f"bash ends in the file that BASH_ENV names, {start}, before" in person.status(run)["sentence"]

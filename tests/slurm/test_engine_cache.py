@@ -63,27 +63,6 @@ def assert_clean(person: Person, count: int) -> None:
         assert names <= {"key", "output", "used", "uses"}, names
 
 
-@pytest.mark.thorough
-def test_two_builds_race_and_both_serve(person: Person) -> None:
-    job = person.job("race", **one_rank())
-    words = ("trtllm-hpc", "submit", job, "--cluster", person.profile, "--wait", "--json")
-    processes = [person.command(*words) for _ in range(2)]
-    outputs = [process.communicate(timeout=150) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    runs = [RunPaths(json.loads(output)["folder"]) for output, _ in outputs]
-    assert sorted(states(run)[0] for run in runs) == ["building", "waiting"], [states(run) for run in runs]
-    assert sorted(states(run)[-1] for run in runs) == ["built", "found"]
-    waiting = next(run for run in runs if states(run)[0] == "waiting")
-    assert "waits for the same output, being built by job" in waiting.rank_log("build", 0).read_text()
-    assert len({run.engine.resolve() for run in runs}) == 1
-    assert len({json.loads(run.answer.read_text())["answers"][0]["text"] for run in runs}) == 1
-    assert_clean(person, 1)
-    said, run = person.submit(job, wait=False)
-    assert "engine: found in the cache (engine-" in said and "  build:" not in said
-    assert [stage["stage"] for stage in person.status(run)["stages"]] == ["serve", "companion"]
-    assert person.types("cancel", run.folder).returncode == 0  # both runs before have served it
-
-
 def kill(node: Node, victim: str) -> list[int]:
     """kill -9 one part of the build that runs on a node; the processes that were hit."""
     mine = user_processes(node)

@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +20,8 @@ from tests.slurm.conftest import Person, bare_server
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.plan_record import PlanRecord
-from trtllm_hpc.sandbox import Sandbox, network, processes
-from trtllm_hpc.sandbox.cluster import Cluster
+from trtllm_hpc.sandbox import Sandbox, network
 from trtllm_hpc.sandbox.layout import Folder
-from trtllm_hpc.sandbox.processes import Process
 from trtllm_hpc.scheduler.job_info import RunJob
 from trtllm_hpc.scheduler.slurm import Slurm, run_command
 
@@ -123,29 +120,6 @@ def test_who_cancels_a_run_of_yesterday_ends_no_job_of_today(
     assert eventually(bob.has_no_jobs, 60) and runs_on(ana, my_job)
 
 
-def test_accounting_remembers_the_job_whose_id_another_job_has(
-    sandbox: Sandbox, people: tuple[Person, Person]
-) -> None:
-    """The controller has lost its state, and the database has not."""
-    ana, bob = people
-    run, job = started(ana)
-    ana.slurm("scancel", job)
-    accounted = ("sacct", "--noheader", "--allocations", "--format=State,End", f"--jobs={job}")
-    assert eventually(lambda: ana.slurm(*accounted).strip().startswith("CANCELLED"), 60)
-    assert eventually(lambda: serve_of(ana, run)["final"], 60)
-    before = serve_of(ana, run)
-    assert before["state"] == "CANCELLED"
-    forget_every_job(sandbox)
-    theirs, their_job = started(bob)
-    assert int(their_job) <= int(job)
-    while int(their_job) < int(job):
-        assert bob.types("cancel", theirs.folder).returncode == 0
-        theirs, their_job = started(bob)
-    assert serve_of(ana, run) == before
-    assert ana.types("cancel", run.folder).returncode == 0
-    assert runs_on(bob, their_job)
-
-
 def test_every_way_to_submit_a_script_is_seen_in_what_slurm_records(sandbox: Sandbox, home: Path) -> None:
     """Slurm prints each of them in another way; beside them a job of the same user and name of no run."""
     run, parts = (hand_made(home / "by hand" / name) for name in ("demo-1", "parts-1"))
@@ -202,31 +176,6 @@ def script_of(paths: RunPaths, *further: str) -> str:
     log = str(paths.batch_log("serve")).replace('"', '\\"')
     lines = ["#!/bin/bash", "#SBATCH --job-name=demo-serve", f'#SBATCH --output="{log}"', "#SBATCH --requeue"]
     return "\n".join([*lines, *further, "sleep 600", ""])
-
-
-def forget_every_job(sandbox: Sandbox) -> None:
-    """Start Slurm again without what it has saved, but with its database."""
-    assert sandbox.layout is not None
-    cluster = Cluster(sandbox.layout)
-    found = [(node, one) for node in (cluster.head, *cluster.nodes) for one in node.processes()]
-    daemons = [(node, one) for node, one in found if is_slurms(one)]
-    assert len(daemons) == 1 + NODES
-    for _, daemon in daemons:
-        os.kill(daemon.pid, signal.SIGKILL)
-    for node in cluster.nodes:
-        node.run(["bash", "-c", f"rm -rf {sandbox.folder.private}/spool/*"])
-    shutil.rmtree(sandbox.folder.controller)
-    sandbox.folder.controller.mkdir(mode=0o700)
-    for node, daemon in daemons:
-        output = cluster.folder.output(f"{Path(daemon.arguments[0]).name}-{node.name}-again")
-        node.start_daemon(daemon.arguments, output, cluster.environment)
-    assert processes.wait_until(cluster.controller_answers, 60)
-    assert eventually(lambda: set(cluster.node_states().values()) == {"idle"}, 60), cluster.node_states()
-
-
-def is_slurms(process: Process) -> bool:
-    """Whether a process is the controller, or the daemon of a node."""
-    return Path(process.arguments[0]).name in ("slurmctld", "slurmd") and "-D" in process.arguments
 
 
 def start_anew(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.doors import ask
 from tests.slurm.conftest import Person, user_processes
 from tests.waiting import eventually
 from trtllm_hpc.bench.records import read_records
@@ -83,16 +83,9 @@ def answered(run: RunPaths, model: str = "ensemble") -> list[int]:
 
 
 def _answered(endpoint: Endpoint, path: str, model: str) -> int:
-    connection = http.client.HTTPSConnection(
-        endpoint.address, endpoint.metrics_port, timeout=5, context=endpoint.tls()
-    )
-    try:
-        connection.request("GET", path, headers=endpoint.authorization)
-        page = connection.getresponse().read().decode()
-        found = re.search(rf'nv_inference_request_success{{model="{model}"[^}}]*}} (\d+)', page)
-        return int(found[1]) if found else -1
-    finally:
-        connection.close()
+    _, page = ask(endpoint, endpoint.metrics_port, "GET", path)
+    found = re.search(rf'nv_inference_request_success{{model="{model}"[^}}]*}} (\d+)', page)
+    return int(found[1]) if found else -1
 
 
 def server_of(person: Person, run: RunPaths, instance: int) -> int:
@@ -145,15 +138,9 @@ def assert_sessions_stay_with_an_instance(run: RunPaths) -> None:
 
 def over_openai(endpoint: Endpoint, method: str, path: str, body: Any = None) -> Any:
     url = urlsplit(f"{endpoint.openai_url}/{path}")
-    connection = http.client.HTTPSConnection(endpoint.address, url.port, timeout=60, context=endpoint.tls())
-    try:
-        connection.request(method, url.path, json.dumps(body) if body else None, endpoint.authorization)
-        reply = connection.getresponse()
-        text = reply.read()
-        assert reply.status == 200, text
-        return json.loads(text)
-    finally:
-        connection.close()
+    status, text = ask(endpoint, url.port or 0, method, url.path, body)
+    assert status == 200, text
+    return json.loads(text)
 
 
 def assert_a_dead_process_of_a_model_restarts_its_instance(person: Person, served: RunPaths) -> None:
@@ -371,14 +358,8 @@ def assert_the_key_alone_is_taken(endpoint: Endpoint) -> None:
 
 
 def _status(endpoint: Endpoint, authorization: str) -> int:
-    connection = http.client.HTTPSConnection(
-        endpoint.address, endpoint.http_port, timeout=5, context=endpoint.tls()
-    )
-    try:
-        connection.request("GET", "/v2/health/ready", headers={"Authorization": authorization})
-        return connection.getresponse().status
-    finally:
-        connection.close()
+    key = {"Authorization": authorization}
+    return ask(endpoint, endpoint.http_port, "GET", "/v2/health/ready", headers=key)[0]
 
 
 def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPaths) -> None:
@@ -398,31 +379,6 @@ def assert_a_killed_door_of_a_node_is_opened_again(person: Person, served: RunPa
         ),
         30,
     )
-
-
-@pytest.mark.thorough
-def test_too_few_instances_end_the_run_with_the_cause(person: Person, engine: Path) -> None:
-    serve = {"instances": 2, "nodes": 1, "restarts": 0, "tls": True, "instances_per_gpu": 2}
-    run = start(person, engine, serve)
-    endpoint = endpoint_of(run)
-    # Both have the same two GPUs, and each half of the cache.
-    seen = [Path(f"/proc/{server_of(person, run, instance)}/environ").read_bytes() for instance in (0, 1)]
-    gpus = [next(word for word in words.split(b"\0") if word.startswith(b"CUDA_VIS")) for words in seen]
-    assert gpus == [b"CUDA_VISIBLE_DEVICES=0,1"] * 2
-    assert 'string_value: "0.45"' in (run.repository / "tensorrt_llm" / "config.pbtxt").read_text()
-    assert endpoint.fingerprint is not None and len(endpoint.fingerprint) == 95
-    answer = person.types("client", run.folder, "--prompt", "Hello", "--max-tokens", "4")
-    assert answer.returncode == 0, answer.stderr
-    few = ("--requests", "4", "--concurrency", "2", *LENIENT)
-    for protocol in ("grpc", "http"):
-        measured = person.types("bench", "run", run.folder, *few, "--protocol", protocol)
-        assert measured.returncode == 0, measured.stdout + measured.stderr
-    os.kill(server_of(person, run, 0), signal.SIGKILL)
-    person.failed(run, 60)
-    sentence = person.status(run)["sentence"]
-    assert "1 of 2 instances live, and serve.minimum_instances is 2; instance 0: rank 0 on" in sentence
-    assert "was killed by signal 9" in sentence
-    person.has_nothing_left()
 
 
 def assert_measured_through_the_door(person: Person, run: RunPaths) -> None:

@@ -74,14 +74,6 @@ def test_an_orchestrator_spawns_the_ranks_of_both_models(site: Site) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("site", ["0.15.0"], indirect=True)
-def test_prompts_and_answers_are_computed_by_ranks_of_their_own(site: Site) -> None:
-    run = submit_shipped(site, "disaggregated-llama")
-    assert len(rank_records(run, "serve")) == 3
-    assert_served_and_measured(site, run, "Machine learning is")
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("site", ["0.16.0"], indirect=True)
 def test_two_ranks_compute_prompts_and_one_the_answers(site: Site) -> None:
     """One job file builds both engines, and the next run finds both."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.conftest import Person
-from tests.slurm.test_backbone import SMALL, assert_served_and_measured, server_process, two_ranks
-from tests.waiting import eventually
+from tests.slurm.test_backbone import assert_served_and_measured, two_ranks
 
 pytestmark = pytest.mark.slurm
 
@@ -49,24 +47,3 @@ def test_mpirun_joins_the_ranks_where_srun_cannot(person: Person, engine: Path) 
         assert run.rank_log("serve", rank).read_text().startswith(f"rank {rank} on")
     assert not list(run.folder.glob("mpirun.*"))
     person.has_nothing_left()
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("no_pmix")
-def test_a_rank_killed_under_mpirun_fails_the_run_and_is_named(person: Person, engine: Path) -> None:
-    sections = two_ranks(engine, companion={"benchmark": {**SMALL, "requests": 600}})
-    _, run = person.submit(person.job("mpirun-killed", **sections), wait=False)
-    assert eventually(lambda: run.benchmark_progress.exists(), 60), person.status(run)
-    record = person.rank(run, 1)
-    os.kill(server_process(person.node(record.host)), signal.SIGKILL)
-    person.failed(run)
-    assert f"rank 1 on {record.host} died first" in person.status(run)["sentence"]
-    person.has_nothing_left()
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("no_pmix")
-def test_a_cancelled_run_under_mpirun_leaves_nothing(person: Person, engine: Path) -> None:
-    sections = two_ranks(engine, serve={"keep_running": True}, companion={"enabled": False})
-    run = person.serves(person.job("mpirun-cancelled", **sections))
-    person.cancel(run)

@@ -19,18 +19,15 @@ from typing import Any
 import openai
 import pytest
 
-from tests.guests import SOON_S, asking_until_refused
+from tests.doors import ask
 from tests.prometheus import prometheus, samples, targets
-from tests.schemas.check import documented
 from tests.slurm.conftest import Person, user_processes
 from tests.slurm.upstream_site import Site, answers, stages, upstream_site
 from tests.upstream.container import add_llm_api, add_nsys
 from tests.upstream.llm_api import NEW_LAUNCHER
 from tests.upstream.transformers_serve import make_model, transformers_serve
 from tests.waiting import eventually
-from tests.webhook import listening
 from trtllm_hpc.bench.results import read_measurement
-from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import COMPANION_MEASUREMENT, RunPaths
 from trtllm_hpc.runtime.records import Endpoint, RankRecord, read_events
 from trtllm_hpc.scheduler.submission_record import read_submission
@@ -294,23 +291,13 @@ def asks(run: RunPaths) -> str | None:
     """Ask for a completion; return the error, if it is not answered."""
     endpoint = Endpoint.read(run.endpoint)
     assert endpoint is not None
-    connection = http.client.HTTPSConnection(
-        endpoint.address,
-        int(endpoint.place.rpartition(":")[2].partition("/")[0]),
-        timeout=20,
-        context=endpoint.tls(),
-    )
-    body = json.dumps({"model": "any", "prompt": "hello", "max_tokens": 2})
+    port = int(endpoint.place.rpartition(":")[2].partition("/")[0])
     try:
-        headers = {"Content-Type": "application/json", **endpoint.authorization}
-        connection.request("POST", "/v1/completions", body, headers=headers)
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        return None if answer.status == 200 and "hello hello" in text else f"{answer.status} {text}"
+        body = {"model": "any", "prompt": "hello", "max_tokens": 2}
+        status, text = ask(endpoint, port, "POST", "/v1/completions", body)
+        return None if status == 200 and "hello hello" in text else f"{status} {text}"
     except (OSError, http.client.HTTPException) as error:
         return repr(error)
-    finally:
-        connection.close()
 
 
 def restarts(site: Site, run: RunPaths) -> list[str]:
@@ -348,105 +335,6 @@ def assert_servers_hear_their_own_node_only(site: Site) -> None:
 
 
 @pytest.mark.thorough
-def test_servers_of_phases_that_hang_are_started_again(site: Site) -> None:
-    """Each answered the question that made it ready, and goes on to say that it is healthy."""
-    serve = {**SPLIT, "hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
-    job = site.job("split-hangs", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
-    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
-
-    def restarted() -> list[str]:
-        ends = [it for it in read_events(run, "serve") if it.name == "instance_end"]
-        return [it.data["why"] for it in ends if "1 of 3 times" in it.data["then"]]
-
-    assert eventually(lambda: len(restarted()) == 3, 60), read_events(run, "serve")
-    assert all("has answered nothing for" in why for why in restarted()), restarted()
-    assert eventually(lambda: "ready 1" in restarts(site, run), 30)
-    assert site.status(run)["state"] == "serving"
-    site.cancel(run)
-
-
-@pytest.mark.thorough
-def test_a_server_of_a_phase_that_dies_is_named(site: Site) -> None:
-    serve = {**SPLIT, "restarts": 0}
-    job = site.job("split-dies", repository={}, engine=TWO_RANKS, serve=serve, companion={"enabled": False})
-    run = site.serves(job)
-    kill(site, "worker")
-    failure = eventually_failed(site, run)
-    assert "rank 1 of instance " in failure, failure
-
-
-@pytest.mark.thorough
-def test_an_image_without_the_programs_is_told_before_the_server_starts(site: Site) -> None:
-    (site.container.folder / "bin" / "trtllm-llmapi-launch").unlink()
-    said, _ = site.submit(site.job("no-launcher", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
-    assert "here is no trtllm-llmapi-launch on" in said, said
-
-
-@pytest.mark.thorough
-def test_a_model_that_the_nodes_do_not_have_is_told_before_the_server_starts(site: Site) -> None:
-    """A folder that only this machine lacks may be on the nodes, so the job is submitted."""
-    section = {"model": {"path": "/models/nowhere", "tokenizer": str(site.model)}}
-    said, run = site.submit(site.job("no-model", **section, engine=TWO_RANKS), exit_code=ExitCode.START)
-    assert "/models/nowhere/config.json cannot be read on" in said and "correct model.path" in said
-    assert not list(run.ranks.glob("serve_*"))
-
-
-@pytest.mark.thorough
-def test_a_model_without_a_configuration_does_not_reach_the_queue(site: Site) -> None:
-    (site.model / "config.json").unlink()
-    job = site.job("no-config", repository={}, engine=TWO_RANKS)
-    answer = site.types("submit", job, "--cluster", site.profile)
-    assert answer.returncode == ExitCode.CONFIG, answer.stdout
-    assert f"check model-files: there is no config.json in {site.model}" in answer.stderr
-    assert site.has_no_jobs()
-
-
-TAKES_THE_PORT = """
-import os, socket, sys
-given = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
-taken = socket.create_server((given["--host"], int(given["--port"])))
-taken.set_inheritable(True)
-os.execv(sys.argv[0] + ".real", sys.argv)
-"""
-"""``trtllm-serve`` in a moment in which somebody else was faster: the socket stays open beside it."""
-
-
-@pytest.mark.thorough
-def test_a_port_of_the_server_that_is_taken_is_told_with_its_address(site: Site) -> None:
-    serve = site.container.folder / "bin" / "trtllm-serve"
-    serve.rename(f"{serve}.real")
-    serve.write_text(f"#!/usr/bin/python3\n{TAKES_THE_PORT}")
-    serve.chmod(0o755)
-    _, run = site.submit(site.job("port", repository={}, engine=TWO_RANKS), exit_code=ExitCode.START)
-    status = site.status(run)
-    assert "rank 0 on " in status["sentence"]
-    cause = status["causes"][0]
-    assert cause["id"] == "process-port" and cause["rank"] == 0, status["causes"]
-    assert re.fullmatch(
-        r"Another process on the node has taken the port 127\.0\.0\.1:\d+\.", cause["sentence"]
-    )
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(("role", "rank"), [("leader", 0), ("worker", 1)])
-def test_a_rank_that_dies_while_health_answers_fails_the_run(site: Site, role: str, rank: int) -> None:
-    """The server's process on rank 0 goes on, and says that it is healthy."""
-    job = site.job(f"dies-{role}", repository={}, engine=TWO_RANKS, companion={"enabled": False})
-    run = site.serves(job)
-    kill(site, role)
-    assert f"rank {rank} on" in eventually_failed(site, run)
-
-
-@pytest.mark.thorough
-def test_a_server_that_hangs_while_its_ranks_live_fails_the_run(site: Site) -> None:
-    """It answered the question that made it ready, and goes on to say that it is healthy."""
-    serve = {"hang_timeout_seconds": 10, "ready_timeout_seconds": 12}
-    job = site.job("hangs", repository={}, engine=TWO_RANKS, companion={"enabled": False}, serve=serve)
-    run = site.serves(job, "--set", "cluster.environment.FAKE_SERVE=hangs")
-    assert '"server-computes-nothing"' in eventually_failed(site, run)
-
-
-@pytest.mark.thorough
 def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_path: Path) -> None:
     """HAProxy closes its connection to the server, and upstream looks once a second whether it is closed."""
     engine = {**TWO_RANKS, "llm_api": {"return_perf_metrics": True}}
@@ -475,50 +363,6 @@ def test_a_request_that_is_not_streamed_ends_with_its_client(site: Site, tmp_pat
             [counted] = samples(ask, "trtllm_request_success_total")
             assert (counted["run"], counted["value"]) == (run.run_id, "1")
     site.cancel(run)
-
-
-@pytest.mark.thorough
-def test_a_guest_keeps_a_server_until_the_key_expires_and_then_nobody_asks(site: Site) -> None:
-    """It lives longer than its idle time while it is asked, and not much longer after."""
-    layout, idle_s = site.sandbox.layout, 6.0
-    assert layout is not None
-    serve = {"idle_minutes": idle_s / 60, "ready_timeout_seconds": 120}
-    engine = {"backend": "pytorch", "tensor_parallel": 1, "max_input_len": None}
-    job = site.job("idle", repository={}, engine=engine, serve=serve, companion={"enabled": False})
-    with listening(f"{layout.subnet}.254") as webhook:
-        run = site.serves(job, "--notify", webhook.url)
-        endpoint = Endpoint.read(run.endpoint)
-        assert endpoint is not None and endpoint.openai_url is not None
-
-        def asks() -> bool:
-            """Ask as the owner until the guest has a key; return whether the guest is let in."""
-            file = run.guest_key("alice") if run.guest_key("alice").exists() else run.key
-            key = file.read_text().strip()
-            try:
-                with openai.OpenAI(base_url=endpoint.openai_url, api_key=key, max_retries=0) as client:
-                    client.completions.create(model="any", prompt="the river", max_tokens=1)
-            except openai.AuthenticationError:
-                return False
-            return file != run.key
-
-        with asking_until_refused(asks) as [refused]:
-            invited = site.types("endpoint", run.folder, "--invite", "alice", "--expires", "0.12m", "--json")
-        [alice] = documented("endpoint", invited.stdout)
-        assert alice["expires_at"] <= refused.result() < alice["expires_at"] + SOON_S
-        [ready] = [it for it in read_events(run, "serve") if it.name == "ready"]
-        [last] = documented("endpoint", site.types("endpoint", run.folder, "--invited", "--json").stdout)
-        assert last["last_at"] - ready.time > idle_s, "it was not asked long enough"
-        assert eventually(lambda: site.status(run)["state"] == "completed"), site.status(run)
-        events = [it["event"] for it in webhook.notices]
-        assert (events[0], events[-2:]) == ("ready", ["idle", "ended"])
-    [stopped] = [it for it in read_events(run, "serve") if it.name == "server_stop"]
-    assert idle_s - 1 <= stopped.time - last["last_at"] < idle_s + SOON_S
-    announced = webhook.notices[-2]
-    assert announced["text"].endswith("nobody asks: the server ends in 1 min, after 0.1 minutes idle")
-    assert abs(announced["ends_at"] - stopped.time) < SOON_S
-    sentence = site.status(run)["sentence"]
-    assert sentence.endswith("nobody has asked for 0.1 minutes (serve.idle_minutes)"), sentence
-    site.has_nothing_left()
 
 
 def kill(site: Site, role: str) -> None:

@@ -5,10 +5,8 @@ The first command stands still while it waits for Slurm's answer; then the secon
 
 from __future__ import annotations
 
-import random
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,32 +225,4 @@ def test_a_submission_that_is_killed_while_slurm_takes_its_job(stage: Stage) -> 
     assert cancelled.code == 0 and f"{run.run_id}: cancelled" in cancelled.said, cancelled
     assert stage.person.jobs_in_queue() == []
     assert [end_of(stage.types(it, run)).code for it in ("resume", "cancel")] == [0, 0]
-    stage.leaves_nothing()
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("commands", ["submit cancel", "resume cancel", "resume resume resume"])
-def test_commands_are_typed_within_a_second(stage: Stage, commands: str) -> None:
-    """Each at a random moment after the first."""
-    first, *others = commands.split()
-    run = None if first == "submit" else stage.rendered()
-    begun = [stage.types(first, run)]
-    assert first != "submit" or eventually(stage.runs_there, 60)
-    run = run or RunPaths(*stage.runs_there())
-    pauses = [random.random() for _ in others]
-    for pause, command in sorted(zip(pauses, others, strict=True)):
-        time.sleep(pause / len(others))
-        begun.append(stage.types(command, run))
-    ended = list(map(end_of, begun))
-    print(pauses, ended)
-    queued = stage.person.jobs_in_queue("--states=PENDING,CONFIGURING,RUNNING,SUSPENDED")
-    if "cancel" not in commands:
-        assert sorted(it.code for it in ended) == [0, ExitCode.SUBMISSION, ExitCode.SUBMISSION], ended
-        assert len(queued) == 1
-    elif first == "submit":
-        assert ended[1].code == 0 and queued == [], ended
-    else:  # the one that began first may come second to the run's lock
-        was_later = ended[0].code == 0 and "was never submitted" in ended[1].said
-        assert ended[0].code in (0, ExitCode.SUBMISSION) and ended[1].code == 0, ended
-        assert len(queued) == was_later, ended
     stage.leaves_nothing()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -11,9 +10,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -154,17 +151,6 @@ def test_real_gpus_are_shared_out_between_the_nodes(
         other.up(nodes=2, gpus_per_node=1)
 
 
-@pytest.mark.thorough
-def test_accounting_tells_how_a_job_ended(sandbox: Sandbox) -> None:
-    job = slurm(sandbox, "sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 3").strip()
-
-    def state() -> str:
-        asked = ["sacct", "--jobs", job, "--allocations", "--noheader", "--format=State,ExitCode"]
-        return " ".join(slurm(sandbox, *asked).split())
-
-    assert eventually(lambda: state() == "FAILED 3:0"), state()
-
-
 def test_an_ordinary_user_submits_and_owns_the_output(sandbox: Sandbox, shared_folder: Path) -> None:
     script = 'id -un; srun --mpi=pmix hostname; echo "$SLURM_CONF"'
     slurm(
@@ -177,58 +163,6 @@ def test_an_ordinary_user_submits_and_owns_the_output(sandbox: Sandbox, shared_f
     said = output.read_text().splitlines()
     assert said == [ORDINARY_USER, sandbox.nodes[0].name, str(sandbox.slurm_conf)]
     assert output.owner() == ORDINARY_USER
-
-
-@pytest.mark.thorough
-def test_mpi_jobs_side_by_side_run_in_one_folder_below_tmp(sandbox: Sandbox, shared_folder: Path) -> None:
-    """All nodes see /tmp; what MPI itself keeps there by default must not meet."""
-    program = shared_folder / "sum.py"
-    program.write_text("from mpi4py import MPI\nworld = MPI.COMM_WORLD\nprint(world.allreduce(world.rank))\n")
-    ranks = f"srun --nodes=2 --ntasks-per-node=2 --mpi=pmix {shlex.quote(sys.executable)} sum.py"
-    submit = ["sbatch", "--parsable", "--nodes=2", "--ntasks-per-node=2", "--output=%j.out"]
-    jobs = [
-        slurm(sandbox, *submit, f"--wrap={ranks}", user=ORDINARY_USER, folder=shared_folder).strip()
-        for _ in range(3)
-    ]
-    first_job_id = sandbox.layout.first_job_id if sandbox.layout else 0
-    assert all(int(job) >= first_job_id for job in jobs)
-
-    def ended(job: str) -> str | None:
-        shown = slurm(sandbox, "scontrol", "show", "job", job)
-        return None if re.search("JobState=(PENDING|CONFIGURING|RUNNING|COMPLETING) ", shown) else shown
-
-    for job in jobs:
-        state = eventually(partial(ended, job)) or slurm(sandbox, "scontrol", "show", "job", job)
-        said = (shared_folder / f"{job}.out").read_text()
-        assert "JobState=COMPLETED" in state, f"{state}\n{said}"
-        assert said.split() == ["6"] * 4
-
-
-@pytest.mark.thorough
-def test_a_released_dependency_starts_at_once(sandbox: Sandbox) -> None:
-    first = slurm(sandbox, "sbatch", "--parsable", "--output=/dev/null", "--wrap=sleep 1").strip()
-    second = slurm(
-        sandbox, "sbatch", "--parsable", f"--dependency=afterok:{first}", "--output=/dev/null", "--wrap=true"
-    ).strip()
-
-    def moment(job: str, which: str) -> float:
-        shown = slurm(sandbox, "scontrol", "show", "job", job)
-        found = re.search(rf"\b{which}=(\S+)", shown)
-        assert found is not None
-        return time.mktime(time.strptime(found[1], "%Y-%m-%dT%H:%M:%S"))
-
-    assert eventually(lambda: "JobState=COMPLETED" in slurm(sandbox, "scontrol", "show", "job", second))
-    assert moment(second, "StartTime") - moment(first, "EndTime") <= 2
-
-
-@pytest.mark.thorough
-def test_nodes_have_shm_and_names_of_their_own(sandbox: Sandbox) -> None:
-    first, second, *_ = sandbox.nodes
-    first.run(["touch", "/dev/shm/mine"])
-    assert second.run(["find", "/dev/shm", "-name", "mine"]) == ""
-    assert not Path("/dev/shm/mine").exists()
-    assert first.run(["getent", "hosts", second.name]).split() == [second.address, second.name]
-    assert first.run(["df", "--output=size", "--block-size=1G", "/dev/shm"]).split()[-1] == "4"
 
 
 # What it leaves behind ------------------------------------------------------------------

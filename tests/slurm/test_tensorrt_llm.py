@@ -60,15 +60,6 @@ def test_a_model_is_converted_built_and_served_and_the_next_run_builds_nothing(s
 
 
 @pytest.mark.thorough
-def test_another_release_in_the_container_than_planned_is_told_with_both(site: Site) -> None:
-    site.carries("0.17.0")
-    _, run = site.submit(site.job("mismatch"), exit_code=ExitCode.BUILD)
-    log = run.rank_log("build", 0).read_text()
-    assert "0.16.0" in log and "0.17.0" in log and "Traceback" not in log
-    assert not site.container.calls.exists(), "nothing was started with the wrong release"
-
-
-@pytest.mark.thorough
 def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site) -> None:
     """As when the lists here are wrong about a release: the log has upstream's own sentence."""
     program = site.container.folder / "bin" / "trtllm-build"
@@ -90,17 +81,6 @@ def test_a_word_that_upstream_refuses_ends_the_build_in_its_own_words(site: Site
     assert [call[0] for call in site.calls()[3:]] == ["convert_checkpoint.py", "trtllm-build"]
     assert sorted(file.name for file in own.engine.glob("*.engine")) == ["rank0.engine", "rank1.engine"]
     assert not (own.engine / ".work").exists()
-
-
-@pytest.mark.thorough
-def test_the_repository_is_made_in_the_job_where_only_the_nodes_have_the_templates(site: Site) -> None:
-    """As in a container: /dev/shm is each node's own."""
-    templates = site.container.folder / "all_models"
-    for node in site.sandbox.nodes:
-        node.run(["cp", "-r", str(templates), "/dev/shm/all_models"])
-    _, run = site.submit(site.job("in-job"), "--set", "cluster.container.all_models=/dev/shm/all_models")
-    assert "repository: ensemble" in run.rank_log("repository", 0).read_text()
-    assert answers(run) == [f"hello|{run.engine}|{site.model}"] * 2
 
 
 @pytest.mark.thorough

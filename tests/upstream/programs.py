@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,6 @@ def main() -> None:
     import mpi4py.MPI  # noqa: F401
 
     options = vars(_parser(command).parse_args(words))
-    time.sleep(float(os.environ.get("FAKE_UPSTREAM_SECONDS", "0")))
     write = {"trtllm-build": _build, "build.py": _build_py, "hf_lora_convert.py": _lora}
     write.get(program, _checkpoint)(version, options)
 

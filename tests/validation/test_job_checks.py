@@ -395,14 +395,6 @@ def test_an_engine_that_takes_adapters(checked: Checked, tmp_path: Path) -> None
     assert "engine-lora" not in checked(engine={**engine, "tensor_parallel": 4})
 
 
-def test_paged_context_that_is_there(checked: Checked, tmp_path: Path) -> None:
-    engine = new_engine(tmp_path / "paged", plugins={"use_paged_context_fmha": True})
-    rows = checked(
-        engine={"directory": str(engine), "tensor_parallel": 4}, kv_cache={"enable_block_reuse": True}
-    )
-    assert state(rows, "paged-context") == "ok"
-
-
 @pytest.mark.parametrize(
     ("mounts", "path", "here"),
     [

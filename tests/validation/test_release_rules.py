@@ -26,15 +26,11 @@ def trt(release: str, engine: str = "", model: str = MODEL, backend: str = "tens
         # The release.
         (trt("0.4.0"), "release", "job:5 engine.tensorrt_llm_version", "0.4.0"),
         (trt("1.3.0"), "release", "job:5 engine.tensorrt_llm_version", "1.3.0"),
-        (trt("0.18.2", backend="pytorch"), "release", "job:4 engine.backend", "no backend pytorch"),
-        (trt("0.9.0", backend="python"), "release", "job:4 engine.backend", "0.9.0 has no backend python"),
         # The model.
         (trt("0.16.0", model="model: {synthetic: tiny-llama}\n"), "missing", "job:2 model.path",
          "needs a model's folder"),
         (trt("0.16.0", model="model: {path: /nowhere}\n"), "unreadable", "job:2 model.path",
          "/nowhere/config.json cannot be read here"),
-        (trt("0.16.0", model="model: {path: /models/x, family: lama}\n"), "bad-value", "job:2 model.family",
-         "no programs are known for the family lama"),
     ],
 )  # fmt: skip
 def test_a_finding(files: Folder, job: str, code: str, place: str, words: str) -> None:
@@ -165,11 +161,6 @@ def test_a_job_of_the_reference_backend_reads_nothing_of_releases(
     for module in ("commands", "families", "placeholders", "release"):
         monkeypatch.setattr(f"trtllm_hpc.tensorrt_llm.releases.{module}.read_data", refuse)
     files.load()
-
-
-def test_a_wrong_field_keeps_no_other_diagnostic_back(files: Folder) -> None:
-    found = files.diagnostics(trt("0.9.0", "  tensor_parallel: many\n  context_parallel: 2\n"))
-    assert "engine.tensor_parallel" in {diagnostic.field for diagnostic in found}
 
 
 @pytest.mark.parametrize(

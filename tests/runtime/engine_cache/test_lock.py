@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.clock import Clock
 from tests.runtime.engine_cache.builds import tree
 from tests.waiting import eventually
 from trtllm_hpc.runtime.engine_cache.lock import Holder, Lock, Owner, Watch, find_holder, try_lock
@@ -106,12 +107,14 @@ def test_an_owner_elsewhere_lives_as_long_as_its_heart_beats(tmp_path: Path) -> 
     successor.release()
 
 
-def test_a_pause_between_two_looks_is_not_silence(tmp_path: Path) -> None:
+def test_a_pause_between_two_looks_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader, or the file server under both, stood still: the owner could not be heard."""
+    clock = Clock()
+    monkeypatch.setattr("trtllm_hpc.runtime.engine_cache.lock.time", clock)
     locked(tmp_path, elsewhere())._stop.set()
     watch = Watch()
     assert isinstance(try_lock(tmp_path, owner(), watch), Holder)
-    time.sleep(2)
+    clock.sleep(3600)
     assert isinstance(try_lock(tmp_path, owner(), watch), Holder)
 
 

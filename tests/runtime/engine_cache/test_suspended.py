@@ -91,25 +91,6 @@ def state_of(process: subprocess.Popen[str]) -> str:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize("pattern", ["os.mkdir", "os.listdir|os.scandir", "os.rename .*/output "])
-def test_a_builder_that_resumes_during_the_others_build_does_not_disturb_it(
-    runs: MakeRun, tmp_path: Path, pattern: str
-) -> None:
-    encounter = Encounter(runs, tmp_path / "encounter", pattern, 1)
-    assert encounter.has_stopped
-    encounter.wake_during()
-
-
-@pytest.mark.parametrize(("pattern", "number"), [("os.rename .*/output ", 1), ("os.rename .*/output ", 2)])
-def test_a_builder_that_resumes_after_the_others_build_leaves_it_unchanged(
-    runs: MakeRun, tmp_path: Path, pattern: str, number: int
-) -> None:
-    """Before it puts the broken output aside, and before it publishes its own."""
-    encounter = Encounter(runs, tmp_path / "encounter", pattern, number)
-    assert encounter.has_stopped
-    encounter.wake_after()
-
-
 def test_a_builder_may_be_suspended_before_anything_it_does(runs: MakeRun, tmp_path: Path) -> None:
     """It resumes during the other's build and after it by turns: which comes first is left to chance."""
     turns = cycle([Encounter.wake_during, Encounter.wake_after])

@@ -153,8 +153,6 @@ def _join(given: dict[str, Any]) -> None:
 def _load(model: Path) -> None:
     if not (model / "config.json").exists():
         raise OSError(f"{model} does not appear to have a file named config.json")
-    if "exits" in BEHAVIOUR:
-        raise torch_out_of_memory()
     _log("Use 0.01 GB for model weights.")
     print("Loading weights:   0%|          | 0/801 [00:00<?, ?it/s]\r", end="", file=sys.stderr, flush=True)
     gate = Path(os.environ.get("FAKE_LOADED", "/"))
@@ -183,11 +181,6 @@ _AFTER_WEIGHTS = (
 def _log(text: str) -> None:
     """Log a line as ``tensorrt_llm/logger.py`` does."""
     print(f"[{time.strftime('%m/%d/%Y-%H:%M:%S')}] [TRT-LLM] [I] {text}", flush=True)
-
-
-def torch_out_of_memory() -> RuntimeError:
-    """What PyTorch says when the GPU is full."""
-    return RuntimeError("CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a capacity of 79.10 GiB")
 
 
 class _Routes:
@@ -238,7 +231,6 @@ class _Server(_Routes):
         self._total = 0
         self._behind = os.environ.get("FAKE_SERVE_WITH")
         self._steps = 0
-        self._health_asked = 0
 
     def app(self) -> web.Application:
         """Return the application."""
@@ -267,10 +259,7 @@ class _Server(_Routes):
             asked = {"model": os.environ["FAKE_SERVE_MODEL"], "prompt": "a", "max_tokens": 1}
             async with self._client.post(f"{self._behind}/v1/completions", json=asked) as found:
                 return web.Response(status=200 if found.ok else 500)
-        self._health_asked += 1
-        if "hangs" in BEHAVIOUR and self._health_asked > 1:
-            await asyncio.sleep(3600)
-        return web.Response(status=500 if "no-token" in BEHAVIOUR else 200)
+        return web.Response()
 
     async def _models(self, _request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self._model, "object": "model"}]})
