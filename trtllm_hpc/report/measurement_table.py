@@ -92,7 +92,7 @@ def _levels(measurement: MeasurementSummary) -> Table:
     ]
     fixed = ("level", "failed")
     right = ("failed", *figures)
-    table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL, gap=2)
+    table = Table(*fixed, *figures, right=right, one_line=fixed, optional=_OPTIONAL)
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
@@ -138,7 +138,6 @@ def _latencies(measurement: MeasurementSummary, level: int) -> Table:
     table = Table(
         *(f"at {level_labels(measurement)[level]}", *headers),
         right=headers,
-        least=dict.fromkeys(statistics, 6),
         optional=("p95", "mean", "p90", margin),
     )
     for key, name in _LATENCIES.items():

@@ -93,7 +93,6 @@ def runs_table(runs: Sequence[ListedRun], now: float) -> Table:
         right=("age", "waited", "GPU-h", "saved"),
         one_line=headers,
         optional=("endpoint", "model", "saved", "GPU-h", "waited"),
-        gap=2,
     )
     for run in runs:
         cells = {
