@@ -13,11 +13,12 @@ from trtllm_hpc.bench.analysis.slo import BadSlo, Slo, parse_slo
 from trtllm_hpc.bench.levels import ClosedLoop
 from trtllm_hpc.bench.metrics import LATENCY, TPOT, TTFT, figures
 from trtllm_hpc.bench.records import RequestRecord, Sample
-from trtllm_hpc.bench.results import Figure, Interval, LevelResult, MeasurementSummary, Pass, Tried, Window
+from trtllm_hpc.bench.results import Figure, LevelResult, MeasurementSummary, Pass, Tried, Window
 from trtllm_hpc.bench.workload.request import BY_RESPONSES, EXACT_SOURCES
 from trtllm_hpc.report.formatting import NONE, cut, plus_minus, quantity, search_sentence
 from trtllm_hpc.report.headline import (
     ascending_levels,
+    figure_of,
     headline_level,
     is_valid,
     level_labels,
@@ -105,10 +106,9 @@ def _levels(measurement: MeasurementSummary) -> Table:
     return table
 
 
-def _figure(result: LevelResult, key: str, statistic: str | None) -> str:
-    found = result.metrics.get(key)
-    figure = found.get(statistic) if isinstance(found, dict) and statistic else found
-    return quantity(figure.mean) if isinstance(figure, Interval) else NONE
+def _figure(result: LevelResult, key: str, statistic: str | None = None) -> str:
+    figure = figure_of(result, key, statistic)
+    return NONE if figure is None else quantity(figure.mean)
 
 
 _ENERGY = {
@@ -124,7 +124,7 @@ def energy(measurement: MeasurementSummary) -> tuple[list[str], list[list[str]]]
     """Return header and rows: one for each level whose energy is known."""
     labels, levels = level_labels(measurement), measurement.levels
     known = [it for it in ascending_levels(measurement) if "power_mean_w" in levels[it].metrics]
-    rows = [[labels[it], *(_figure(levels[it], key, None) for key in _ENERGY.values())] for it in known]
+    rows = [[labels[it], *(_figure(levels[it], key) for key in _ENERGY.values())] for it in known]
     return ["energy at", *_ENERGY], rows
 
 
