@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO, TypeAlias
 from trtllm_hpc.logs.reading import escaped
 
 if TYPE_CHECKING:
+    from rich.console import JustifyMethod
     from rich.measure import Measurement
     from rich.text import Text
 
@@ -60,7 +61,7 @@ class Table:
         from rich import box
         from rich.console import Console
         from rich.measure import measure_renderables
-        from rich.table import Column
+        from rich.padding import Padding
         from rich.table import Table as RichTable
 
         console = Console(
@@ -76,24 +77,17 @@ class Table:
         ]
         limits = [measure_renderables(console, console.options, column) for column in columns]
         widths, left_out = self._widths(limits, console.width)
-        table = RichTable(
-            *(
-                Column(
-                    columns[place][0],
-                    justify="right" if self.headers[place] in self._right else "left",
-                    width=width,
-                    overflow="fold",
-                )
-                for place, width in widths.items()
-            ),
-            box=box.SIMPLE_HEAD,
-            show_edge=False,
-            pad_edge=False,
-            collapse_padding=True,  # leaves _GAP spaces between columns
-            header_style="",
-        )
-        for cells in zip(*(columns[place][1:] for place in widths), strict=True):
-            table.add_row(*cells)
+        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="")
+        shown: list[list[Padding]] = []
+        for place, column_width in widths.items():
+            # The box leaves one space between columns. (Before 14.3 rich's own padding widens the edges.)
+            indent = _GAP - 1 if shown else 0
+            header, *cells = (Padding(cell, (0, 0, 0, indent)) for cell in columns[place])
+            justify: JustifyMethod = "right" if self.headers[place] in self._right else "left"
+            table.add_column(header, justify=justify, width=column_width + indent, overflow="fold")
+            shown.append(cells)
+        for row in zip(*shown, strict=True):
+            table.add_row(*row)
         with console.capture() as capture:
             console.print(table)
         lines = capture.get().rstrip("\n").split("\n")
