@@ -92,10 +92,9 @@ def _levels(measurement: MeasurementSummary) -> Table:
     labels = level_labels(measurement)
     for place in ascending_levels(measurement):
         label, result = labels[place], measurement.levels[place]
-        failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
         table.add_row(
             label if is_valid(result) else f"{label} !",
-            f"{failed:,} of {measured:,}",
+            f"{result.failed:,} of {result.measured:,}",
             *(_figure(result, *_LEVEL_FIGURES[header]) for header in figures),
         )
     return table
@@ -286,7 +285,7 @@ def _slo_sentences(measurement: MeasurementSummary) -> Iterator[str]:
     ]
     holding = [label for label, rate in levels if rate.holds]
     if holding:
-        failed = sum(one.failed for level in measurement.levels for one in level.passes)
+        failed = sum(level.failed for level in measurement.levels)
         limit = f" (for the requests that were answered; {failed} failed)" if failed else ""
         yield f"slo {slo} holds at {', '.join(holding)}{limit}"
     for label, rate in levels:
@@ -303,8 +302,9 @@ def _judged(measurement: MeasurementSummary, limits: Slo | None) -> Iterator[Tri
         passes = result.passes
         failing = [one.failed for one in passes if _fails_too_often(one)]
         held = sum(not limits.violations(one.metrics) and not _fails_too_often(one) for one in passes)
-        measured = sum(one.measured for one in passes)
-        broken = [f"{sum(failing)} of {measured} requests failed, which keep no limit."] * bool(failing)
+        broken = [f"{sum(failing)} of {result.measured} requests failed, which keep no limit."] * bool(
+            failing
+        )
         yield Tried(load_of(result), held == len(passes), held, len(passes), broken, place)
 
 

@@ -192,9 +192,8 @@ def cards(data: ReportData) -> list[Card]:
     if data.headline is None:
         return []
     result = data.measurement.levels[data.headline]
-    failed, measured = (sum(getattr(one, key) for one in result.passes) for key in ("failed", "measured"))
-    rate = share(failed / measured if measured else None)
-    return [*_measured(result), Card("Failed", rate, "", f"{failed:,} of {measured:,}")]
+    failed = share(result.failed / result.measured if result.measured else None)
+    return [*_measured(result), Card("Failed", failed, "", f"{result.failed:,} of {result.measured:,}")]
 
 
 def _measured(result: LevelResult) -> Iterator[Card]:
