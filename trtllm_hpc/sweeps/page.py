@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trtllm_hpc.config.dump import flow
 from trtllm_hpc.paths import write_text
@@ -20,6 +19,8 @@ from trtllm_hpc.report.html.chart import (
     Section,
     Spec,
     axis,
+    layer,
+    layers_over,
     number,
     word,
 )
@@ -86,35 +87,31 @@ def _chart(
     # So many names stand beside one another on a telephone.
     legend = {"columns": max(1, min(3, 36 // max(map(len, [*colors, *shapes]))))}
     kind = "nominal" if len(colors) <= len(CATEGORIES) else "ordinal"
-    color = {"field": "color", "type": kind, "scale": {"domain": colors}, "legend": legend}
-    shape = word("shape", scale={"domain": shapes}, legend=legend) if len(shapes) <= len(CATEGORIES) else None
+    color = word("color", type=kind, scale={"domain": colors}, legend=legend)
     tooltip = [word(name) for name in ("variant", "level", "figures", "valid")]
     best = [f"{row['variant']} ({row['level']})" for row in rows if row["frontier"]]
     layers: list[Spec] = []  # of layers without data Vega warns
     if key == "frontier" and best:
         step = {"type": "line", "interpolate": "step-before", "style": QUIET}
-        layers.append(_layer("datum.frontier", step, order=number("x")))
+        layers.append(layer(step, "datum.frontier", order=number("x")))
     if any(row["ok"] for row in rows):
         line = {"type": "line", "strokeWidth": 1}
-        layers.append(_layer("datum.ok", line, color=color, detail=word("variant"), order=number("load")))
-    looks = {"color": color, **({} if shape is None else {"shape": shape}), "tooltip": tooltip}
+        layers.append(layer(line, "datum.ok", color=color, detail=word("variant"), order=number("load")))
+    looks: Spec = {"color": color, "tooltip": tooltip}
+    if len(shapes) <= len(CATEGORIES):
+        looks["shape"] = word("shape", scale={"domain": shapes}, legend=legend)
     for held in sorted({row["held"] for row in rows if row["ok"]}, reverse=True):
         point = {"type": "point", "size": 60, "filled": held, "opacity": 1}
-        layers.append(_layer(f"datum.ok && datum.held === {str(held).lower()}", point, **looks))
+        layers.append(layer(point, f"datum.ok && datum.held === {str(held).lower()}", **looks))
     if not all(row["ok"] for row in rows):
         cross = {"type": "point", "size": 110, "shape": _X, "color": ASIDE, "filled": False}
-        layers.append(_layer("!datum.ok", cross, tooltip=tooltip))
-    axes = {"x": number("x", **axis(along[1], xs)), "y": number("y", **axis(up[1], ys))}
-    shared: Spec = {"data": {"name": "points"}, "encoding": axes, "layer": layers}
+        layers.append(layer(cross, "!datum.ok", tooltip=tooltip))
+    x, y = number("x", **axis(along[1], xs)), number("y", **axis(up[1], ys))
+    shared = layers_over("points", layers, x=x, y=y)
     words = f"{title}: {len(rows)} levels of {len(names)} variants."
     if key == "frontier" and best:
         words += f" On the frontier: {', '.join(best)}."
     return Chart(key, title, words, [shared], {"points": rows}, _HEIGHT)
-
-
-def _layer(condition: str, mark: Spec, **encoding: Any) -> Spec:
-    """Return a layer of the rows that fulfil a condition."""
-    return {"transform": [{"filter": condition}], "mark": mark, "encoding": encoding}
 
 
 def _row(point: Point, x: float, y: float, keys: Sequence[str]) -> Row:
@@ -148,30 +145,17 @@ def _heat_map(results: SweepResults) -> Chart | NoChart:
     if all(row["value"] is None for row in rows):
         return NoChart(title, "No variant has a valid level that holds the SLO.")
     of_x, of_y = (list(dict.fromkeys(row[name] for row in rows)) for name in ("x", "y"))
-    shared: Spec = {
-        "data": {"name": "cells"},
-        "encoding": {
-            "x": word("x", title=results.status.keys[0], sort=of_x, axis={"labelAngle": 0}),
-            "y": word("y", title=results.status.keys[1], sort=of_y, axis={"grid": False}),
-            "tooltip": [word("name"), word("shown")],
-        },
-        "layer": [
-            _layer(
-                "datum.value !== null",
-                {"type": "rect"},
-                color=number("value", scale={"range": ["#e5f1fb", "#56b4e9"]}, legend=None),
-            ),
-            {
-                "mark": {"type": "text", "fontSize": 12},
-                "encoding": {
-                    "text": word("shown"),
-                    "color": {
-                        "condition": {"test": "datum.value !== null", "value": "#111"},
-                        "value": "#76828f",
-                    },
-                },
-            },
+    color = number("value", scale={"range": ["#e5f1fb", "#56b4e9"]}, legend=None)
+    ink = {"condition": {"test": "datum.value !== null", "value": "#111"}, "value": "#76828f"}
+    shared = layers_over(
+        "cells",
+        [
+            layer({"type": "rect"}, "datum.value !== null", color=color),
+            layer({"type": "text", "fontSize": 12}, text=word("shown"), color=ink),
         ],
-    }
+        x=word("x", title=results.status.keys[0], sort=of_x, axis={"labelAngle": 0}),
+        y=word("y", title=results.status.keys[1], sort=of_y, axis={"grid": False}),
+        tooltip=[word("name"), word("shown")],
+    )
     cells = "; ".join(f"{row['name']} {row['shown']}" for row in rows)
     return Chart("map", title, f"{title}: {cells}.", [shared], {"cells": rows}, _CELL * (1 + len(of_y)))

@@ -105,6 +105,17 @@ def word(name: str, **others: Any) -> Spec:
     return {"field": name, "type": "nominal", **others}
 
 
+def layer(mark: Spec, where: str | None = None, **encoding: Any) -> Spec:
+    """Return marks for the rows that fulfil a condition, for all without one."""
+    transform = {} if where is None else {"transform": [{"filter": where}]}
+    return {**transform, "mark": mark, "encoding": encoding}
+
+
+def layers_over(dataset: str, layers: Sequence[Spec], **encoding: Any) -> Spec:
+    """Return layers over one of the datasets, which share an encoding."""
+    return {"data": {"name": dataset}, "encoding": encoding, "layer": list(layers)}
+
+
 _DECADE = 10.0
 """Ratio of largest to smallest value above which an axis is logarithmic."""
 

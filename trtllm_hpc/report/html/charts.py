@@ -23,24 +23,18 @@ from trtllm_hpc.report.html.chart import (
     Section,
     Spec,
     axis,
+    layer,
+    layers_over,
     number,
     word,
 )
 from trtllm_hpc.report.html.data import ReportData
 
 
-def _rows(layers: Sequence[Spec], **encoding: Spec) -> Spec:
-    """Return layers over the rows of a chart, which share an encoding."""
-    return {"data": {"name": "rows"}, "encoding": encoding, "layer": list(layers)}
-
-
 def _steps(*tooltip: Spec) -> list[Spec]:
     """Return a line in steps. A line has a single tooltip, so each point has an unseen mark of its own."""
-    line = {"mark": {"type": "line", "interpolate": "step-after", "clip": True}}
-    return [
-        line,
-        {"mark": {"type": "point", "opacity": 0, "size": 80}, "encoding": {"tooltip": list(tooltip)}},
-    ]
+    line = layer({"type": "line", "interpolate": "step-after", "clip": True})
+    return [line, layer({"type": "point", "opacity": 0, "size": 80}, tooltip=list(tooltip))]
 
 
 def _evenly(count: int, most: int) -> list[int]:
@@ -80,21 +74,15 @@ def _curve(data: ReportData, key: str, name: str) -> Chart | NoChart:
         return NoChart(title, _no_figure(data, key))
     columns = {"level": "level", "statistic": "statistic", "value": "latency", "throughput": x_title}
     tooltip = [word(field, title=words) for field, words in {**columns, "valid": "valid"}.items()]
-    layers: list[Spec] = [
-        {
-            "mark": {"type": "rule", "clip": True},
-            "encoding": {"y": number("low", title="ms"), "y2": {"field": "high"}},
-        },
-        {"transform": [{"filter": "datum.joined"}], "mark": "line", "encoding": {"order": number("load")}},
-        {"mark": {"type": "point", "size": 50, "opacity": 1}, "encoding": {"tooltip": tooltip}},
-        {
-            "transform": [{"filter": "datum.joined && datum.statistic === 'p99'"}],
-            "mark": {"type": "text", "align": "right", "dx": -6, "dy": -8},
-            "encoding": {"text": word("level")},
-        },
-    ]
-    shared = _rows(
-        layers,
+    text = {"type": "text", "align": "right", "dx": -6, "dy": -8}
+    shared = layers_over(
+        "rows",
+        [
+            layer({"type": "rule", "clip": True}, y=number("low", title="ms"), y2={"field": "high"}),
+            layer({"type": "line"}, "datum.joined", order=number("load")),
+            layer({"type": "point", "size": 50, "opacity": 1}, tooltip=tooltip),
+            layer(text, "datum.joined && datum.statistic === 'p99'", text=word("level")),
+        ],
         x=number("x", title=x_title, scale={"zero": True, "nice": True}),
         y=number("ms", **axis("ms", [row[end] for row in rows for end in ("ms", "high")])),
         color=word("statistic", scale={"domain": _STATISTICS}),
@@ -161,12 +149,13 @@ def _distribution(data: ReportData, metric: PerRequest, title: str) -> Chart | N
     if not rows:
         return NoChart(title, _no_figure(data, metric.key))
     marks = {"format": ".0%", "values": _SHARES, "tickCount": len(_SHARES), "labelOverlap": False}
-    color = {"field": "level", "type": "ordinal", "scale": {"domain": [*curves]}}
-    shared = _rows(
+    legend: Spec = {} if len(curves) > 1 else {"legend": None}
+    shared = layers_over(
+        "rows",
         _steps(word("level"), number("share", format=".1%"), number("ms", format=".4~r")),
         x=number("ms", **axis("ms", [row["ms"] for row in rows], zero=False)),
         y=number("share", title=None, axis=marks, scale={"domain": [0, 1]}),
-        color=color if len(curves) > 1 else {**color, "legend": None},
+        color=word("level", type="ordinal", scale={"domain": [*curves]}, **legend),
     )
     description = f"{title}: cumulative share of values, {count_levels(len(levels))}. " + " ".join(
         f"At {label}: median {quantity(ordered[(len(ordered) - 1) // 2])} ms, "
@@ -184,15 +173,12 @@ _MOST_DOTS = 1500
 _NOT_MEASURED = "answered, not measured"
 _STATES = {"answered": CATEGORIES[0], _NOT_MEASURED: ASIDE, "failed": FAILED}
 
-_SHADED: Spec = {
-    "data": {"name": "bands"},
-    "mark": {"type": "rect", "style": BAND},
-    "encoding": {
-        "x": number("begin", title="seconds"),
-        "x2": {"field": "end"},
-        "tooltip": word("what", title="shaded"),
-    },
-}
+_SHADED = layers_over(
+    "bands",
+    [layer({"type": "rect", "style": BAND}, tooltip=word("what", title="shaded"))],
+    x=number("begin", title="seconds"),
+    x2={"field": "end"},
+)
 
 
 def _bands(data: ReportData) -> list[Row]:
@@ -239,8 +225,9 @@ def _timeline(data: ReportData) -> Chart | NoChart:
     ]
     states = {state: color for state, color in _STATES.items() if any(row["state"] == state for row in rows)}
     tooltip = [*map(word, ("request", "level", "status", "error")), number("ms", format=".4~r")]
-    dots = _rows(
-        [{"mark": {"type": "point", "size": 22, "opacity": 0.75}, "encoding": {"tooltip": tooltip}}],
+    dots = layers_over(
+        "rows",
+        [layer({"type": "point", "size": 22, "opacity": 0.75}, tooltip=tooltip)],
         x=_seconds("due", _end_s(data)),
         y=number("ms", **axis("latency (ms)", [row["ms"] for row in rows])),
         color=word("state", scale={"domain": [*states], "range": [*states.values()]}),
@@ -322,7 +309,8 @@ def _lines(data: ReportData, key: str, title: str, unit: str, rows: list[Row]) -
         return NoChart(title, "No sample was taken while the load ran.")
     # Model names go into the domain, which is data; a sort order would become an expression.
     legend = {"columns": 2} if len(by_line) > 1 else None
-    shared = _rows(
+    shared = layers_over(
+        "rows",
         _steps(word("line"), number("time", title="s"), number("value", format=".4~r")),
         x=_seconds("time", end),
         y=number("value", title=unit, scale={"zero": True}),
