@@ -13,7 +13,7 @@ from trtllm_hpc.logs.reading import escaped
 
 if TYPE_CHECKING:
     from rich.console import JustifyMethod
-    from rich.measure import Measurement
+    from rich.padding import Padding
     from rich.text import Text
 
 NARROW = 100
@@ -60,7 +60,6 @@ class Table:
         # rich is imported here because most commands print no table.
         from rich import box
         from rich.console import Console
-        from rich.measure import measure_renderables
         from rich.padding import Padding
         from rich.table import Table as RichTable
 
@@ -75,8 +74,7 @@ class Table:
             [_text(cell) for cell in ((header, "bold"), *cells)]
             for header, *cells in zip(self.headers, *self.rows, strict=True)
         ]
-        limits = [measure_renderables(console, console.options, column) for column in columns]
-        widths, left_out = self._widths(limits, console.width)
+        widths, left_out = self._widths(columns, console.width)
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, padding=0, header_style="")
         shown: list[list[Padding]] = []
         for place, column_width in widths.items():
@@ -93,17 +91,21 @@ class Table:
         lines = capture.get().rstrip("\n").split("\n")
         return "".join(f"{line.rstrip()}\n" for line in lines), left_out
 
-    def _widths(self, limits: Sequence[Measurement], width: int) -> tuple[dict[int, int], list[str]]:
+    def _widths(self, columns: Sequence[Sequence[Text]], width: int) -> tuple[dict[int, int], list[str]]:
         """Return the widths of the columns that fit, by their places, and the headers of the others.
 
         Each column gets its longest word, then those first that want little more. (rich would narrow the
         widest column first, whatever its words.)
         """
-        most = [limit.maximum for limit in limits]
+        from rich.cells import cell_len
+
+        texts = ["\n".join(cell.plain for cell in cells) for cells in columns]
+        most = [max(map(cell_len, text.split("\n"))) for text in texts]
         rigid = {place for place, header in enumerate(self.headers) if header in self._one_line}
+        words = [max(map(cell_len, text.split()), default=0) for text in texts]
         widths = {
-            place: max(most[place] if place in rigid else limit.minimum, self._least.get(header, 0))
-            for place, (header, limit) in enumerate(zip(self.headers, limits, strict=True))
+            place: max(most[place] if place in rigid else words[place], self._least.get(header, 0))
+            for place, header in enumerate(self.headers)
         }
 
         def spare() -> int:
@@ -120,9 +122,8 @@ class Table:
             left_out.insert(0, self.headers[optional[-1]])
             del widths[optional.pop()]
         while spare() < 0 and max(widths.values()) > 1:
-            widths[
-                max(widths, key=lambda place: (place not in rigid and widths[place] > 8, widths[place]))
-            ] -= 1
+            wrapped = [place for place in widths if place not in rigid and widths[place] > 8]
+            widths[max(wrapped or widths, key=lambda place: widths[place])] -= 1
         in_order = sorted(widths, key=lambda place: most[place] - widths[place])
         for remaining, place in zip(range(len(widths), 0, -1), in_order, strict=True):
             widths[place] += max(0, min(most[place] - widths[place], spare() // remaining))
@@ -132,7 +133,8 @@ class Table:
 def _text(cell: Cell) -> Text:
     from rich.text import Text
 
-    return Text.assemble((escaped(cell), "") if isinstance(cell, str) else (escaped(cell[0]), cell[1]))
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Text.assemble((escaped(text), style))  # a part is styled, so that padding is not
 
 
 def as_text(table: Table, width: int | None = 100) -> str:
