@@ -279,10 +279,9 @@ def list_(as_json: bool) -> None:
     )
     for job in jobs:
         names = (f"{job.name}\n  {job.model}",) if on_terminal else (job.name, job.model)
-        gpus = " ".join(word for word in (str(job.gpus or "-"), job.gpu_types) if word)
-        table.add_row(
-            *(*names, job.backend, str(job.nodes), gpus, job.release or "-", str(job.ranks), job.summary)
-        )
+        gpus = " ".join(filter(None, (str(job.gpus or "-"), job.gpu_types)))
+        numbers = (str(job.nodes), gpus, job.release or "-", str(job.ranks))
+        table.add_row(*names, job.backend, *numbers, job.summary)
     print_table(table)
 
 
