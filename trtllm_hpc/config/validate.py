@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
 from trtllm_hpc.config.schemas import RENAMED
 from trtllm_hpc.config.tree import Node
-from trtllm_hpc.config.types import PATTERNS, Section
+from trtllm_hpc.config.types import PATTERNS, Section, Time
 from trtllm_hpc.errors import Diagnostic
 
 Model = TypeVar("Model", bound=Section)
@@ -158,7 +158,7 @@ def _guess(model: type[Section], section: type[Section] | None, key: str) -> str
 def section_at(model: type[Section], path: Path) -> type[Section] | None:
     """Return the model of the section at ``path``; ``None`` if there is no such section."""
     for part in path:
-        field = model.model_fields.get(part) if isinstance(part, str) else None
+        field = model.model_fields.get(str(part))
         inner = next(_sections(field.annotation), None) if field is not None else None
         if inner is None:
             return None
@@ -174,13 +174,17 @@ def all_keys(model: type[Section], prefix: str = "") -> Iterator[str]:
             yield from all_keys(inner, f"{prefix}{name}.")
 
 
-def _sections(annotation: Any) -> Iterator[type[Section]]:
+def _parts(annotation: Any) -> Iterator[Any]:
+    """Yield the types in a union, and what they are annotated with."""
     if get_origin(annotation) in (Union, types.UnionType, Annotated):
         for part in get_args(annotation):
-            yield from _sections(part)
-    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        assert issubclass(annotation, Section)
+            yield from _parts(part)
+    else:
         yield annotation
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    yield from (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, Section))
 
 
 def _choices(model: type[Section], path: Path) -> tuple[str, ...]:
@@ -247,29 +251,31 @@ class _Unknown:
     __str__ = __repr__ = __format__ = __int__ = __float__ = __index__ = _refuse
 
 
-def _partial(model: type[Model], plain: dict[str, Any], wrong: Collection[Path]) -> Model:
+def _partial(model: type[Model], data: dict[str, Any], wrong: Collection[Path]) -> Model:
     """Build the model of the values as written, with a stand-in for each at one of the ``wrong`` places."""
-    plain = model.with_defaults(plain)
-    values = {
-        name: _field(field.annotation, plain[name], [path[1:] for path in wrong if path[:1] == (name,)])
-        for name, field in model.model_fields.items()
-        if name in plain
-    }
-    missing = {path[0] for path in wrong if len(path) == 1 and path[0] not in plain}
-    values.update({name: _Unknown() for name in missing if name in model.model_fields})
+    data, values = model.with_defaults(data), dict[str, Any]()
+    for name, field in model.model_fields.items():
+        inside = [path[1:] for path in wrong if path[:1] == (name,)]
+        if name in data:
+            values[name] = _value([*field.metadata, *_parts(field.annotation)], data[name], inside)
+        elif () in inside:
+            values[name] = _Unknown()
     return model.model_construct(**values)
 
 
-def _field(annotation: Any, value: Any, wrong: list[Path]) -> Any:
-    section = next(_sections(annotation), None)
+def _value(annotations: Iterable[Any], value: Any, wrong: Collection[Path]) -> Any:
     if () in wrong:
         return _Unknown()
-    if section is not None and isinstance(value, dict):
-        return _partial(section, value, wrong)
-    item = get_args(annotation)[0] if get_origin(annotation) is list else None
-    if isinstance(value, list) and next(_sections(item), None) is not None:
-        return [
-            _field(item, one, [path[1:] for path in wrong if path[:1] == (index,)])
-            for index, one in enumerate(value)
-        ]
+    for annotation in annotations:
+        if isinstance(value, str) and isinstance(annotation, Time):
+            return annotation.number(value)
+        if isinstance(value, dict) and isinstance(annotation, type) and issubclass(annotation, Section):
+            return _partial(annotation, value, wrong)
+        if isinstance(value, list) and get_origin(annotation) is list:
+            [inner] = get_args(annotation)
+            if any(_sections(inner)):
+                return [
+                    _value(_parts(inner), item, [path[1:] for path in wrong if path[:1] == (index,)])
+                    for index, item in enumerate(value)
+                ]
     return _Unknown() if wrong else value
