@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
 from trtllm_hpc.config.schemas import RENAMED
-from trtllm_hpc.config.tree import Node
+from trtllm_hpc.config.tree import Tree
 from trtllm_hpc.config.types import PATTERNS, Section, Time
 from trtllm_hpc.errors import Diagnostic
 
@@ -54,7 +54,7 @@ _FORMER = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with
 """Values of former versions that have another name now."""
 
 
-def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnostic]]:
+def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnostic]]:
     """Build ``model`` from a tree, with everything that is wrong in it.
 
     Returns:
@@ -62,58 +62,46 @@ def validate(model: type[Model], tree: Node) -> tuple[Model | None, list[Diagnos
         a wrong field raises UnknownValueError. Without a mapping at the root there is no model.
     """
     try:
-        return model.model_validate(tree.plain()), []
+        return model.model_validate(tree.data), []
     except ValidationError as error:
-        for it in error.errors():
-            if it["type"] == "string_type":
-                tree = tree.changed(it["loc"], Node.as_typed)
-    plain = tree.plain()
+        for path in (detail["loc"] for detail in error.errors() if detail["type"] == "string_type"):
+            if path in tree.places and (typed := tree.places[path].typed) is not None:
+                tree = tree.changed(path, typed)
     try:
-        return model.model_validate(plain), []
+        return model.model_validate(tree.data), []
     except ValidationError as error:
         details = error.errors(include_url=False, include_input=False)
         wrong = [_diagnose(model, tree, dict(detail)) for detail in details]
-        if not isinstance(plain, dict):
+        if not isinstance(tree.data, dict):
             return None, wrong
-        return _partial(model, plain, [detail["loc"] for detail in details]), wrong
+        return _partial(model, tree.data, [detail["loc"] for detail in details]), wrong
 
 
-def _diagnose(model: type[Section], tree: Node, detail: dict[str, Any]) -> Diagnostic:
-    kind, context = detail["type"], detail.get("ctx", {})
-    path: Path = detail["loc"]
+def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagnostic:
+    kind, path, context = detail["type"], detail["loc"], detail.get("ctx", {})
+    if kind == "missing":
+        line = f"add the line '{path[-1]}: ...'"
+        return tree.diagnostic("missing", path, "is missing and has no default", hint=line)
     if path[-1:] == ("[key]",) and kind != "extra_forbidden":
         path = path[:-1]  # pydantic's mark for a wrong key of a mapping
-    node = tree.nearest(path)
-    value = node.plain()
+    value = tree.at(*tree.nearest(path))
+    code, choices = "bad-value", tuple[str, ...]()
+    hint: str | None = None
     if kind == "extra_forbidden":
-        return _unknown_key(model, tree, path)
-    if kind == "missing":
-        line = f"{path[-1]}: ..."
-        message = "is missing and has no default"
-        return tree.diagnostic("missing", path, message, hint=f"add the line '{line}'")
-    if kind in _EXPECTED:
+        code, message, hint, choices = _unknown_key(model, path)
+    elif kind in _EXPECTED:
+        code, hint = "wrong-type", _retyped(kind, value)
         message = f"must be {_EXPECTED[kind]}, not {_described(value)}"
-        return tree.diagnostic("wrong-type", path, message, value=value, hint=_retyped(kind, value))
-    if kind == "literal_error":
+    elif kind == "literal_error":
+        code, message = "not-a-choice", f"{shown(value)} is not one of the choices"
         choices = _choices(model, path)
         near = nearest(str(value), choices)
-        hint = _FORMER.get(value) if isinstance(value, str) else None
-        hint = hint or (f"write {near}" if near else None)
-        message = f"{shown(value)} is not one of the choices"
-        return tree.diagnostic("not-a-choice", path, message, value=value, choices=choices, hint=hint)
-    if kind in _RANGE or kind == "finite_number":
+        hint = _FORMER.get(str(value)) or (f"write {near}" if near else None)
+    elif kind in _RANGE or kind == "finite_number":
         bound, words = _RANGE.get(kind, ("", "a finite number"))
         limit = f"{words} {context[bound]}" if bound else words
-        return tree.diagnostic("out-of-range", path, f"must be {limit}, not {shown(value)}", value=value)
-    return _bad_text(tree, path, kind, context, detail["msg"], value)
-
-
-def _bad_text(
-    tree: Node, path: Path, kind: str, context: dict[str, Any], words: str, value: Any
-) -> Diagnostic:
-    code = "bad-value"
-    hint: str | None = None
-    if kind == "string_too_long":
+        code, message = "out-of-range", f"must be {limit}, not {shown(value)}"
+    elif kind == "string_too_long":
         code, message = "too-large", f"must be at most {context['max_length']} characters long"
     elif kind == "string_too_short":
         message, hint = "must not be empty", "write null, or leave the key out, for the default"
@@ -123,36 +111,26 @@ def _bad_text(
         message, hint = PATTERNS.get(context["pattern"], (f"must match {context['pattern']}", None))
         message += f", not {shown(value)}"
     else:
-        message = words.removeprefix("Value error, ")
-    return tree.diagnostic(code, path, message, value=value, hint=hint)
+        message = detail["msg"].removeprefix("Value error, ")
+    return tree.diagnostic(code, path, message, value=value, hint=hint, choices=choices)
 
 
-def _unknown_key(model: type[Section], tree: Node, path: Path) -> Diagnostic:
+def _unknown_key(model: type[Section], path: Path) -> tuple[str, str, str, tuple[str, ...]]:
+    """Return code, message, hint and choices for a key that the section does not have."""
     new_name = RENAMED.get(".".join(map(str, path)))
     if new_name is not None:
         hint = f"write {new_name}; trtllm-hpc schema --renamed lists all new names"
-        value = tree.nearest(path).plain()
-        return tree.diagnostic("renamed-key", path, f"is now {new_name}", value=value, hint=hint)
+        return "renamed-key", f"is now {new_name}", hint, ()
     section, key = section_at(model, path[:-1]), str(path[-1])
     known = tuple(section.model_fields) if section is not None else ()
-    guess = _guess(model, section, key)
-    value = tree.nearest(path).plain()
-    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
-    return tree.diagnostic("unknown-key", path, "is not a known key", value=value, choices=known, hint=hint)
-
-
-def _guess(model: type[Section], section: type[Section] | None, key: str) -> str | None:
-    """Return the key that was most likely meant: in this section, or with its full path in another."""
-    known = tuple(section.model_fields) if section is not None else ()
     wanted = _SYNONYMS.get(key, key)
-    here = wanted if wanted in known else nearest(key, known)
-    if here is not None:
-        return here
-    # Of several keys of that name the one that is least deep.
-    paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
-    elsewhere = {path.rpartition(".")[2]: path for path in paths}
-    word = wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85)
-    return elsewhere[word] if word is not None else None
+    guess = wanted if wanted in known else nearest(key, known)
+    if guess is None:  # the full path of a key in another section; of several, of the least deep one
+        paths = sorted(all_keys(model), key=lambda path: path.count("."), reverse=True)
+        elsewhere = {path.rpartition(".")[2]: path for path in paths}
+        guess = elsewhere.get(wanted if wanted in elsewhere else nearest(key, elsewhere, cutoff=0.85) or "")
+    hint = f"did you mean '{guess}'?" if guess else "remove it, or take one of the keys of this section"
+    return "unknown-key", "is not a known key", hint, known
 
 
 def section_at(model: type[Section], path: Path) -> type[Section] | None:

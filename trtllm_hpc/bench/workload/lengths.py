@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from trtllm_hpc.bench.workload.random_numbers import Stream, random_source
 from trtllm_hpc.bench.workload.request import WorkloadSpec, file_error, settings_error
 from trtllm_hpc.config.benchmark import Workload
 from trtllm_hpc.config.files import read_tree
-from trtllm_hpc.config.tree import Node
+from trtllm_hpc.config.tree import Tree
 from trtllm_hpc.errors import ConfigError
 
 _MAX_CUT_SHARE = 0.5
@@ -145,34 +146,33 @@ def read_bins(path: Path) -> list[list[Bin]]:
     root, diagnostics = read_tree(path, "histogram")
     if root is None or diagnostics:
         raise ConfigError(diagnostics)
-    assert isinstance(root.value, dict)
-    keys = sorted(root.value)
+    keys = sorted(root.data)
     if keys == ["joint"]:
-        return [_bins(path, root.value["joint"], 5)]
+        return [_bins(path, root.section("joint"), 5)]
     if keys == ["input", "output"]:
-        return [_bins(path, root.value[key], 3) for key in keys]
+        return [_bins(path, root.section(key), 3) for key in keys]
     found = ", ".join(keys) or "nothing"
     message = f"a histogram must have the keys input and output, or joint; found {found}"
-    raise file_error(path, root.line, message)
+    raise file_error(path, root.places[()].line, message)
 
 
-def _bins(path: Path, node: Node, width: int) -> list[Bin]:
-    if not isinstance(node.value, list) or not node.value:
+def _bins(path: Path, tree: Tree, width: int) -> list[Bin]:
+    line = tree.places[()].line
+    if not isinstance(tree.data, list) or not tree.data:
         hint = "write input and output, or joint, as lists of bins"
-        raise file_error(path, node.line, "must be a list of bins", hint=hint)
-    bins = [_bin(path, item, width) for item in node.value]
+        raise file_error(path, line, "must be a list of bins", hint=hint)
+    bins = [_bin(path, values, tree.places[place,].line, width) for place, values in enumerate(tree.data)]
     if not any(weights[-1] for weights in bins):
-        raise file_error(path, node.line, "the weights of all bins are 0")
+        raise file_error(path, line, "the weights of all bins are 0")
     return bins
 
 
-def _bin(path: Path, node: Node, width: int) -> Bin:
-    values = node.plain()
+def _bin(path: Path, values: Any, line: int | None, width: int) -> Bin:
     numbers = isinstance(values, list) and all(type(value) in (int, float) for value in values)
     if not numbers or len(values) != width:
         joint = " of the prompt, shortest, longest of the answer" if width == 5 else ""
         message = f"a bin is a list of {width} numbers: shortest, longest{joint}, weight; found {values!r}"
-        raise file_error(path, node.line, message)
+        raise file_error(path, line, message)
     *ends, weight = values
     for low, high in zip(ends[::2], ends[1::2], strict=True):
         if type(low) is not int or type(high) is not int or not 1 <= low <= high <= _MAX_LENGTH:
@@ -180,7 +180,7 @@ def _bin(path: Path, node: Node, width: int) -> Bin:
                 f"a bin's lengths must be whole numbers from 1 to {_MAX_LENGTH:,}, the shortest first; "
                 f"found {low} to {high}"
             )
-            raise file_error(path, node.line, message)
+            raise file_error(path, line, message)
     if not 0 <= weight < float("inf"):
-        raise file_error(path, node.line, f"a weight must be a number of at least 0; found {weight}")
+        raise file_error(path, line, f"a weight must be a number of at least 0; found {weight}")
     return tuple(values)
