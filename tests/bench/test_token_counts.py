@@ -149,16 +149,15 @@ def test_a_few_responses_of_several_tokens_are_seen_where_the_tokens_are_known()
     assert (chunks(single), output(single)) == (((1, 1, 1), "responses"), (3, "responses"))
 
 
-@pytest.mark.parametrize("size", [512, 32000])
 @pytest.mark.parametrize("most", [1, 4, 32])
-def test_tokens_are_counted_however_the_server_joins_them(size: int, most: int, tmp_path: Path) -> None:
-    """Random tokens of the synthetic models, each response decoded by itself as ``ensemble`` does."""
+def test_tokens_are_counted_however_the_server_joins_them(most: int, tmp_path: Path) -> None:
+    """Random tokens of the synthetic model, each response decoded by itself as ``ensemble`` does."""
     from tokenizers import Tokenizer
 
-    make_tokenizer(tmp_path / "tokenizer", size)
+    make_tokenizer(tmp_path / "tokenizer")
     decode, drawn = Tokenizer.from_file(str(tmp_path / "tokenizer" / "tokenizer.json")).decode, Random(most)
     responses = [
-        [drawn.choices(range(3, size), k=drawn.randint(1, most)) for _ in range(16)] for _ in range(40)
+        [drawn.choices(range(3, 512), k=drawn.randint(1, most)) for _ in range(16)] for _ in range(40)
     ]
     parsed = [answer(*map(decode, each), streamed=True) for each in responses]
     requests, replies = [Request(1000, "ask")] * len(parsed), [reply(at) for at in range(len(parsed))]
@@ -167,10 +166,6 @@ def test_tokens_are_counted_however_the_server_joins_them(size: int, most: int, 
     assert sum(each.output_tokens or 0 for each in result) == pytest.approx(sum(map(sum, lengths)), rel=0.02)
     if most == 1:
         assert {output(each) for each in result} == {(16, "responses")}
-    elif size > 512:
-        assert (
-            sum(each.chunk_tokens == expected for each, expected in zip(result, lengths, strict=True)) >= 36
-        )
 
 
 def test_a_token_counts_once_even_if_its_text_alone_would_be_encoded_as_several() -> None:

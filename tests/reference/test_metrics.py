@@ -10,7 +10,7 @@ import pytest
 
 from trtllm_hpc.bench.server_metrics.series import Page, since_start
 from trtllm_hpc.reference.generation import Load
-from trtllm_hpc.reference.metrics import BATCHER, GENERAL, KV_CACHE, REQUESTS, gauges
+from trtllm_hpc.reference.metrics import gauges
 
 from . import servers
 from .clients import ask_one, metric, token_inputs, wait_until
@@ -54,19 +54,18 @@ LABELS = {
 
 
 def test_load_becomes_gauges() -> None:
-    found = gauges(LOAD, {"cpu": 1}, now=2.5)
-    assert found[REQUESTS] == {"active": 5, "max": 8, "scheduled": 3, "context": 1, "waiting": 2}
-    assert found[KV_CACHE] == {
-        "max": 40,
-        "free": 30,
-        "used": 10,
-        "tokens_per": 64,
-        "reused": 0,
-        "fraction": 0.25,
+    assert gauges(LOAD, {"cpu": 1}, now=2.5) == {
+        "nv_trt_llm_request_metrics": {"active": 5, "max": 8, "scheduled": 3, "context": 1, "waiting": 2},
+        "nv_trt_llm_runtime_memory_metrics": {"cpu": 1},
+        "nv_trt_llm_kv_cache_block_metrics": {
+            **{"max": 40, "free": 30, "used": 10, "tokens_per": 64, "reused": 0, "fraction": 0.25},
+        },
+        "nv_trt_llm_inflight_batcher_metrics": {
+            **{"total_context_tokens": 12, "generation_requests": 2},
+            **{"micro_batch_id": 0, "paused_requests": 0},
+        },
+        "nv_trt_llm_general_metrics": {"timestamp": 2_500_000, "iteration_counter": 77},
     }
-    assert found[BATCHER]["total_context_tokens"] == 12
-    assert found[BATCHER]["generation_requests"] == 2
-    assert found[GENERAL] == {"timestamp": 2_500_000, "iteration_counter": 77}
 
 
 @pytest.mark.triton

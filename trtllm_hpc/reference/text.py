@@ -6,6 +6,7 @@ processes start in a fraction of a second and stay small.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from trtllm_hpc.gateway.tokenizer import ModelTokenizer
 from trtllm_hpc.reference.engine_config import EngineFolder, EngineInfo, plain_path
 from trtllm_hpc.reference.generation import NO_END
 from trtllm_hpc.reference.requests import Array
+
+
+def parameters_of(args: Mapping[str, str]) -> dict[str, str]:
+    """The parameters in the ``config.pbtxt`` of a model; ``args`` are those of its ``initialize``."""
+    found = json.loads(args["model_config"])["parameters"]
+    return {name: value["string_value"] for name, value in found.items()}
 
 
 def switch(parameters: Mapping[str, str], name: str, *, default: bool) -> bool:
