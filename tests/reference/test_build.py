@@ -14,6 +14,7 @@ from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_engine, build_tiny, save_model
+from .oracle import Oracle
 
 pytestmark = pytest.mark.model
 
@@ -91,8 +92,8 @@ def test_progress_is_printed_and_told_to_the_run(tmp_path: Path, capsys: pytest.
     assert events[1].data["message"] == "initialising weights"
 
 
-def test_local_model_is_taken_as_it_is(engines: dict[int, Path], plain_model: Any, tmp_path: Path) -> None:
-    model = save_model(plain_model, tmp_path / "a model")
+def test_local_model_is_taken_as_it_is(engines: dict[int, Path], oracle: Oracle, tmp_path: Path) -> None:
+    model = save_model(oracle.model, tmp_path / "a model")
     output = build_engine(tmp_path / "engine", "--model", str(model), *LIMITS)
     assert weights_hash(output) == weights_hash(engines[1])
     assert merges(output) == merges(engines[1])

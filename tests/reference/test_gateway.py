@@ -27,8 +27,7 @@ from trtllm_hpc.paths import RunPaths, read_json, write_json
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
-from .clients import steps, wait_idle
-from .oracle import LONG, MAX_SEQ_LEN
+from .clients import LONG, MAX_SEQ_LEN, steps, wait_idle
 from .servers import MAX_BATCH_SIZE, World
 
 pytestmark = pytest.mark.triton
@@ -56,19 +55,19 @@ def endpoint(alone: World) -> Endpoint:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint, served: dict[int, Path]) -> RunPaths:
+def run(tmp_path_factory: pytest.TempPathFactory, endpoint: Endpoint, engines: dict[int, Path]) -> RunPaths:
     paths = RunPaths(tmp_path_factory.mktemp("runs") / "demo-1")
     paths.make_folders()
     paths.spec.write_text(f"name: demo\nmodel: {{synthetic: {NAME}}}\n", encoding="utf-8")
     assert read_spec(paths.spec).name == "demo"
-    paths.engine.symlink_to(served[1])
+    paths.engine.symlink_to(engines[1])
     endpoint.write(paths.endpoint)
     return paths
 
 
 @pytest.fixture(scope="module")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, served: dict[int, Path]) -> Path:
-    folder = shutil.copytree(served[1] / "tokenizer", tmp_path_factory.mktemp("model") / "tokenizer")
+def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, engines: dict[int, Path]) -> Path:
+    folder = shutil.copytree(engines[1] / "tokenizer", tmp_path_factory.mktemp("model") / "tokenizer")
     file = folder / "tokenizer_config.json"
     write_json(file, {**read_json(file), "chat_template": TEMPLATE})  # type: ignore[dict-item]
     return folder

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from trtllm_hpc.bench.load.loops import ClosedPlan, LoadResult, OpenPlan
+from trtllm_hpc.bench.load.loops import LoadResult, OpenPlan
 from trtllm_hpc.bench.load.messages import ParsedReply, Target, encode_request, parse_reply
 from trtllm_hpc.bench.load.run import run_load
 from trtllm_hpc.bench.load.timing import Clock
@@ -63,20 +63,6 @@ def test_a_decoupled_model_streams_token_by_token(
 
 
 @PROTOCOLS
-@MODELS
-def test_a_decoupled_model_answers_in_one_piece_where_no_stream_is_asked_for(
-    alone: World, tokenizer: ModelTokenizer, model: str, protocol: Protocol
-) -> None:
-    asked = target(alone, model, protocol, streaming=False)
-    _, (parsed,) = ask(asked, request(asked, tokenizer))
-    assert len(parsed.chunks) == 1 and not parsed.streamed
-    if model == "tensorrt_llm":
-        prompt = tuple(tokenizer.encode(PROMPT))
-        assert parsed.token_ids is not None and parsed.token_ids[: len(prompt)] == prompt
-        assert len(parsed.token_ids) == len(prompt) + COUNT == parsed.chunks[-1].sequence_length
-
-
-@PROTOCOLS
 @pytest.mark.parametrize("streaming", [True, False])
 @MODELS
 def test_a_model_that_is_not_decoupled_answers_in_one_piece_either_way(
@@ -97,20 +83,6 @@ def test_every_protocol_and_both_ways_give_the_same_tokens(alone: World, tokeniz
             assert parsed.token_ids is not None
             answers.add(parsed.token_ids[0 if streaming else len(prompt) :])
     assert len(answers) == 1
-
-
-@PROTOCOLS
-def test_a_closed_loop_of_streams(alone: World, protocol: Protocol) -> None:
-    asked = target(alone, "ensemble", protocol)
-    payloads = [encode_request(Request(4, f"{PROMPT} {word}"), asked) for word in ("mat", "hat", "bat")]
-    load = run_load(ClosedPlan(asked, payloads, Clock(), 4, count=12))
-    parsed = [parse_reply(reply, asked) for reply in load.replies]
-    assert all(1 <= len(one.chunks) <= 4 for one in parsed)
-    texts: dict[int, set[str | None]] = {}
-    for reply, one in zip(load.replies, parsed, strict=True):
-        # Joined tokens may have another text: letters that single tokens have no part of.
-        texts.setdefault(reply.index, set()).update([one.text] if len(one.chunks) == 4 else [])
-    assert all(len(found) <= 1 for found in texts.values()) and len(texts) == 3
 
 
 @PROTOCOLS

@@ -114,32 +114,10 @@ def test_the_benchmark_reads_them(alone: World) -> None:
 
 
 @pytest.mark.triton
-def test_histograms_count_tokens_of_finished_requests(alone: World) -> None:
-    def count(end: str) -> tuple[float, float]:
-        return (
-            metric(alone, f"nv_llm_input_token_len_{end}", "total_input_tokens"),
-            metric(alone, f"nv_llm_output_token_len_{end}", "total_output_tokens"),
-        )
-
-    requests, lengths = settled(lambda: (count("count"), count("sum")))
-    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
-    wait_until(lambda: count("count")[0] > requests[0])
-    assert count("count") == (requests[0] + 1, requests[1] + 1)
-    assert count("sum") == (lengths[0] + 3, lengths[1] + 7)
-
-
-@pytest.mark.triton
-def test_gauges_follow_the_engine(alone: World) -> None:
-    steps = metric(alone, "nv_trt_llm_general_metrics", "iteration_counter")
-    ask_one(alone, "tensorrt_llm", token_inputs([1, 5, 6], 7))
-    wait_until(lambda: metric(alone, "nv_trt_llm_general_metrics", "iteration_counter") >= steps + 7)
-    assert metric(alone, "nv_trt_llm_request_metrics", "max") == 8
-    assert metric(alone, "nv_trt_llm_runtime_memory_metrics", "cpu") > 1e6
-
-
-@pytest.mark.triton
-def test_steps_are_counted_where_only_the_bls_model_is_asked(served: dict[int, Path], tmp_path: Path) -> None:
-    with servers.serve(tmp_path, served[1], decoupled=False) as world:
+def test_steps_are_counted_where_only_the_bls_model_is_asked(
+    engines: dict[int, Path], tmp_path: Path
+) -> None:
+    with servers.serve(tmp_path, engines[1], decoupled=False) as world:
         assert world.generate({"text_input": "x", "max_tokens": 3}, "tensorrt_llm_bls")[0] == 200
         wait_until(lambda: metric(world, "nv_trt_llm_general_metrics", "iteration_counter") >= 1)
         count = r'^nv_llm_output_token_len_count\{.*"total_output_tokens".*\} (\S+)$'

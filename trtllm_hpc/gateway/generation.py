@@ -68,9 +68,10 @@ class Generation:
         ids: list[int] = []
         async with aclosing(self._client.replies(self._request_of(prompt, choice))) as replies:
             async for reply in replies:
-                answer = reply.beams[0] if reply.beams else None
-                received = [] if answer is None else self._without_prompt(prompt, answer.ids)
-                if answer is None or not (new := received[len(ids) :]):
+                if (answer := reply.first) is None:
+                    continue
+                received = self._without_prompt(prompt, answer.ids)
+                if not (new := received[len(ids) :]):
                     continue
                 tokens = self._tokens(new, answer.log_probs[len(ids) : len(received)])
                 ids += new
