@@ -160,7 +160,6 @@ def test_client_that_goes_away_frees_its_place(world: World) -> None:
     [
         # What Triton checks by the configuration, and what the model reads.
         ("batch size does not match", {"input_lengths": [[5], [5]]}),
-        ("batch-size must be <= 8", {"input_ids": [PROMPT] * 9, "input_lengths": [[5]] * 9}),
         ("data-type is 'INT64'", {"input_ids": np.array([PROMPT])}),
         ("unexpected inference input 'temprature'", {"temprature": np.array([[1]], dtype=np.float32)}),
         ("input_lengths is 6", {"input_lengths": 6}),
