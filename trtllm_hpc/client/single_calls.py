@@ -33,10 +33,11 @@ def not_ready(endpoint: Endpoint, timeout_s: float) -> str | None:
 
     Triton is asked at ``/v2/health/ready``, another server at ``/health``.
     """
-    url = f"{endpoint.openai_root}/health"
-    if endpoint.is_triton:
-        url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
     try:
+        if endpoint.is_triton:
+            url = f"{endpoint.scheme}://{endpoint.http}/v2/health/ready"
+        else:
+            url = f"{endpoint.openai_root}/health"
         with _open(endpoint, url, timeout_s) as reply:
             return None if reply.status == 200 else "did not answer as ready"
     except (OSError, HTTPException) as error:
