@@ -153,7 +153,7 @@ def test_an_answer_that_is_interrupted_is_ended_on_the_server(over_grpc: Asked, 
 
 def test_an_answer_ends_after_a_time(over_grpc: Asked, alone: World) -> None:
     def answer() -> Answer | None:
-        found = over_grpc(stream=True, max_tokens=LENGTH, stop_after_s=0.02)
+        found = over_grpc(stream=True, max_tokens=LENGTH, stop_after_s=0.1)
         return found if found.is_stopped else None
 
     assert ended_on_the_server(alone, answer).responses < LENGTH

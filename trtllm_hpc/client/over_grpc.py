@@ -73,7 +73,8 @@ class GrpcServer:
             ending.has_come = True
             if model.can_stop and await self.stop(model, request.request_id):
                 await asyncio.sleep(STOP_TIMEOUT_S)  # the last response ends this
-            call.cancel()
+            if not is_over:
+                call.cancel()
 
         stopper = None if ending is None else asyncio.create_task(end_early(ending))
         try:
@@ -90,8 +91,8 @@ class GrpcServer:
                 f"Model {model.name!r} broke off its answer after {count} responses without an error."
             )
         except asyncio.CancelledError:
-            is_over = ending is not None and ending.has_come
-            if not is_over:
+            # Of this call, if it was to be ended and the server did not do so in time.
+            if ending is None or not ending.has_come:
                 raise
         except AioRpcError as error:
             is_over = True
