@@ -10,7 +10,6 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.reference import build
-from trtllm_hpc.reference.engine_config import EngineFolder
 from trtllm_hpc.runtime.records import read_events
 
 from .conftest import LIMITS, build_engine, build_tiny, save_model
@@ -22,7 +21,7 @@ TINY = ("--synthetic", "tiny-llama", *LIMITS)
 
 
 def weights_hash(engine: Path) -> str:
-    return hashlib.sha256(EngineFolder(engine).weights.read_bytes()).hexdigest()
+    return hashlib.sha256((engine / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def merges(engine: Path) -> Any:
@@ -48,7 +47,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_config_has_the_layout_of_tensorrt_llm(engines: dict[int, Path]) -> None:
-    config = json.loads(EngineFolder(engines[2]).config.read_text())
+    config = json.loads((engines[2] / "config.json").read_text())
     assert config["pretrained_config"]["mapping"] == {
         "world_size": 2,
         "tp_size": 2,

@@ -17,7 +17,7 @@ from trtllm_hpc.config.synthetic_models import SHAPE, STAND_IN, TINY
 from trtllm_hpc.errors import BuildFailed, ExitCode, TrtllmHpcError
 from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.reference import synthetic
-from trtllm_hpc.reference.engine_config import BUILD_LIMITS, EngineFolder
+from trtllm_hpc.reference.engine_config import BUILD_LIMITS, CONFIG, MODEL, TOKENIZER
 from trtllm_hpc.reference.shutdown import first_sentence
 from trtllm_hpc.runtime.records import add_event
 
@@ -39,28 +39,28 @@ def build(settings: argparse.Namespace, progress: Progress) -> None:
     Raises BuildFailed if the model cannot be read or cannot be split over the ranks; OSError if the folder
     exists or cannot be written.
     """
-    engine = EngineFolder(settings.output)
-    engine.folder.mkdir(parents=True)
+    engine = settings.output.absolute()
+    engine.mkdir(parents=True)
     try:
         if settings.synthetic == STAND_IN:
-            engine.model.mkdir()
-            engine.weights.write_bytes(_NO_TENSORS)
+            (engine / MODEL).mkdir()
+            (engine / MODEL / "model.safetensors").write_bytes(_NO_TENSORS)
             model = {"architecture": STAND_IN, **{name: SHAPE[name] for name in _SIZES if name in SHAPE}}
         else:
             model = _write_model(settings, engine, progress)
         progress(4, "writing the tokenizer")
         if settings.model is None:
-            synthetic.make_tokenizer(engine.tokenizer)
+            synthetic.make_tokenizer(engine / TOKENIZER)
         else:
-            _copy_tokenizer(settings.model, engine)
-        write_json(engine.config, _engine_config(settings, model))
+            _copy_tokenizer(settings.model, engine / TOKENIZER)
+        write_json(engine / CONFIG, _engine_config(settings, model))
     except BaseException:  # Ctrl-C must leave nothing behind either
-        shutil.rmtree(engine.folder)
+        shutil.rmtree(engine)
         raise
-    progress(STEPS, f"engine ready in {engine.folder}")
+    progress(STEPS, f"engine ready in {engine}")
 
 
-def _write_model(settings: argparse.Namespace, engine: EngineFolder, progress: Progress) -> dict[str, Any]:
+def _write_model(settings: argparse.Namespace, engine: Path, progress: Progress) -> dict[str, Any]:
     """Write the weights; return the architecture and the sizes of the model."""
     progress(1, "importing torch and transformers")
     from transformers import AutoModelForCausalLM
@@ -79,7 +79,7 @@ def _write_model(settings: argparse.Namespace, engine: EngineFolder, progress: P
     _check(model, config, settings)
     progress(3, "writing weights")
     # One file, of which each rank reads its part.
-    model.save_pretrained(engine.model, max_shard_size="1000TB")
+    model.save_pretrained(engine / MODEL, max_shard_size="1000TB")
     sizes = {name: getattr(config, name) for name in _SIZES if hasattr(config, name)}
     return {"architecture": type(model).__name__, **sizes}
 
@@ -106,11 +106,11 @@ def _check(model: Any, config: Any, settings: argparse.Namespace) -> None:
         )
 
 
-def _copy_tokenizer(source: Path, engine: EngineFolder) -> None:
+def _copy_tokenizer(source: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    _readable(AutoTokenizer, source).save_pretrained(engine.tokenizer)
-    if not (engine.tokenizer / "tokenizer.json").is_file():
+    _readable(AutoTokenizer, source).save_pretrained(folder)
+    if not (folder / "tokenizer.json").is_file():
         raise BuildFailed(f"The tokenizer in {source} cannot be written as tokenizer.json.")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from trtllm_hpc.errors import RequestFailed
 from trtllm_hpc.reference.engine_config import EngineInfo
-from trtllm_hpc.reference.generation import NO_END, GenerationRequest, Words
+from trtllm_hpc.reference.generation import NO_END, GenerationRequest
 
 Array = np.ndarray[Any, Any]
 Inputs = Mapping[str, Array]
@@ -235,7 +235,7 @@ def _request(row: _Row, info: EngineInfo) -> GenerationRequest:
     )
 
 
-def _stop_words(row: _Row, info: EngineInfo) -> Words:
+def _stop_words(row: _Row, info: EngineInfo) -> tuple[tuple[int, ...], ...]:
     """Read words in upstream's layout: a row with all their tokens, and a row with their ends, then -1."""
     array = row.array("stop_words_list")
     if array is None:
