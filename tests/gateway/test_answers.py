@@ -169,6 +169,10 @@ def test_servers_that_repeat_the_prompt_or_answer_nothing(
     server.stream = [ids(70, 71, 80, 81, final=True)]
     repeated = complete(endpoint, tokenizer, prompt=[70, 71])
     assert (repeated.usage.prompt_tokens, repeated.usage.completion_tokens) == (2, 2)
+    found: list[Any] = []
+    server.stream = [ids(70), ids(71), ids(80, final=True)]
+    stream(endpoint, tokenizer, found, prompt=[70, 71], stream_options={"include_usage": True})
+    assert found[-1].usage.completion_tokens == 3, "a stream that begins like the prompt"
     server.stream = [response(True)]
     nothing = complete(endpoint, tokenizer)
     assert (nothing.choices[0].text, nothing.choices[0].finish_reason) == ("", "stop")

@@ -127,8 +127,8 @@ class Generation:
     def _without_prompt(self, prompt: Prompt, ids: list[int]) -> list[int]:
         """Return the tokens of an answer: old models repeat the prompt before it, unless they stream."""
         length = len(prompt.ids)
-        repeats = "exclude_input" not in self._request.options and ids[:length] == list(prompt.ids)
-        return ids[length:] if repeats else ids
+        may_repeat = not (self._request.stream or "exclude_input" in self._request.options)
+        return ids[length:] if may_repeat and ids[:length] == list(prompt.ids) else ids
 
     def _tokens(self, ids: Sequence[int], log_probs: Sequence[float]) -> tuple[Token, ...]:
         if not self._asked.wants_log_probs:
