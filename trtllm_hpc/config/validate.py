@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, 
 from pydantic import ValidationError
 
 from trtllm_hpc.config.diagnostics import Path, nearest, shown
-from trtllm_hpc.config.schemas import RENAMED
 from trtllm_hpc.config.tree import Tree
 from trtllm_hpc.config.types import PATTERNS, Section, Time
 from trtllm_hpc.errors import Diagnostic
@@ -50,8 +49,8 @@ _SYNONYMS = {
     "env": "environment",
 }
 """Names in other tools that are too different from the key for a match by spelling."""
-_FORMER = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
-"""Values of former versions that have another name now."""
+_VALUE_HINTS = {"llmapi": "write pytorch, and serve.frontend: triton to serve it with Triton"}
+"""What to write for values of other tools."""
 
 
 def validate(model: type[Model], tree: Tree) -> tuple[Model | None, list[Diagnostic]]:
@@ -96,7 +95,7 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
         code, message = "not-a-choice", f"{shown(value)} is not one of the choices"
         choices = _choices(model, path)
         near = nearest(str(value), choices)
-        hint = _FORMER.get(str(value)) or (f"write {near}" if near else None)
+        hint = _VALUE_HINTS.get(str(value)) or (f"write {near}" if near else None)
     elif kind in _RANGE or kind == "finite_number":
         bound, words = _RANGE.get(kind, ("", "a finite number"))
         limit = f"{words} {context[bound]}" if bound else words
@@ -117,10 +116,6 @@ def _diagnose(model: type[Section], tree: Tree, detail: dict[str, Any]) -> Diagn
 
 def _unknown_key(model: type[Section], path: Path) -> tuple[str, str, str, tuple[str, ...]]:
     """Return code, message, hint and choices for a key that the section does not have."""
-    new_name = RENAMED.get(".".join(map(str, path)))
-    if new_name is not None:
-        hint = f"write {new_name}; trtllm-hpc schema --renamed lists all new names"
-        return "renamed-key", f"is now {new_name}", hint, ()
     section, key = section_at(model, path[:-1]), str(path[-1])
     known = tuple(section.model_fields) if section is not None else ()
     wanted = _SYNONYMS.get(key, key)
