@@ -17,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ BIN = Path(sys.executable).parent
 SMOLLM2 = default_folder("smollm2")
 QUESTIONS = int(os.environ.get("QUESTIONS", "200"))
 """Fewer on a busy machine; the shipped task has 200."""
+SERVE, OPTIONS = (str(BIN / "transformers"), "serve"), ("--device=cpu", "--dtype=float32")
 DISTURBED = "model.layers.12.mlp.down_proj.weight"
 
 
@@ -40,29 +40,18 @@ def job(folder: Path, name: str, base: str | None, *, model: Path = SMOLLM2, war
     """Write a job file; ``peer`` and a ``warm`` server are ``transformers serve``."""
     evaluate = {"tasks": ["facts"], "concurrency": 8, "not_worse_than": base, "limit": QUESTIONS}
     companion = {"time_limit_minutes": 60, "endpoint_timeout_seconds": 1000, "benchmark": None}
-    plain: dict[str, Any] = {"name": name, "companion": {**companion, "evaluate": evaluate}}
+    serve: dict[str, Any] = {"ready_timeout_seconds": 900}
+    whole = {"name": name, "model": {"path": str(model)}, "companion": {**companion, "evaluate": evaluate}}
     if name == "peer" or warm:
-        served = [str(BIN / "transformers"), "serve", "{model}", "--device=cpu", "--dtype=float32"]
-        if warm:
-            served = [sys.executable, str(Path(__file__).absolute()), "--serve", "{model}"]
-        command = [*served, "--host={address}", "--port={port}"]
-        plain |= {
-            "model": {"path": str(model)},
-            "engine": {"backend": "command", "max_batch_size": 8, "max_seq_len": 2048},
-            "serve": {
-                "command": command,
-                "environment": {"HF_HUB_OFFLINE": "1"},
-                "ready_timeout_seconds": 900,
-            },
-        }
+        program = [sys.executable, str(Path(__file__).absolute()), "--serve", "{model}"]
+        command = program if warm else [*SERVE, "{model}", *OPTIONS]
+        serve |= {"command": [*command, "--host={address}", "--port={port}"]}
+        serve |= {"environment": {"HF_HUB_OFFLINE": "1"}}
+        whole["engine"] = {"backend": "command", "max_batch_size": 8, "max_seq_len": 2048}
     else:
-        plain |= {
-            "extends": "smollm2",
-            "model": {"path": str(model)},
-            "serve": {"ready_timeout_seconds": 900},
-        }
+        whole["extends"] = "smollm2"
     file = folder / f"{name}.yaml"
-    file.write_text(json.dumps(plain))
+    file.write_text(json.dumps({**whole, "serve": serve}))
     return file
 
 
@@ -97,37 +86,37 @@ def equal_answers(one: RunPaths, other: RunPaths) -> str:
     return f"{same} of {len(common)} answers of {one.run_id} and {other.run_id} are equal"
 
 
-def disturbed(folder: Path) -> Path:
-    """Copy the model, and add noise to one layer's weights."""
+def disturbed(model: Path) -> None:
+    """Add noise to the weights of one layer."""
     import torch
     from safetensors.torch import load_file, save_file
 
-    model = Path(shutil.copytree(SMOLLM2, folder / "disturbed", dirs_exist_ok=True))
     file = model / "model.safetensors"
     weights = load_file(file)
     weight = weights[DISTURBED].float()
     noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)) * weight.std() * 4
     weights[DISTURBED] = (weight + noise).to(weights[DISTURBED].dtype)
     save_file(weights, file, metadata={"format": "pt"})
-    return model
 
 
-def sampling(folder: Path) -> Path:
-    """Copy the model, and let it draw its tokens: ``transformers serve`` asks the model whether to."""
-    model = Path(shutil.copytree(SMOLLM2, folder / "sampling", dirs_exist_ok=True))
-    file = model / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"do_sample": True, "temperature": 1.0}))
-    return model
-
-
-def with_another_template(folder: Path) -> Path:
-    """Copy the model, and let its chat template mark the turns as another family of models does."""
-    model = Path(shutil.copytree(SMOLLM2, folder / "template", dirs_exist_ok=True))
+def with_another_template(model: Path) -> None:
+    """Let the chat template mark the turns as another family of models does."""
     text = "{% for message in messages %}[INST] {{ message.content }} [/INST]\n{% endfor %}"
     (model / "chat_template.jinja").write_text(text)
-    file = model / "tokenizer_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": text}))
-    return model
+    _change(model / "tokenizer_config.json", chat_template=text)
+
+
+def sampling(model: Path) -> None:
+    """Let the model draw its tokens: ``transformers serve`` asks the model whether to."""
+    _change(model / "generation_config.json", do_sample=True, temperature=1.0)
+
+
+def _change(file: Path, **fields: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+WORSE = {"template": with_another_template, "weights": disturbed, "temperature": sampling}
+"""How the model of each server is made worse."""
 
 
 def killed_and_resumed(folder: Path) -> str:
@@ -151,8 +140,7 @@ def killed_and_resumed(folder: Path) -> str:
 def warm_server(model: str, host: str, port: int) -> None:
     """Serve a model with ``transformers serve``, and answer every chat at temperature 1."""
     behind = port + 1 if port < 65_000 else port - 1
-    command = [str(BIN / "transformers"), "serve", model, "--device=cpu", "--dtype=float32"]
-    server = subprocess.Popen([*command, "--host=127.0.0.1", f"--port={behind}"])
+    server = subprocess.Popen([*SERVE, model, *OPTIONS, "--host=127.0.0.1", f"--port={behind}"])
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -193,30 +181,25 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--base", type=Path, help="folder of a run that has asked the shipped task")
-    parser.add_argument("--only", nargs="*", help="peer, template, weights, temperature, resume")
+    names = ("peer", *WORSE, "resume")
+    parser.add_argument("--only", nargs="*", default=names, choices=names)
     options = parser.parse_args()
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TRTLLM_HPC_RUNS"] = str(folder / "runs" if options.base is None else options.base.parent)
     base = RunPaths(options.base) if options.base else submit(job(folder, "base", None), "--wait")
     print(result(base), flush=True)
-
-    def peer() -> str:
-        run = submit(job(folder, "peer", base.run_id), "--wait")
-        return f"{result(run)}\n{equal_answers(base, run)}"
-
-    def worse(name: str, **more: Any) -> str:
-        return result(submit(job(folder, name, base.run_id, **more), "--wait"))
-
-    steps: dict[str, Callable[[], str]] = {
-        "peer": peer,
-        "template": lambda: worse("template", model=with_another_template(folder)),
-        "weights": lambda: worse("weights", model=disturbed(folder)),
-        "temperature": lambda: worse("temperature", model=sampling(folder), warm=True),
-        "resume": lambda: killed_and_resumed(folder),
-    }
-    for name in options.only or steps:
-        print(steps[name](), flush=True)
+    for name in options.only:
+        if name == "resume":
+            print(killed_and_resumed(folder), flush=True)
+            continue
+        model = SMOLLM2
+        if name in WORSE:
+            model = Path(shutil.copytree(SMOLLM2, folder / name, dirs_exist_ok=True))
+            WORSE[name](model)
+        is_warm = name == "temperature"
+        run = submit(job(folder, name, base.run_id, model=model, warm=is_warm), "--wait")
+        print(result(run), *([equal_answers(base, run)] if name == "peer" else []), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

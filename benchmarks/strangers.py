@@ -29,7 +29,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.arguments import number
 from benchmarks.triton import ServerFailed
 from trtllm_hpc.backends import facts_of
 from trtllm_hpc.client.single_calls import not_ready
@@ -39,7 +38,7 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.plan.resolve import make_plan
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.certificate import make_certificate
-from trtllm_hpc.runtime.door import TRITON_KINDS, connections, threads, write_key
+from trtllm_hpc.runtime.door import TRITON_KINDS, Door, DoorOptions, write_key
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import Endpoint
 
@@ -80,7 +79,7 @@ while True:
 """
 
 
-class _Server(http.server.BaseHTTPRequestHandler):
+class _Ready(http.server.BaseHTTPRequestHandler):
     """Answers that it is ready."""
 
     def do_GET(self) -> None:
@@ -93,74 +92,55 @@ class _Server(http.server.BaseHTTPRequestHandler):
         """Print nothing."""
 
 
-class _Behind(http.server.ThreadingHTTPServer):
-    """What the door asks."""
-
-    request_queue_size = 128
-
-
 @contextlib.contextmanager
 def ready_server() -> Iterator[Endpoint]:
     """Run a server that answers that it is ready; yield where it is."""
-    port = free_ports(1)[0]
-    with _Behind(("127.0.0.1", port), _Server) as behind:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Ready) as behind:
+        behind.socket.listen(128)
         threading.Thread(target=behind.serve_forever, daemon=True).start()
+        port = behind.server_port
         yield Endpoint("0", "localhost", "127.0.0.1", port, port, port, [], 0.0)
         behind.shutdown()
 
 
 @contextlib.contextmanager
-def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[tuple[Endpoint, int]]:
-    """Run HAProxy before a server; yield the endpoint of the door, and the process id.
+def open_door(folder: Path, server: Endpoint, *, tls: bool = False) -> Iterator[Endpoint]:
+    """Run HAProxy before a server; yield the endpoint of the door.
 
     Raises:
         ServerFailed: HAProxy did not start.
     """
+    os.environ.setdefault("TRTLLM_HPC_JOB_ID", "0")
     serve = {"door": "haproxy", "openai": "none", "tls": tls}
     job = JobFile.model_validate({"name": "door", "serve": serve})
     facts = facts_of(job, ClusterProfile(name="here", scheduler="local"))
     paths = RunPaths(folder)
     scripts = render_scripts(make_plan(facts, paths, sys.executable))
-    configuration = folder / "haproxy.cfg"
-    configuration.write_text(scripts["haproxy.cfg"], encoding="utf-8")
+    for file in (paths.door(0), paths.batch_log("door")):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    paths.door(0).write_text(scripts["haproxy.cfg"], encoding="utf-8")
     write_key(paths.key)
-    (folder / "key.map").write_text(f"key {paths.key.read_text()}", encoding="utf-8")
-    (folder / "guests.map").touch()
     if tls:
         make_certificate(paths, "127.0.0.1")
     ports = dict(zip(TRITON_KINDS, free_ports(len(TRITON_KINDS)), strict=True))
-    behind = {"HTTP": server.http, "GRPC": server.grpc, "METRICS": f"127.0.0.1:{server.metrics_port}"}
-    variables = {
-        "TRTLLM_HPC_ADDRESS": "127.0.0.1",
-        "TRTLLM_HPC_DOOR": str(folder),
-        "TRTLLM_HPC_DOOR_THREADS": str(threads()),
-        "TRTLLM_HPC_DOOR_CONNECTIONS": str(connections()),
-        "TRTLLM_HPC_KEY": str(paths.key),
-        "TRTLLM_HPC_CERTIFICATE": str(paths.certificate),
-        "TRTLLM_HPC_CERTIFICATE_KEY": str(paths.certificate_key),
-        **{f"TRTLLM_HPC_PORT_{kind.upper()}": str(port) for kind, port in ports.items()},
-        **{f"TRTLLM_HPC_{kind}_0": address for kind, address in behind.items()},
-    }
-    command = ["haproxy", "-db", "-f", str(configuration)]
-    process = subprocess.Popen(command, env={**os.environ, **variables})
-    door = replace(
+    behind = {"http_0": server.http, "grpc_0": server.grpc, "metrics_0": f"127.0.0.1:{server.metrics_port}"}
+    door = Door(paths, 0, DoorOptions("haproxy", TRITON_KINDS, "127.0.0.1"), ports, [], behind)
+    endpoint = replace(
         server,
         http_port=ports["http"],
         grpc_port=ports["grpc"],
-        metrics_port=ports["metrics"],
         key_file=str(paths.key),
         certificate_file=str(paths.certificate) if tls else None,
     )
     try:
         end = time.monotonic() + _START_LIMIT_S
-        while not_ready(door, 1.0):
-            if process.poll() is not None or time.monotonic() > end:
+        while not_ready(endpoint, 1.0):
+            if not door.is_open() or time.monotonic() > end:
                 raise ServerFailed("HAProxy did not start, or does not find the server ready")
             time.sleep(0.1)
-        yield door, process.pid
+        yield endpoint
     finally:
-        process.terminate()
-        process.wait(10)
+        door.close()
 
 
 def slowest(door: Endpoint, seconds: float) -> float:
@@ -216,37 +196,36 @@ async def refused(door: Endpoint, count: int) -> int:
     return count - answers.count(True)
 
 
+def holds(server: Endpoint, tls: bool, arguments: argparse.Namespace) -> bool:
+    """Print the owner's waits in each case at one door; returns whether none is too long."""
+    kept = True
+    with tempfile.TemporaryDirectory() as folder, open_door(Path(folder), server, tls=tls) as door:
+        beginnings = {"nothing": b"", "one byte": b"G", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
+        if tls:
+            beginnings["ClientHello"] = client_hello()
+            if lost := asyncio.run(refused(door, _BURST)):
+                print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
+                kept = False
+        for kind, port in (("http", door.http_port), ("grpc", door.grpc_port)):
+            for name, said in beginnings.items():
+                waits = attack(door, port, said, arguments)
+                print(f"{kind}{' with TLS' * tls}, {name} sent: ", end="")
+                print(", ".join(f"{wait:.2f} s" for wait in waits), flush=True)
+                kept = kept and max(waits) < (HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S)
+    return kept
+
+
 def main() -> int:
-    """Print the owner's waits in each case; returns 1 if one is too long."""
+    """Print the owner's waits without and with TLS; returns 1 if one is too long."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--connections", type=int, default=10_600)
-    parser.add_argument("--seconds", type=number, default=12.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--as-user", default="nobody")
     arguments = parser.parse_args()
-    holds = True
     with ready_server() as server:
-        for tls in (False, True):
-            with (
-                tempfile.TemporaryDirectory() as folder,
-                open_door(Path(folder), server, tls=tls) as (door, _),
-            ):
-                if tls and (lost := asyncio.run(refused(door, _BURST))):
-                    print(f"{lost} of {_BURST} connections of the owner refused", flush=True)
-                    holds = False
-                beginnings = {"nothing": b"", "one byte": b"G", "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"}
-                if tls:
-                    beginnings["ClientHello"] = client_hello()
-                for kind, to in (("http", door.http_port), ("grpc", door.grpc_port)):
-                    for name, said in beginnings.items():
-                        waits = attack(door, to, said, arguments)
-                        case = f"{kind}{' with TLS' * tls}, {name} sent"
-                        print(f"{case}: {', '.join(f'{wait:.2f} s' for wait in waits)}", flush=True)
-                        holds = holds and max(waits) < (
-                            HANDSHAKES_BOUND_S if name == "ClientHello" else BOUND_S
-                        )
-    return int(not holds)
+        return int(not all([holds(server, tls, arguments) for tls in (False, True)]))
 
 
 if __name__ == "__main__":

@@ -78,48 +78,41 @@ def read_case(folder: Path, verdicts: dict[str, str]) -> Case:
     return Case(folder.name, facts, first, finds_root, verdict)
 
 
+def counts(cases: list[Case]) -> tuple[int, collections.Counter[str], int, int]:
+    """Return the number of failures, their verdicts, the number of clean logs and of alarms in them."""
+    failures = [case.verdict for case in cases if case.facts["kind"] == "failure"]
+    clean = [case.verdict for case in cases if case.facts["kind"] == "clean"]
+    return len(failures), collections.Counter(failures), len(clean), clean.count("alarm")
+
+
 def table(cases: list[Case]) -> str:
     """Return the counts by category as Markdown."""
     lines = [
         "| category | failures | right | half | wrong | silent | root line quoted now | clean | alarms |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    categories = sorted({case.facts["category"] for case in cases})
-    for name, chosen in [
-        *((it, [c for c in cases if c.facts["category"] == it]) for it in categories),
-        ("all", cases),
-    ]:
-        failures = [case for case in chosen if case.facts["kind"] == "failure"]
-        clean = [case for case in chosen if case.facts["kind"] == "clean"]
-        judged = collections.Counter(case.verdict for case in failures)
-        counts = [len(failures), *(judged[it] for it in VERDICTS), sum(case.finds_root for case in failures)]
-        alarms = sum(case.verdict == "alarm" for case in clean)
-        lines.append("| " + " | ".join(map(str, [name, *counts, len(clean), alarms])) + " |")
+    categories: dict[str, list[Case]] = collections.defaultdict(list)
+    for case in cases:
+        categories[case.facts["category"]].append(case)
+    for name, chosen in [*sorted(categories.items()), ("all", cases)]:
+        failures, judged, clean, alarms = counts(chosen)
+        roots = sum(case.finds_root for case in chosen if case.facts["kind"] == "failure")
+        cells = [name, failures, *(judged[it] for it in VERDICTS), roots, clean, alarms]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
 
 def shares(cases: list[Case]) -> tuple[str, bool]:
     """Return the shares with their intervals as a sentence, and whether all are within the bounds."""
-    failures = [case for case in cases if case.facts["kind"] == "failure"]
-    clean = [case for case in cases if case.facts["kind"] == "clean"]
-    judged = collections.Counter(case.verdict for case in failures)
-    alarms = sum(case.verdict == "alarm" for case in clean)
+    failures, judged, clean, alarms = counts(cases)
     parts = []
-    for label, count, total in (
-        *((it, judged[it], len(failures)) for it in VERDICTS),
-        ("alarms in clean logs", alarms, len(clean)),
-    ):
+    of_failures = [(it, judged[it], failures) for it in VERDICTS]
+    for label, count, total in (*of_failures, ("alarms in clean logs", alarms, clean)):
         low, high = interval(count, total)
-        parts.append(
-            f"{label} {count} of {total} ({count / max(1, total):.0%}, 95 %: {low:.0%} to {high:.0%})"
-        )
-    fine = (
-        judged["right"] >= RIGHT_SHARE * len(failures)
-        and judged["wrong"] <= WRONG_SHARE * len(failures)
-        and judged["silent"] == 0
-        and alarms <= ALARM_SHARE * len(clean)
-    )
-    return "; ".join(parts), fine
+        share = count / max(1, total)
+        parts.append(f"{label} {count} of {total} ({share:.0%}, 95 %: {low:.0%} to {high:.0%})")
+    is_fine = judged["right"] >= RIGHT_SHARE * failures and judged["wrong"] <= WRONG_SHARE * failures
+    return "; ".join(parts), is_fine and judged["silent"] == 0 and alarms <= ALARM_SHARE * clean
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,15 +20,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.faults.catalogue import FAULTS
+from benchmarks.faults.fault import FAULTS, NOT_INJECTED
 from benchmarks.faults.page import page
 from benchmarks.faults.results import Result, Results
-from benchmarks.faults.runner import kill_submits, measure, measure_living
+from benchmarks.faults.runner import measure
 from benchmarks.faults.site import Site, site
-from benchmarks.faults.ways import NOT_INJECTED
 
-KILLED_SUBMITS = "kill-submit"
-NAMES = (*FAULTS, KILLED_SUBMITS)
+NAMES = tuple(FAULTS)
 
 
 def say(sentence: str) -> None:
@@ -53,11 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     missed: list[str] = []
     try:
         if not arguments.page_only:
-            with site((1, 2)) as made:
-                missed += _living(made, [name for name in arguments.only if _lives(name)], results)
-                for name in arguments.only:
-                    if not _lives(name):
-                        missed += _one(made, name, results)
+            with site("faults", (1, 2)) as made:
+                missed = _measure_all(made, arguments.only, results)
     except KeyboardInterrupt:
         print("interrupted: the page shows what was measured", file=sys.stderr)
         return 130
@@ -71,39 +66,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(result.as_expected for result in found) else 1
 
 
-def _one(made: Site, name: str, results: Results) -> list[str]:
-    """Measure one fault; returns its name if it could not be injected."""
-    say(name)
-    try:
-        result = kill_submits(made, say) if name == KILLED_SUBMITS else measure(made, FAULTS[name])
-    except Exception as error:  # noqa: BLE001 - the other faults are measured all the same
-        say(f"{name} was NOT INJECTED: {error!r}")
-        return [name]
-    finally:
-        made.clean()
-    _add(result, results)
-    return []
-
-
-def _lives(name: str) -> bool:
-    return name in FAULTS and FAULTS[name].living
-
-
-def _living(made: Site, names: list[str], results: Results) -> list[str]:
-    """Measure faults that share runs; returns the names of those that could not be injected."""
-    while names:
-        say(f"{len(names)} faults of a living run")
+def _measure_all(made: Site, names: Sequence[str], results: Results) -> list[str]:
+    """Measure faults, first those of a living run; returns the names of those that could not be injected."""
+    faults, missed = [FAULTS[name] for name in names], list[str]()
+    living = [fault for fault in faults if fault.living]
+    waiting = [*([living] if living else []), *([fault] for fault in faults if not fault.living)]
+    while waiting:
+        some = waiting.pop(0)
+        say(some[0].name if len(some) == 1 else f"{len(some)} faults of a living run")
         try:
-            found = measure_living(made, [FAULTS[name] for name in names], say)
+            found = measure(made, some, say)
         except Exception as error:  # noqa: BLE001 - the other faults are measured all the same
             say(f"NOT INJECTED: {error!r}")
-            return names
+            missed += [fault.name for fault in some]
+            continue
         finally:
             made.clean()
         for result in found:
             _add(result, results)
-        names = names[len(found) :]
-    return []
+        if len(found) < len(some):
+            waiting.insert(0, some[len(found) :])
+    return missed
 
 
 def _add(result: Result, results: Results) -> None:

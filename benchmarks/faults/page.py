@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.faults.results import Result
 
@@ -30,7 +30,7 @@ recovers are injected into one run one after the other, and undone once they are
 
 def page(
     results: Sequence[Result],
-    not_injected: Sequence[tuple[str, str]] = (),
+    not_injected: Mapping[str, str] | None = None,
     not_measured: Sequence[str] = (),
 ) -> str:
     """The whole page; ``not_injected`` are faults with the reason why they are not."""
@@ -39,8 +39,8 @@ def page(
         names = ", ".join(f"`{name}`" for name in not_measured)
         whole += [f"In the catalogue, and not measured yet: {names}.", ""]
     if not_injected:
-        whole += ["## Not injected", "", "| fault | why not |", "|---|---|"]
-        whole += [*(f"| {fault} | {reason} |" for fault, reason in not_injected), "", "## Each fault", ""]
+        rows = [f"| {fault} | {reason} |" for fault, reason in not_injected.items()]
+        whole += ["## Not injected", "", "| fault | why not |", "|---|---|", *rows, "", "## Each fault", ""]
     for result in results:
         whole += _details(result)
     return _HEAD + "\n" + "\n".join(whole).rstrip() + "\n"

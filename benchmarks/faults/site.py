@@ -20,7 +20,6 @@ from trtllm_hpc.errors import SandboxError
 from trtllm_hpc.sandbox import Node, Sandbox, processes
 from trtllm_hpc.sandbox.cluster import Cluster
 
-SANDBOX = "faults"
 URGENT = "urgent"
 """A partition whose jobs take the nodes from others."""
 
@@ -73,7 +72,7 @@ class Site:
         shutil.chown(folder, USER.pw_uid, USER.pw_gid)
         profile = folder / "cluster.yaml"
         settings = {
-            "name": "faults",
+            "name": self.sandbox.name,
             "slurm_conf": str(self.sandbox.slurm_conf),
             "partition": "batch",
             "gpus_per_node": 4,
@@ -126,10 +125,10 @@ class Site:
 
 
 @contextmanager
-def site(ranks: Sequence[int]) -> Iterator[Site]:
-    """Start the sandbox, install the package and build the engines; take all of it away at the end."""
-    home = Path(tempfile.mkdtemp(prefix="trtllm-hpc-faults-", dir="/var/tmp"))
-    sandbox = Sandbox(SANDBOX)
+def site(name: str, ranks: Sequence[int], nodes: int = 2) -> Iterator[Site]:
+    """Start a sandbox, install the package and build the engines; take all of it away at the end."""
+    home = Path(tempfile.mkdtemp(prefix=f"trtllm-hpc-{name}-", dir="/var/tmp"))
+    sandbox = Sandbox(name)
     small = home / "small"
     try:
         home.chmod(0o755)
@@ -139,7 +138,7 @@ def site(ranks: Sequence[int]) -> Iterator[Site]:
         engines = {count: home / f"engine-tp{count}" for count in ranks}
         for count, folder in engines.items():
             build_engine(folder, ranks=count, synthetic="tiny-llama")
-        sandbox.up(2, 4)
+        sandbox.up(nodes, 4)
         made = Site(sandbox, home, environment / "bin", small, engines)
         _allow_preemption(made)
         yield made

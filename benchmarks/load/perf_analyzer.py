@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import os
+import resource
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from benchmarks.load.figures import CLOSED, Figures
-from benchmarks.load.server import INSTANT, BenchmarkFailed, Server
+from benchmarks.load.figures import CLOSED, LEVELS, Figures
+from benchmarks.load.server import INSTANT, BenchmarkFailed, answered
 from benchmarks.triton import wheel_folder
+from trtllm_hpc.runtime.records import Endpoint
 
 _WHEEL = "tritonclient==2.41.1"
 _PLATFORM = "manylinux1_x86_64"
@@ -30,21 +32,25 @@ class PerfAnalyzer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._program = folder / "perf_analyzer"
-        self._libraries = folder / "lib"
+        self._program, libraries = folder / "perf_analyzer", folder / "lib"
         if not self._program.exists():
             _download(folder, self._program)
-        _link_cuda_runtime(self._libraries)
-        self._check()
+        _link_cuda_runtime(libraries)
+        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+        said = self._run("--version").stderr
+        if "libb64" in said:
+            raise BenchmarkFailed(f"perf_analyzer needs a Debian package: apt-get install {_PACKAGE}")
+        if "error while loading" in said:
+            raise BenchmarkFailed(f"perf_analyzer does not start: {said.strip()}")
 
-    def measure(self, scenario: str, server: Server, level: int, seconds: float, folder: Path) -> Figures:
+    def measure(self, scenario: str, server: Endpoint, seconds: float, folder: Path) -> Figures:
         """Load ``server`` in ``scenario`` for about ``seconds``."""
-        table = folder / "perf_analyzer.csv"
+        table, before, level = folder / "perf_analyzer.csv", answered(server), LEVELS[scenario]
         table.unlink(missing_ok=True)
-        before = server.answered()
-        cpu_s = self._run(
+        began = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = self._run(
             f"-m{INSTANT}",
-            f"-u{server.endpoint.grpc}",
+            f"-u{server.grpc}",
             "-igrpc",
             "--async",
             f"--concurrency-range={level}" if scenario == CLOSED else f"--request-rate-range={level}",
@@ -53,43 +59,21 @@ class PerfAnalyzer:
             f"-r{_WINDOWS}",
             f"-f{table}",
         )
-        answered = server.answered() - before
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        if done.returncode:
+            raise BenchmarkFailed(f"perf_analyzer failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+        # With its start and its exit.
+        cpu_s = ended.ru_utime - began.ru_utime + ended.ru_stime - began.ru_stime
         (row,) = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
-        return Figures(
-            rate_per_s=float(row["Inferences/Second"]),
-            cpu_us_per_request=cpu_s / answered * 1e6,
-            p50_ms=float(row["p50 latency"]) / 1e3,
-            p99_ms=float(row["p99 latency"]) / 1e3,
-        )
+        return {
+            "rate_per_s": float(row["Inferences/Second"]),
+            "cpu_us_per_request": cpu_s / (answered(server) - before) * 1e6,
+            "p50_ms": float(row["p50 latency"]) / 1e3,
+            "p99_ms": float(row["p99 latency"]) / 1e3,
+        }
 
-    def _check(self) -> None:
-        said = subprocess.run([self._program, "--version"], env=self._env, capture_output=True, text=True)
-        if "libb64" in said.stderr:
-            raise BenchmarkFailed(f"perf_analyzer needs a Debian package: apt-get install {_PACKAGE}")
-        if "error while loading" in said.stderr:
-            raise BenchmarkFailed(f"perf_analyzer does not start: {said.stderr.strip()}")
-
-    def _run(self, *arguments: str) -> float:
-        """Run it; returns its CPU seconds, including start and exit."""
-        process = subprocess.Popen(
-            [self._program, *arguments],
-            env=self._env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert process.stdout is not None
-        said = process.stdout.read()
-        process.stdout.close()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise BenchmarkFailed(f"perf_analyzer failed:\n{said[-2000:]}")
-        return usage.ru_utime + usage.ru_stime
-
-    @property
-    def _env(self) -> dict[str, str]:
-        return {**os.environ, "LD_LIBRARY_PATH": str(self._libraries)}
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([self._program, *words], env=self._environment, capture_output=True, text=True)
 
 
 def _download(folder: Path, program: Path) -> None:

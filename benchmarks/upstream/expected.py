@@ -12,28 +12,15 @@ from typing import Any
 
 from benchmarks.upstream.jobs import Job, merged
 
+_SAME = "dtype max_batch_size max_input_len max_seq_len max_num_tokens max_beam_width enable_chunked_prefill"
+_PARALLEL = ("tensor", "pipeline", "context", "moe_tensor", "moe_expert")
+_CACHE = "free_gpu_memory_fraction max_tokens enable_block_reuse host_cache_size max_attention_window"
 _ENGINE = {
-    "dtype": "dtype",
-    "tensor_parallel": "tensor_parallel_size",
-    "pipeline_parallel": "pipeline_parallel_size",
-    "context_parallel": "context_parallel_size",
-    "moe_tensor_parallel": "moe_tensor_parallel_size",
-    "moe_expert_parallel": "moe_expert_parallel_size",
-    "max_batch_size": "max_batch_size",
-    "max_input_len": "max_input_len",
-    "max_seq_len": "max_seq_len",
-    "max_num_tokens": "max_num_tokens",
-    "max_beam_width": "max_beam_width",
-    "enable_chunked_prefill": "enable_chunked_prefill",
+    **{key: key for key in _SAME.split()},
+    **{f"{kind}_parallel": f"{kind}_parallel_size" for kind in _PARALLEL},
     "capacity_scheduler_policy": "scheduler_config.capacity_scheduler_policy",
 }
-_KV_CACHE = {
-    key: f"kv_cache_config.{key}"
-    for key in (
-        *("free_gpu_memory_fraction", "max_tokens", "enable_block_reuse", "host_cache_size"),
-        *("max_attention_window", "sink_token_length"),
-    )
-}
+_KV_CACHE = {key: f"kv_cache_config.{key}" for key in (*_CACHE.split(), "sink_token_length")}
 _TRANSFER = {"kv_transfer": "backend", "kv_transfer_tokens": "max_tokens_in_buffer"}
 
 

@@ -15,21 +15,17 @@ import shlex
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.faults.site import site
+from benchmarks.faults.ways import with_upstream
 from benchmarks.upstream import stubs
-from tests.sharing import build_engine
-from tests.slurm.conftest import USER, Person, build_wheel, make_environment
 from tests.slurm.test_openai import SPLIT, TWO_RANKS, asks, process_of, restarts, under_load
-from tests.slurm.upstream_site import Site, upstream_site
-from tests.upstream.container import add_llm_api
+from tests.slurm.upstream_site import Site
 from tests.waiting import eventually
 from trtllm_hpc.runtime.records import read_events
-from trtllm_hpc.sandbox import Sandbox
 
 _FRONT = """
 import sys, time
@@ -57,34 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except stubs.CannotImport as error:
         print(error, file=sys.stderr)
         return 2
-    with _site() as site:
-        _put_front(site, copy)
-        return _observe(site)
-
-
-@contextmanager
-def _site() -> Iterator[Site]:
-    home = Path(tempfile.mkdtemp(prefix="trtllm-hpc-front-", dir="/var/tmp"))
-    sandbox = Sandbox("front")
-    try:
-        home.chmod(0o755)
-        make_environment(home / "environment", build_wheel(home / "wheel"))
-        build_engine(home / "engine", ranks=1, synthetic="tiny-llama")
-        sandbox.up(4, 4)
-        folder = home / "user"
-        folder.mkdir()
-        settings = {"name": "front", "slurm_conf": str(sandbox.slurm_conf), "partition": "batch"}
-        settings |= {"gpus_per_node": "4", "runs_folder": str(folder / "runs")}
-        profile = folder / "cluster.yaml"
-        profile.write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
-        shutil.chown(folder, USER.pw_uid, USER.pw_gid)
-        person = Person(sandbox, home / "environment" / "bin", folder, profile)
-        with upstream_site(person, home / "engine" / "tokenizer", "1.2.0", {}) as site:
-            add_llm_api(site.container)
-            yield site
-    finally:
-        sandbox.down()
-        shutil.rmtree(home, ignore_errors=True)
+    with site("front", (1,), nodes=4) as made, with_upstream(made.person("user"), made.engines[1]) as person:
+        _put_front(person, copy)
+        return _observe(person)
 
 
 def _put_front(site: Site, copy: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -18,35 +17,20 @@ PHASES = ("context", "generation")
 _ADDRESS = {"address": "127.0.0.1", "port": 8000}
 
 
-@dataclass(frozen=True)
-class Server:
-    """A command line of ``trtllm-serve``, without the program's name."""
-
-    role: str | None
-    """The phase of a disaggregated run that it computes."""
-    words: tuple[str, ...]
-    configuration: Mapping[str, Any]
-    """Its YAML file."""
-
-
-def servers(paths: RunPaths) -> Iterator[Server]:
-    """Yield what the ranks of each phase pass to ``trtllm-serve``."""
+def servers(paths: RunPaths) -> Iterator[tuple[str | None, tuple[str, ...], dict[str, Any]]]:
+    """Yield each phase, what its ranks pass to ``trtllm-serve``, and the YAML file among that."""
     for role in (None, *PHASES):
         spec = ServerSpec.read(paths.server(role))
         if spec is not None and paths.llm_api(role).exists():
-            configuration = yaml.safe_load(paths.llm_api(role).read_text())
-            yield Server(role, tuple(expand(spec.leader[1:], _ADDRESS)), configuration)
+            words = tuple(expand(spec.leader[1:], _ADDRESS))
+            yield role, words, yaml.safe_load(paths.llm_api(role).read_text())
 
 
 def model_yaml(paths: RunPaths) -> dict[str, Any] | None:
     """Return the ``model.yaml`` of the LLM API's Triton model, if the run has it."""
-    if not paths.repository_recipe.exists():
-        return None
-    recipe = read_json(paths.repository_recipe)
-    assert isinstance(recipe, dict)
+    recipe: Any = read_json(paths.repository_recipe) or {"models": []}
     files = [model["files"]["1/model.yaml"] for model in recipe["models"] if "1/model.yaml" in model["files"]]
-    loaded: dict[str, Any] | None = yaml.safe_load(files[0]) if files else None
-    return loaded
+    return next(map(yaml.safe_load, files), None)
 
 
 def front_words(paths: RunPaths) -> tuple[str, ...]:
@@ -58,17 +42,14 @@ def front_words(paths: RunPaths) -> tuple[str, ...]:
     return tuple(words[words.index("disaggregated") :])
 
 
-def write_front_file(paths: RunPaths, counts: Mapping[str, int]) -> None:
-    """Write the front's file as the supervisor does once the servers are ready.
-
-    Args:
-        counts: how many servers each phase has.
-    """
+def front_file(paths: RunPaths, counts: Mapping[str, int]) -> dict[str, Any]:
+    """Return the file that the front gets once so many servers of each phase are ready."""
     servers = {
         role: [f"127.0.0.1:{9000 + 100 * at + one}" for one in range(count)]
         for at, (role, count) in enumerate(counts.items())
     }
-    if (key := getattr(paths, "servers_key", None)) is not None:  # the supervisor has made it by then
-        key.write_text("0" * 32)
+    paths.servers_key.write_text("0" * 32)  # the supervisor has made it by then
     with mock.patch.object(front, "start_bound"):
         front.Front(paths, servers, [0], None).start(())
+    file: dict[str, Any] = yaml.safe_load(paths.front_started.read_text())
+    return file

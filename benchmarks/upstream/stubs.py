@@ -21,25 +21,14 @@ from typing import Any
 from unittest import mock
 
 PACKAGE = "tensorrt_llm"
-REAL = (
-    *(
-        "_utils",
-        "builder",
-        "commands",
-        "commands.serve",
-        "disaggregated_params",
-        "executor.utils",
-        "inputs.multimodal",
-    ),
-    *("llmapi", "logger", "lora_helper", "mapping", "models.modeling_utils", "plugin.plugin"),
-    *("quantization.mode", "sampling_params", "serve", "tools.importlib_utils", "version"),
+_REAL = (
+    "_utils builder commands commands.serve disaggregated_params executor.utils inputs.multimodal llmapi "
+    "logger lora_helper mapping models.modeling_utils plugin.plugin quantization.mode sampling_params serve "
+    "tools.importlib_utils version"
 )
 """Modules that are upstream's own, with those below them; of a package in between only its folder is."""
-LIBRARIES = {
-    **{name: name for name in ("click", "fastapi", "openai", "pydantic", "strenum", "torch", "transformers")},
-    "yaml": "pyyaml",
-}
-"""Modules that must be the real ones, with the names of their packages."""
+LIBRARIES = ("click", "fastapi", "openai", "pydantic", "strenum", "torch", "transformers", "yaml")
+"""Modules that must be the real ones; yaml is in the package pyyaml."""
 GPUS = 8
 """GPUs that upstream's files find on this machine."""
 
@@ -104,7 +93,7 @@ class _Stubs(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         if name == PACKAGE or name.startswith(f"{PACKAGE}."):
             inner = name[len(PACKAGE) + 1 :]
-            if any(inner == real or inner.startswith(f"{real}.") for real in REAL):
+            if any(inner == real or inner.startswith(f"{real}.") for real in _REAL.split()):
                 found = PathFinder.find_spec(name, path)
                 if found is not None:
                     return found
@@ -160,8 +149,7 @@ def importable(folder: Path) -> Iterator[set[str]]:
     Raises:
         CannotImport: a file or a library is missing.
     """
-    missing = [name for library, name in LIBRARIES.items() if find_spec(library) is None]
-    if missing:
+    if missing := [name.replace("yaml", "pyyaml") for name in LIBRARIES if find_spec(name) is None]:
         raise CannotImport(f"upstream reads and checks with it: pip install {' '.join(missing)}")
     finder, before = _Stubs(folder / PACKAGE), set(sys.modules)
     sys.meta_path.insert(0, finder)

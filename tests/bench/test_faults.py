@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.faults.__main__ import main
+from benchmarks.faults.fault import FAULTS
 from benchmarks.faults.page import page
 from benchmarks.faults.results import Result, Results
+from benchmarks.faults.scene import INJECTIONS
 
 GOOD = Result(
     name="kill-server",
@@ -26,6 +30,13 @@ GOOD = Result(
     notes=[],
     measured_at="2026-11-23",
 )
+
+
+def test_the_rows_of_the_catalogue_name_injections_with_words_that_they_take() -> None:
+    for fault in FAULTS.values():
+        for command in (*fault.inject, *fault.prepare):
+            name, *words = shlex.split(command)
+            inspect.signature(INJECTIONS[name]).bind("a scene", *words)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +70,4 @@ def test_one_result_replaces_its_own_and_keeps_the_others(tmp_path: Path) -> Non
 
 
 def test_what_is_not_injected_is_listed_with_the_reason() -> None:
-    assert "| ECC errors | there is no GPU |" in page([GOOD], [("ECC errors", "there is no GPU")])
+    assert "| ECC errors | there is no GPU |" in page([GOOD], {"ECC errors": "there is no GPU"})

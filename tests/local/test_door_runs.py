@@ -240,8 +240,8 @@ def test_with_tls_half_of_the_places_are_kept_for_connections_that_begin_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Connections that send no more than a byte fill the other half for 10 s."""
-    monkeypatch.setattr("benchmarks.strangers.connections", lambda: 40)
-    with ready_server() as server, open_door(tmp_path, server, tls=True) as (door, _), ExitStack() as opened:
+    monkeypatch.setattr("trtllm_hpc.runtime.door.connections", lambda: 40)
+    with ready_server() as server, open_door(tmp_path, server, tls=True) as door, ExitStack() as opened:
         strangers = [
             opened.enter_context(socket.create_connection((door.address, door.http_port))) for _ in range(60)
         ]

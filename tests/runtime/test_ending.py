@@ -42,7 +42,8 @@ def ended(*ranks: int) -> list[RankRecord]:
 
 
 def seen(rank: int = 0, **observed: Any) -> Observed:
-    ranks = Heartbeats(**{name: observed.pop(name, {}) for name in ("silent", "stopped", "suspects")})
+    names = ("silent", "stopped", "given_up", "suspects")
+    ranks = Heartbeats(**{name: observed.pop(name, {}) for name in names})
     return Observed("serve", rank, **{"world_size": 3, "records": RUNNING, "ranks": ranks, **observed})
 
 
@@ -94,6 +95,7 @@ LATE = ServerFaults(not_ready="600 s (the server does not answer)")
         ),
         (seen(silent={2: "is silent", 1: "is silent"}), "heartbeat", 1, "rank 1 on n1: is silent"),
         (seen(1, silent={0: "is silent"}), "heartbeat", 0, "rank 0 on n0: is silent"),
+        (seen(given_up={0: "is stopped, for 45 s"}), "heartbeat", 0, "rank 0 on n0: is stopped, for 45 s"),
         (
             seen(faults=HANG),
             "probe",

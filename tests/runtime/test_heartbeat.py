@@ -11,7 +11,7 @@ import pytest
 
 from tests.waiting import eventually
 from trtllm_hpc.runtime import heartbeat
-from trtllm_hpc.runtime.heartbeat import BEAT_S, Heartbeat, SilenceWatch
+from trtllm_hpc.runtime.heartbeat import ALL_WELL, BEAT_S, Heartbeat, SilenceWatch
 
 
 class Clock:
@@ -72,7 +72,9 @@ def test_nobody_is_silent_while_the_reader_itself_cannot_write(clock: Clock, tmp
     assert list(looks(watch, clock, 30, beats[0])) == [1]
 
 
-def test_a_process_that_stays_stopped_is_told(clock: Clock, tmp_path: Path) -> None:
+def test_a_process_that_stays_stopped_is_named_and_given_up_at_the_limit(
+    clock: Clock, tmp_path: Path
+) -> None:
     beat, watch = Heartbeat(tmp_path / "0"), SilenceWatch({0: tmp_path / "0"}, 20.0, tmp_path / "0")
     child = subprocess.Popen(["sleep", "60"])
     try:
@@ -82,7 +84,16 @@ def test_a_process_that_stays_stopped_is_told(clock: Clock, tmp_path: Path) -> N
         looks(watch, clock, int(BEAT_S), beat)
         assert watch.look().suspects == {}
         looks(watch, clock, int(BEAT_S) + 1, beat)
-        assert watch.look().suspects == {0: f"its process sleep ({child.pid}) is stopped (SIGSTOP)"}
+        stopped = f"its process sleep ({child.pid}) is stopped (SIGSTOP)"
+        assert watch.look().suspects == {0: stopped}
+        looks(watch, clock, 12, beat)
+        assert watch.look().given_up == {}
+        looks(watch, clock, 3, beat)
+        assert watch.look().given_up == {0: f"{stopped}, for 21 s"}
+        os.kill(child.pid, signal.SIGCONT)
+        assert eventually(lambda: stat.read_text().split()[2] != "T")
+        looks(watch, clock, int(BEAT_S), beat)
+        assert watch.look() == ALL_WELL
     finally:
         child.kill()
         child.wait()

@@ -11,11 +11,13 @@ import pytest
 from trtllm_hpc.errors import ExitCode
 from trtllm_hpc.runtime.door import DoorOptions
 from trtllm_hpc.runtime.instances.ending import (
+    ENDED_GRACE_S,
     STEP_GRACE_S,
     InstanceEnd,
     RunEnd,
     after_end,
     early_end,
+    how_it_ended,
     lost,
 )
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
@@ -123,5 +125,24 @@ def test_the_step_of_a_lost_instance_is_killed() -> None:
     running = record(ended_at=None, exit_code=None)
     assert lost(instance(), [running], silent, None) == f"rank 0 of instance 0 on n1: {silent[0]}"
     assert lost(instance(), [record()], silent, None) is None, "after its end no rank has a heartbeat"
-    assert lost(instance(), [BLAMED], {}, STEP_GRACE_S) is None
-    assert lost(instance(), [BLAMED], {}, STEP_GRACE_S + 1) == "rank 0 on n1: no answer"
+    ranks = [replace(BLAMED, world_size=2), replace(running, rank=1, world_size=2)]
+    assert lost(instance(), ranks, {}, STEP_GRACE_S) is None
+    assert lost(instance(), ranks, {}, STEP_GRACE_S + 1) == "rank 0 on n1: no answer"
+
+
+def test_a_step_of_which_every_rank_has_ended_is_killed_sooner() -> None:
+    """Slurm does not see the end of tasks on a node that it cannot reach."""
+    assert lost(instance(), [record()], {}, ENDED_GRACE_S) is None
+    assert lost(instance(), [record()], {}, ENDED_GRACE_S + 1) == KILLED
+    one_of_two = replace(record(), world_size=2)
+    assert lost(instance(), [one_of_two], {}, ENDED_GRACE_S + 1) is None, "rank 1 has not begun"
+
+
+def test_ranks_that_all_lost_each_other_name_the_network() -> None:
+    whys = [f"Rank {rank} lost another rank: the connection was closed." for rank in (0, 1)]
+    ended = [replace(record(rank, reason=why), world_size=2) for rank, why in enumerate(whys)]
+    ranks = [replace(it, host=f"n{it.rank + 1}") for it in ended]
+    cut = "every rank has lost another one, so the network between n1 and n2 may be cut"
+    assert how_it_ended(ranks, 137).endswith(f"{whys[0].rstrip('.')}; {cut}")
+    assert cut not in how_it_ended([ranks[0], replace(ranks[1], reason=None)], 137), "rank 1 was killed"
+    assert cut not in how_it_ended(ended, 137), "there is no network"

@@ -216,8 +216,8 @@ class Serve(Section):
     ready_timeout_seconds: Seconds = 600
     """Bound from the first rank's start to every model READY."""
     hang_timeout_seconds: Annotated[int, Field(ge=10, le=86_400), Time(1)] | None = 45
-    """A server has failed when a rank gives no sign of life, or computes nothing for a request, for so long.
-    ``None``: it is not watched."""
+    """A server has failed when a rank gives no sign of life, has a stopped process (SIGSTOP), or computes
+    nothing for a request, for so long. ``None``: it is not watched."""
     frontend: Literal["openai", "triton"] | None = None
     """What answers: ``trtllm-serve`` with OpenAI's protocol, or Triton. ``None``: ``openai`` for
     ``engine.backend: pytorch``, else ``triton``."""

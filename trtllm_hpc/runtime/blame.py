@@ -60,5 +60,14 @@ def first_to_fail(records: Sequence[RankRecord], *, over: bool) -> RankRecord | 
     return min(together, key=lambda record: (record.exit_code == 0, record.reason is not None, record.rank))
 
 
+def cut_network(records: Sequence[RankRecord]) -> str | None:
+    """Return a sentence if every rank failed because it lost another one, though none was killed."""
+    hosts = sorted({record.host for record in records})
+    losers = [record for record in records if failed_by_itself(record) and _blames_another(record)]
+    if len(hosts) < 2 or len(losers) < records[0].world_size:
+        return None
+    return f"every rank has lost another one, so the network between {' and '.join(hosts[:4])} may be cut"
+
+
 def _blames_another(record: RankRecord) -> bool:
     return record.reason is not None and _OF_ANOTHER.search(record.reason) is not None

@@ -158,6 +158,11 @@ def _stopped_rank(seen: Observed) -> Decision | None:
     return _lost_rank(seen, seen.ranks.stopped if seen.rank == 0 else {})
 
 
+def _given_up_rank(seen: Observed) -> Decision | None:
+    """A debugger stops a process for a moment; ranks that load would wait for it to the end of their time."""
+    return _lost_rank(seen, seen.ranks.given_up if seen.rank == 0 else {})
+
+
 def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> Decision | None:
     lost = seen.running(ranks)
     if not lost:
@@ -205,6 +210,7 @@ SERVING: tuple[Rule, ...] = (
     _supervisor,
     _model_process,
     _silent_rank,
+    _given_up_rank,
     _hang,
     _ready_timeout,
 )

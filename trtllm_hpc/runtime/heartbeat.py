@@ -7,6 +7,7 @@ been suspended itself.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -74,6 +75,7 @@ class _Seen:
     changes: int = 0
     silent_s: float = 0.0
     stopped: str = ""
+    stopped_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Heartbeats:
     """Ranks without a heartbeat for the limit."""
     stopped: Mapping[int, str] = field(default_factory=dict)
     """Ranks with a stopped process."""
+    given_up: Mapping[int, str] = field(default_factory=dict)
+    """Ranks with a stopped process for the limit."""
     suspects: Mapping[int, str] = field(default_factory=dict)
     """Ranks that may be at fault: they missed two beats, or have a stopped process."""
 
@@ -93,7 +97,9 @@ ALL_WELL = Heartbeats()
 
 @dataclass
 class SilenceWatch:
-    """Notices that ranks fall silent for ``limit_s``; a rank that has not begun to beat is not silent.
+    """Notices that ranks are silent, or have a stopped process, for ``limit_s``.
+
+    A rank that has not begun to beat is not silent. Without ``limit_s`` no rank is silent or given up.
 
     While the reader's ``own`` heartbeat does not change, the file system is full or gone, and silence says
     nothing.
@@ -118,8 +124,14 @@ class SilenceWatch:
                 for rank, seen in self._seen.items()
                 if rank != _OWN and seen.stopped
             }
-            silent = {} if self.limit_s is None else self._silent_for(self.limit_s)
-            self._last = Heartbeats(silent, stopped, {**stopped, **self._silent_for(_MISSED_S)})
+            limit_s = math.inf if self.limit_s is None else self.limit_s
+            given_up = {
+                rank: f"{why}, for {self._seen[rank].stopped_s:.0f} s"
+                for rank, why in stopped.items()
+                if self._seen[rank].stopped_s >= limit_s
+            }
+            suspects = {**stopped, **self._silent_for(_MISSED_S)}
+            self._last = Heartbeats(self._silent_for(limit_s), stopped, given_up, suspects)
         return self._last
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
@@ -147,6 +159,7 @@ class SilenceWatch:
             else:
                 seen.content, seen.silent_s, seen.changes = content, 0.0, seen.changes + 1
             seen.stopped = content.strip().partition(" ")[2]
+            seen.stopped_s = seen.stopped_s + passed_s if seen.stopped else 0.0
 
 
 def _which_stopped(processes: str) -> str:

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks.load.bounds import verdicts
-from benchmarks.load.contend import CONTENDERS
-from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures
-from benchmarks.load.messages import gap_error_p99_ms
-from benchmarks.load.server import running_server
-from benchmarks.load.show import report
+from benchmarks.load.contend import CONTENDERS, gap_error_p99_ms
+from benchmarks.load.figures import CLOSED, OPEN, STREAMS, Figures, report, verdicts
+from benchmarks.load.server import answered, running_server
 
 ROOT = Path(__file__).parents[3]
 GOOD = {
@@ -32,11 +29,11 @@ def broken(**changed: tuple[str, Figures]) -> list[str]:
     rounds = {key: [figures] for key, figures in GOOD.items()}
     for contender, (scenario, figures) in changed.items():
         rounds[scenario, contender] = [figures]
-    return [verdict.what for verdict in verdicts(rounds, 1000) if not verdict.kept]
+    return [verdict.bound.rpartition(", at ")[0] for verdict in verdicts(rounds) if not verdict.kept]
 
 
 def test_each_bound_fails_just_beyond_it() -> None:
-    assert len(verdicts({key: [figures] for key, figures in GOOD.items()}, 1000)) == 7
+    assert len(verdicts({key: [figures] for key, figures in GOOD.items()})) == 7
     assert broken() == []
     assert broken(ours=(CLOSED, Figures(rate_per_s=949, cpu_us_per_request=75.1))) == [
         "closed loop: rate over perf_analyzer's",
@@ -61,12 +58,12 @@ def test_a_ratio_is_the_median_over_rounds_not_the_ratio_of_medians() -> None:
             Figures(rate_per_s=rate, cpu_us_per_request=1) for rate in (500, 200, 1000)
         ],
     }
-    assert verdicts(rounds, 1000)[0].value == 0.9
+    assert verdicts(rounds)[0].value == 0.9
 
 
 def test_the_table_has_the_median_and_the_range() -> None:
     rounds = {(CLOSED, "ours"): [Figures(rate_per_s=rate) for rate in (1000.0, 3000.0, 2000.0)]}
-    assert "2,000.0 (1,000.0 to 3,000.0)" in report(rounds, [], {CLOSED: 32})
+    assert "2,000.0 (1,000.0 to 3,000.0)" in report(rounds, [])
 
 
 def stamped(stamp_ms: float) -> bytes:
@@ -87,11 +84,11 @@ def test_gaps_are_compared_with_those_of_the_server() -> None:
 def test_every_contender_gives_its_figures(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         for name, scenario in CONTENDERS:
-            arguments = [name, scenario, "40", "0.3", str(server.endpoint.grpc_port)]
+            arguments = [name, scenario, "40", "0.3", str(server.grpc_port)]
             command = [sys.executable, "-m", "benchmarks.load.contend", *arguments]
             done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
-            figures = Figures(**json.loads(done.stdout))
-            assert figures.rate_per_s is not None and figures.rate_per_s > 1
-            assert (figures.gap_error_p99_ms is not None) == (scenario == STREAMS)
-        assert server.answered() > 0
+            figures = json.loads(done.stdout)
+            assert figures["rate_per_s"] > 1
+            assert ("gap_error_p99_ms" in figures) == (scenario == STREAMS)
+        assert answered(server) > 0

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.blame import first_to_fail, verdict
+from trtllm_hpc.runtime.blame import cut_network, first_to_fail, verdict
 from trtllm_hpc.runtime.ending import rank_name
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.process import end_of
@@ -18,6 +18,8 @@ from trtllm_hpc.runtime.records import RankRecord
 STEP_GRACE_S = 30.0
 """For a step to end after one of its ranks has: more than a worker may outlive the leader. Slurm gives a lost
 node minutes."""
+ENDED_GRACE_S = 15.0
+"""The same once every rank has ended: Slurm does not see that of tasks on a node that it cannot reach."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,13 @@ def lost(
 ) -> str | None:
     """Return why the step of an instance must be killed: Slurm waits minutes for a node that is lost.
 
-    The leader is ``silent``, with the end of a sentence, or a rank ended for a fault ``over_s`` seconds ago.
+    The leader is ``silent``, with the end of a sentence, or a rank has failed ``over_s`` seconds ago.
     """
     if silent and not any(record.rank == 0 and record.ended_at is not None for record in records):
         return f"{rank_name(records, instance.step, 0)}: {silent[0]}"
-    is_overdue = over_s is not None and over_s > STEP_GRACE_S
+    ended = [record for record in records if record.ended_at is not None]
+    grace_s = ENDED_GRACE_S if ended and len(ended) == ended[0].world_size else STEP_GRACE_S
+    is_overdue = over_s is not None and over_s > grace_s
     return how_it_ended(records, ExitCode.START) if is_overdue else None
 
 
@@ -132,4 +136,5 @@ def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
         return f"rank {first.rank} on {first.host} was killed before it could record its end"
     how = "ended, with an unknown exit code" if first.exit_code is None else end_of(first.exit_code)
     because = f": {first.reason.rstrip('.')}" if first.reason else ""
-    return f"rank {first.rank} on {first.host} {how}{because}"
+    network = f"; {cut}" if (cut := cut_network(records)) is not None else ""
+    return f"rank {first.rank} on {first.host} {how}{because}{network}"

@@ -73,7 +73,7 @@ class Instance:
     look_at: float = 0.0
     """When to look for that again."""
     over_since: float | None = None
-    """When a rank was first seen to have ended because of a fault, while the step goes on."""
+    """When a rank was first seen to have failed, while the step goes on."""
 
     @property
     def lives(self) -> bool:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode, StartFailed
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.blame import verdict
+from trtllm_hpc.runtime.blame import first_to_fail
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat
@@ -184,12 +184,12 @@ class RunSupervisor:
         instance.look_at = now + 1.0
         silent = instance.leader.look().silent if instance.leader is not None else {}
         records = rank_records(self._paths, instance.step)
-        if instance.over_since is None and verdict(records) is not None:
+        if instance.over_since is None and first_to_fail(records, over=False) is not None:
             instance.over_since = now
-            others, is_stopping = self._others(instance), self._stopping_since is not None
-            end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
-            if end is not None and self._signal is None and not self._has_failed:
-                self._end_run(end)
+        others, is_stopping = self._others(instance), self._stopping_since is not None
+        end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
+        if end is not None and self._signal is None and not self._has_failed:
+            self._end_run(end)
         over_s = None if instance.over_since is None else now - instance.over_since
         instance.lost = instance.lost or lost(instance, records, silent, over_s)
         if instance.lost is not None:
