@@ -10,7 +10,6 @@ from trtllm_hpc.runtime.heartbeat import BEAT_S, Heartbeat
 from trtllm_hpc.runtime.leader import Leader
 from trtllm_hpc.runtime.records import read_events
 from trtllm_hpc.runtime.server_spec import RankOptions, ServerSpec
-from trtllm_hpc.runtime.servers import driver_of
 from trtllm_hpc.runtime.stop import SUPERVISOR
 
 
@@ -22,7 +21,7 @@ def test_only_a_silent_supervisor_is_in_trouble_not_one_with_a_stopped_child(
     clock, paths = Clock(monkeypatch), runtime.paths
     own, theirs = Heartbeat(paths.rank_heartbeat("serve", 0)), paths.rank_heartbeat(SUPERVISOR, 0)
     options = RankOptions(0, 2, 1, "trt", 1.0, ServerSpec("openai", ["serve"]), hang_seconds=45.0)
-    leader = Leader(paths, options, driver_of(paths, options))
+    leader = Leader(paths, options)
 
     def seconds(count: int, *, beats: bool) -> str | None:
         found = None
@@ -50,7 +49,7 @@ def test_a_stopped_process_of_a_rank_is_in_trouble_until_it_goes_on(
     for name in ("TRTLLM_HPC_ADDRESS", "TRTLLM_HPC_HTTP_PORT"):
         monkeypatch.setenv(name, "1")
     options = RankOptions(0, 2, 1, "trt", 1.0, ServerSpec("openai", ["serve"]), step="serve.1")
-    leader = Leader(runtime.paths, options, driver_of(runtime.paths, options))
+    leader = Leader(runtime.paths, options)
     for stopped in ({1: "its process python (7) is stopped (SIGSTOP)"}, {}):
         leader.supervisor_fault(stopped)
     assert [event.data for event in read_events(runtime.paths, "serve")] == [

@@ -97,13 +97,8 @@ class RankOptions:
         return expand(words, {**values, "prefix": self.prefix, "rank": self.rank})
 
 
-@dataclass(frozen=True)
-class StartCommand:
-    """How to start the server on this node."""
-
-    words: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables that override the task's own."""
+StartCommand = tuple[list[str], dict[str, str]]
+"""How to start the server on this node: its words, and variables that override the task's own."""
 
 
 def find_program(name: str, hint: str) -> str:

@@ -202,18 +202,19 @@ class RunSupervisor:
                 self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
-        end = after_end(instance, records, returncode, self._options, self._others(instance))
-        instance.state, instance.reason = end.state, end.reason
-        if end.state == "ended":
+        others = self._others(instance)
+        state, reason, run_end = after_end(instance, records, returncode, self._options, others)
+        instance.state, instance.reason = state, reason
+        if state == "ended":
             self._note_signal("SIGTERM")
             return
-        if end.state == "restarting":
+        if state == "restarting":
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1
         self._report(instance)
-        if end.run is not None:
-            self._end_run(end.run)
+        if run_end is not None:
+            self._end_run(run_end)
 
     def _report(self, instance: Instance) -> None:
         then = "it is not started again"
