@@ -25,7 +25,7 @@ from trtllm_hpc.runtime.stop import request_stop
 def test_a_companion_without_a_heartbeat_stops_the_server(ranks: Ranks) -> None:
     process = ranks.start(supervisor={"companion_silence_seconds": 1.0})
     ranks.endpoint()
-    ranks.runtime.paths.heartbeat.touch()
+    ranks.runtime.paths.heartbeat.write_text("1 ")
     code, output = end(process)
     assert code == ExitCode.START and "no sign of life for 1 s" in output
     assert ranks.runtime.paths.stop_request.exists()

@@ -379,7 +379,7 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             for line in gpus_in_use():
                 print(line)
         case "watch-build":
-            from trtllm_hpc.runtime.troubles import watch_build
+            from trtllm_hpc.runtime.heartbeat import watch_build
 
             watch_build(paths, options.while_pid)
     return ExitCode.OK

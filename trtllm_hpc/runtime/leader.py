@@ -18,14 +18,13 @@ from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.blame import rank_name
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
 from trtllm_hpc.runtime.ending import Observed
-from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
+from trtllm_hpc.runtime.heartbeat import SILENT, Troubles, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
 from trtllm_hpc.runtime.servers import endpoint_of
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
-from trtllm_hpc.runtime.troubles import Troubles
 
 _NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode, StartFailed
@@ -20,18 +19,17 @@ from trtllm_hpc.paths import RunPaths, write_json
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
-from trtllm_hpc.runtime.heartbeat import Heartbeat
+from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
 from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.publishing import Publisher
 from trtllm_hpc.runtime.instances.starting import Doors, start_instance
 from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.lock import add_findings
-from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals
+from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
 from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
-from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 _TICK_S = 0.2
 _FIRST_PAUSE_S = 1.0
@@ -52,13 +50,12 @@ class RunSupervisor:
         self._instances: list[Instance] = []
         self._doors = Doors(paths, options, lambda: self._signal is not None)
         self._publisher = Publisher(paths, options, self._doors)
+        self._heartbeat = Heartbeat(paths.rank_heartbeat(SUPERVISOR, 0))
         self._companion = CompanionWatch(
-            paths, options.companion_start_seconds, options.companion_silence_seconds
+            paths, options.companion_start_seconds, options.companion_silence_seconds, self._heartbeat.file
         )
         self._visitors = Visitors(paths, self._doors, options.idle_seconds)
         self._engine = EngineCheck(paths)
-        self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
-        self._heartbeat = Heartbeat(self._own_heartbeat)
         self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
         self._is_warned = False
@@ -76,7 +73,7 @@ class RunSupervisor:
         try:
             self._instances = self._doors.open()
             for instance in self._instances:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
+                start_instance(self._paths, instance, self._options.hang_seconds, self._heartbeat.file)
             self._note()
             while self._tick():
                 time.sleep(_TICK_S)
@@ -118,7 +115,7 @@ class RunSupervisor:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
+                start_instance(self._paths, instance, self._options.hang_seconds, self._heartbeat.file)
                 self._note()
         if self._stopping_since is not None:
             if self._is_overdue():
@@ -152,7 +149,7 @@ class RunSupervisor:
         all_ready = all(instance.state == "ready" for instance in self._instances)
         faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
         late = self._troubles.look(faults)
-        _send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
+        send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
         if "sockets" in late:
             self._end_run(RunEnd(late["sockets"]))
 
@@ -193,7 +190,7 @@ class RunSupervisor:
         over_s = None if instance.over_since is None else now - instance.over_since
         instance.lost = instance.lost or lost(instance, records, silent, over_s)
         if instance.lost is not None:
-            _send([*descendants(child.pid), child.pid], signal.SIGKILL)
+            send([*descendants(child.pid), child.pid], signal.SIGKILL)
 
     def _has_ended(self, instance: Instance, returncode: int) -> None:
         if self._stopping_since is not None:
@@ -268,7 +265,7 @@ class RunSupervisor:
     def _terminate(self) -> None:
         """Signal everything below this process but the doors, which close last."""
         self._doors.remove_folder()
-        _send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
+        send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
 
     def _close(self) -> None:
         # After a failure there is a stop request, which the ranks obey by themselves.
@@ -286,9 +283,3 @@ class RunSupervisor:
             if until_signal and self._signal is not None:
                 return
             time.sleep(_TICK_S)
-
-
-def _send(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
