@@ -48,16 +48,22 @@ def _die_with_parent() -> None:
 def start_bound(
     command: Sequence[str],
     environment: Mapping[str, str],
-    output: int | None = None,
+    output: int | Path | None = None,
     inherited: Sequence[int] = (),
     *,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one dies in any way.
 
-    It shares this process's output without ``output``, a file descriptor, and gets the descriptors
-    ``inherited``. With ``session`` it has its own session and process group.
+    It shares this process's output without ``output``, a file descriptor or a log to append to, and gets the
+    descriptors ``inherited``. With ``session`` it has its own session and process group.
     """
+    if isinstance(output, Path):
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return start_bound(command, environment, log, inherited, session=session)
+        finally:
+            os.close(log)
     return subprocess.Popen(
         command,
         env=dict(environment),

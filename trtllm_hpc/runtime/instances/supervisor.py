@@ -15,15 +15,15 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode, StartFailed
-from trtllm_hpc.paths import RunPaths, write_json
+from trtllm_hpc.paths import RunPaths, serve_steps, write_json
 from trtllm_hpc.runtime.blame import verdict
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
 from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
+from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.publishing import Publisher
-from trtllm_hpc.runtime.instances.starting import Doors, start_instance
 from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.lock import add_findings
 from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
@@ -71,9 +71,10 @@ class RunSupervisor:
         adopt_orphans()
         add_findings(self._paths)
         try:
-            self._instances = self._doors.open()
-            for instance in self._instances:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._heartbeat.file)
+            folders = self._doors.open()
+            for number, step in enumerate(serve_steps(self._options.count)):
+                self._instances.append(Instance(number, step, folders.get(number)))
+                self._start(self._instances[-1])
             self._note()
             while self._tick():
                 time.sleep(_TICK_S)
@@ -115,7 +116,7 @@ class RunSupervisor:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._heartbeat.file)
+                self._start(instance)
                 self._note()
         if self._stopping_since is not None:
             if self._is_overdue():
@@ -154,6 +155,9 @@ class RunSupervisor:
             self._end_run(RunEnd(late["sockets"]))
 
     # Instances ----------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
 
     def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None:
@@ -242,9 +246,11 @@ class RunSupervisor:
             self._draining_since = time.monotonic()
             try_event(self._paths, "serve", "draining")
             self._publisher.withdraw()
-            self._doors.own.drain()
+            if self._doors.own is not None:
+                self._doors.own.drain()
         waited_s = time.monotonic() - self._draining_since
-        if not self._doors.own.is_open() or waited_s > self._options.drain_seconds:
+        is_open = self._doors.own is not None and self._doors.own.is_open()
+        if not is_open or waited_s > self._options.drain_seconds:
             request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
 
     def _stop(self) -> None:
