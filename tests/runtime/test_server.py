@@ -65,7 +65,7 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
         environment = {"FAKE_LAUNCH_OVER": over, "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
         command = ["bash", "-c", task, str(place / "address")]
         return LaunchedServer(
-            str(LAUNCHER),
+            [str(LAUNCHER)],
             command,
             {**os.environ, **environment},
             place,
@@ -93,7 +93,7 @@ def test_a_launcher_that_takes_no_port_is_not_waited_for(
     task = ["bash", "-c", 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60']
     start = partial(
         LaunchedServer,
-        str(NEW_LAUNCHER),
+        [str(NEW_LAUNCHER)],
         [*task, str(tmp_path / "address")],
         environment,
         tmp_path,

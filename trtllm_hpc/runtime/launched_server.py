@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import sys
@@ -45,7 +44,7 @@ class LaunchedServer:
     """The launcher's process, with the exit code of the server that it starts.
 
     Args:
-        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``.
+        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``, in words.
         command: the server's command line; arguments may contain spaces.
         scratch: this rank's own folder, without spaces in its name.
         runtime: the zipapp.
@@ -54,7 +53,7 @@ class LaunchedServer:
 
     def __init__(
         self,
-        launcher: str,
+        launcher: Sequence[str],
         command: Sequence[str],
         environment: Mapping[str, str],
         scratch: Path,
@@ -69,7 +68,7 @@ class LaunchedServer:
         zipapp.symlink_to(runtime)
         task = (python, zipapp, "launched", f"--scratch={scratch}")
         with _launchers_turn() if chooses_port else nullcontext():
-            self._launcher = start_bound([*shlex.split(launcher), *map(str, task)], environment)
+            self._launcher = start_bound([*launcher, *map(str, task)], environment)
             self._port = _hold_port(scratch) if chooses_port else None
         self._ended_at: float | None = None
         self.returncode = 0

@@ -122,7 +122,6 @@ class RankSupervisor:
             raise StartFailed(tasks.message, hint=tasks.hint)
         spec = self._options.spec
         words, own_variables = start_command(self._paths, self._options, scratch)
-        launcher = self._options.launcher or spec.launcher
         environment = {**os.environ, **own_variables, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
         ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
@@ -133,19 +132,14 @@ class RankSupervisor:
             environment.pop(name, None)
             if value is not None:
                 environment[name] = value
-        chooses = self._options.rank == 0 and Path(launcher or "").name == "trtllm-llmapi-launch"
-        profiler = self._profiler(environment)
-        if launcher is None:
-            words = [*profiler, *words]
-        elif profiler:  # before the launcher, whose own process computes
-            launcher = f"{shlex.join(profiler)} {launcher}"
-        shown = [launcher, *words] if launcher is not None else words
-        print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
+        # The profiler goes before the launcher, whose own process computes.
+        before = [*self._profiler(environment), *shlex.split(spec.launcher or "")]
+        print(f"rank {self._options.rank} on {self._record.host}: {' '.join([*before, *words])}", flush=True)
         allow_large_requests()
-        if launcher is None:
-            return start_bound(words, environment)
-        runtime = self._paths.runtime
-        return LaunchedServer(launcher, words, environment, scratch, runtime, chooses_port=chooses)
+        if spec.launcher is None:
+            return start_bound([*before, *words], environment)
+        chooses = self._options.rank == 0 and Path(spec.launcher).name == "trtllm-llmapi-launch"
+        return LaunchedServer(before, words, environment, scratch, self._paths.runtime, chooses_port=chooses)
 
     def _profiler(self, environment: dict[str, str]) -> list[str]:
         """Return the profiler's command line, if this rank is profiled, and add its variables."""

@@ -84,8 +84,6 @@ class RankOptions:
     """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
     ready_timeout_seconds: float
     spec: ServerSpec
-    launcher: str | None = None
-    """In place of the specification's."""
     step: str = "serve"
     """``serve.1`` for instance 1 of several."""
     hang_seconds: float | None = None

@@ -47,7 +47,7 @@ def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> Start
         repository=scratch / "repository", address=http.address, sockets=http.sockets, **http.endpoint()
     )
     server, environment = find_server(program, scratch)
-    if (options.launcher or options.spec.launcher) is None:  # then nobody else joins the ranks
+    if options.spec.launcher is None:  # then nobody else joins the ranks
         local = options.rank % options.ranks_per_node
         world = {"RANK": options.rank, "WORLD_SIZE": options.world_size, "LOCAL_RANK": local}
         environment |= {name: str(value) for name, value in world.items()}
