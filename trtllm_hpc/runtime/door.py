@@ -39,8 +39,8 @@ SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 _RESTARTS = 3
 """How often HAProxy is started again on a node."""
 
-_GRPC_PORT = 8001
-"""Triton's default; the name of its socket for gRPC ends with it."""
+_SOCKETS = {"http": "http", "grpc": "grpc:8001", "metrics": "metrics"}
+"""Triton's sockets as it names them: that of gRPC ends with its default port."""
 
 _OTHER_FILES = 200
 """Files that HAProxy opens besides connections, at most."""
@@ -205,17 +205,17 @@ class Door:
         return self.folder / str(instance)
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
-        found = {}
+        """Return where HAProxy reaches the servers of this node."""
         if self._kinds == OPENAI_KINDS:
-            for instance, port in zip(instances, free_ports(len(instances)), strict=True):
+            ports = dict(zip(instances, free_ports(len(instances)), strict=True))
+            for instance, port in ports.items():
                 write_text(self.folder / f"{instance}.port", f"{port}\n")
-                found[f"openai_{instance}"] = f"127.0.0.1:{port}"
-            return found
-        for instance in instances:
-            for kind in TRITON_KINDS:
-                where = f"unix@{self.sockets(instance)}/{kind}"
-                found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
-        return found
+            return {f"openai_{instance}": f"127.0.0.1:{port}" for instance, port in ports.items()}
+        return {
+            f"{kind}_{instance}": f"unix@{self.sockets(instance)}/{name}"
+            for instance in instances
+            for kind, name in _SOCKETS.items()
+        }
 
     def _start(self) -> subprocess.Popen[bytes]:
         program = self._command[0]

@@ -216,13 +216,13 @@ class Troubles:
 
 def stopped_below(root: int, without: Collection[int] = ()) -> dict[str, str]:
     """Return the stopped (SIGSTOP) descendants of a process, each with a sentence, by process id."""
-    found = {}
+    sentences = {}
     for pid in stopped_descendants(root).keys() - set(without):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             command = " ".join(words).strip()[:100]
-            found[str(pid)] = f"process {pid} on {os.uname().nodename} is stopped (SIGSTOP): {command}"
-    return found
+            sentences[str(pid)] = f"process {pid} on {os.uname().nodename} is stopped (SIGSTOP): {command}"
+    return sentences
 
 
 def watch_build(paths: RunPaths, pid: int) -> None:

@@ -168,5 +168,5 @@ def _hold_port(scratch: Path) -> socket.socket:
 
 def note_port(scratch: Path) -> None:
     """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
-    found = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
-    write_json(scratch / _PORT_FILE, 0 if found is None else int(found[1]))
+    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
+    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))

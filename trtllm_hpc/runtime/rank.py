@@ -245,8 +245,8 @@ class RankSupervisor:
     def _write_end(self, returncode: int, end: End) -> End:
         """Record the end, with the server's own reason unless a rank is to blame."""
         with suppress(FileNotFoundError):
-            said = self._failure_file.read_text(encoding="utf-8").strip()
-            end = end if end.blames is not None else replace(end, reason=said or end.reason)
+            reason = self._failure_file.read_text(encoding="utf-8").strip()
+            end = end if end.blames is not None else replace(end, reason=reason or end.reason)
         replace(
             self._record,
             ended_at=time.time(),

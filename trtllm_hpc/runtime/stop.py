@@ -103,7 +103,8 @@ class CompanionWatch:
         return None
 
     def _ask_slurm(self) -> None:
-        begins = [it.data for it in read_events(self._paths, "companion") if it.name == "stage_begin"]
+        events = read_events(self._paths, "companion")
+        begins = [event.data for event in events if event.name == "stage_begin"]
         with suppress(OSError, ValueError, KeyError, TypeError):
             stages = (read_json(self._paths.jobs) or {}).get("stages", {})
             job = (begins[-1] if begins else stages["companion"])["job_id"]

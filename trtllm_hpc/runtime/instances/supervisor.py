@@ -146,7 +146,9 @@ class RunSupervisor:
 
     def _give_up_what_stands_still(self) -> None:
         """Name it, and later kill it: what ends is started again, or ends the run, as after any other end."""
-        of_instances = {pid for it in self._instances if it.child for pid in descendants(it.child.pid)}
+        of_instances = {
+            pid for instance in self._instances if instance.child for pid in descendants(instance.child.pid)
+        }
         all_ready = all(instance.state == "ready" for instance in self._instances)
         faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
         late = self._troubles.look(faults)
@@ -174,7 +176,7 @@ class RunSupervisor:
     def _others(self, instance: Instance) -> int:
         """Return how many others live: of the same phase, in a disaggregated run."""
         role = self._options.role
-        others = (it for it in self._instances if it is not instance)
+        others = (other for other in self._instances if other is not instance)
         return sum(other.lives for other in others if role(other.number) == role(instance.number))
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:

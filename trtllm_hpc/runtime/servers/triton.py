@@ -140,7 +140,8 @@ class TritonHttp:
         address = os.environ.get("TRTLLM_HPC_ADDRESS", "")
         if SOCKETS_VARIABLE in os.environ:
             return cls(address, sockets=Path(os.environ[SOCKETS_VARIABLE]))
-        http, grpc, metrics = (int(os.environ[f"TRTLLM_HPC_{it}_PORT"]) for it in ("HTTP", "GRPC", "METRICS"))
+        names = ("HTTP", "GRPC", "METRICS")
+        http, grpc, metrics = (int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in names)
         return cls(address, http, grpc, metrics)
 
     def endpoint(self) -> dict[str, Any]:
