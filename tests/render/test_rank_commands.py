@@ -17,7 +17,7 @@ from tests.render.cases import CASES, plan_of
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.render.scripts import render_scripts
 from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
-from trtllm_hpc.runtime.servers import driver_of
+from trtllm_hpc.runtime.servers import start_command
 
 _SHOWS = """#!/usr/bin/env python3
 import json, os, sys
@@ -107,7 +107,7 @@ def command_of(folder: Path, case: Case, instance: int, rank: int) -> tuple[list
         )
         scratch = folder / "scratch"
         scratch.mkdir()
-        words = driver_of(RunPaths(folder), options).command(scratch).words
+        words, _ = start_command(RunPaths(folder), options, scratch)
     options_of_server = [word for word in words[1:] if not word.startswith("--backend-directory")]
     assert options_of_server.pop(0) == f"--model-repository={scratch}/repository"
     return [word.replace(str(folder / "sockets"), "SOCKETS") for word in options_of_server], gpus

@@ -1,21 +1,21 @@
-"""The front of a disaggregated run gets the servers' addresses and their key, and is started again."""
+"""What the supervisor starts in front of the servers: the front of a disaggregated run, and the gateway."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from socket import gethostname
 
 import pytest
 import yaml
 
 from tests.waiting import eventually
 from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.front import Front
+from trtllm_hpc.runtime.front import Front, Gateway
 from trtllm_hpc.runtime.node import free_ports
 from trtllm_hpc.runtime.records import read_events
 
@@ -87,7 +87,7 @@ def test_a_front_that_has_served_is_started_again_at_another_port(
     assert yaml.safe_load(run.front_started.read_text())["port"] != first
     [event] = read_events(run, "serve")
     assert event.name == "front_restarted"
-    assert event.data["why"] == f"the front of the servers on {gethostname()} was killed by signal 9"
+    assert event.data["why"] == f"the front of the servers on {socket.gethostname()} was killed by signal 9"
 
 
 def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> None:
@@ -95,7 +95,7 @@ def test_a_front_that_never_served_ends_the_run(run: RunPaths, front: Front) -> 
     front.start(["llama"])
     assert eventually(lambda: front.watch(servers_ready=True) is not None)
     said = front.watch(servers_ready=True)
-    assert said == f"the front of the servers on {gethostname()} ended with exit code 3"
+    assert said == f"the front of the servers on {socket.gethostname()} ended with exit code 3"
 
 
 def test_a_front_that_is_not_watched_is_asked_nothing_once_it_serves(
@@ -129,3 +129,43 @@ def test_a_front_that_does_not_answer_after_its_restart_ends_the_run(
         assert said == "the front of the servers has not answered for 0 s since its start"
     finally:
         front.close()
+
+
+# The gateway is started by a request, and not for ever -------------------------------------
+
+
+@pytest.fixture
+def gateway(run: RunPaths, tmp_path: Path) -> Iterator[Gateway]:
+    made = Gateway(run, tmp_path / "openai")
+    yield made
+    made.close()
+
+
+def starts(run: RunPaths) -> int:
+    """How often it has told why it cannot start."""
+    log = run.batch_log("gateway")
+    return log.read_text().count("there is no such job file") if log.exists() else 0
+
+
+def test_without_a_request_there_is_no_process(gateway: Gateway, run: RunPaths) -> None:
+    assert [gateway.tick() for _ in range(5)] == [None] * 5
+    assert not run.batch_log("gateway").exists()
+
+
+def test_one_that_ends_each_time_is_started_three_times(
+    gateway: Gateway, run: RunPaths, tmp_path: Path
+) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "openai"))
+        # The request waits for the next one when the process has ended.
+        told = eventually(gateway.tick, 60)
+        assert told == "the gateway with OpenAI's protocol has ended 3 times, with exit code 3"
+        assert starts(run) == 3
+        client.settimeout(60)
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+    # Told once; later requests are refused at once, by HAProxy's 503.
+    assert [gateway.tick() for _ in range(3)] == [None] * 3
+    with socket.socket(socket.AF_UNIX) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(str(tmp_path / "openai"))
+    assert starts(run) == 3

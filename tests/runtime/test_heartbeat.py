@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, timed by the reader's clock."""
+"""What lives: heartbeats, timed by the reader's clock, and what stands still."""
 
 from __future__ import annotations
 
@@ -9,9 +9,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
+from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime import heartbeat
-from trtllm_hpc.runtime.heartbeat import ALL_WELL, BEAT_S, Heartbeat, SilenceWatch
+from trtllm_hpc.runtime.heartbeat import (
+    ALL_WELL,
+    BEAT_S,
+    Heartbeat,
+    SilenceWatch,
+    Troubles,
+    stopped_below,
+)
+from trtllm_hpc.runtime.leader import Leader
+from trtllm_hpc.runtime.process import state_of
+from trtllm_hpc.runtime.records import read_events
+from trtllm_hpc.runtime.server_spec import RankOptions, ServerSpec
+from trtllm_hpc.runtime.stop import SUPERVISOR
 
 
 class Clock:
@@ -79,8 +93,7 @@ def test_a_process_that_stays_stopped_is_named_and_given_up_at_the_limit(
     child = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(child.pid, signal.SIGSTOP)
-        stat = Path(f"/proc/{child.pid}/stat")
-        assert eventually(lambda: stat.read_text().split()[2] == "T")
+        assert eventually(lambda: state_of(child.pid) == "T")
         looks(watch, clock, int(BEAT_S), beat)
         assert watch.look().suspects == {}
         looks(watch, clock, int(BEAT_S) + 1, beat)
@@ -91,7 +104,7 @@ def test_a_process_that_stays_stopped_is_named_and_given_up_at_the_limit(
         looks(watch, clock, 3, beat)
         assert watch.look().given_up == {0: f"{stopped}, for 21 s"}
         os.kill(child.pid, signal.SIGCONT)
-        assert eventually(lambda: stat.read_text().split()[2] != "T")
+        assert eventually(lambda: state_of(child.pid) != "T")
         looks(watch, clock, int(BEAT_S), beat)
         assert watch.look() == ALL_WELL
     finally:
@@ -119,3 +132,107 @@ def test_a_rank_that_falls_silent_after_its_first_beat_is_noticed(clock: Clock, 
         if second == 0:
             rank.beat()
     assert "no sign of life" in seen.suspects[1]
+
+
+# The leader watches the supervisor and its ranks -----------------------------------------
+
+
+def test_only_a_silent_supervisor_is_in_trouble_not_one_with_a_stopped_child(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRTLLM_HPC_ADDRESS", "TRTLLM_HPC_HTTP_PORT"):
+        monkeypatch.setenv(name, "1")
+    clock, paths = Clock(monkeypatch), runtime.paths
+    own, theirs = Heartbeat(paths.rank_heartbeat("serve", 0)), paths.rank_heartbeat(SUPERVISOR, 0)
+    options = RankOptions(0, 2, 1, "trt", 1.0, ServerSpec("openai", ["serve"]), hang_seconds=45.0)
+    leader = Leader(paths, options)
+
+    def seconds(count: int, *, beats: bool) -> str | None:
+        found = None
+        for _ in range(count):
+            clock.now += 1
+            own.beat()
+            if beats:
+                theirs.write_text(f"{clock.now // BEAT_S} haproxy (12)".ljust(64))
+            found = leader.supervisor_fault({})
+        return found
+
+    assert seconds(60, beats=True) is None and read_events(paths) == []
+    assert seconds(14, beats=False) is None
+    [trouble] = read_events(paths, "serve")
+    why = trouble.data["why"]
+    assert why.startswith("the supervisor of the run gives no sign of life")
+    assert seconds(40, beats=False) == why
+    assert seconds(6, beats=True) is None
+    assert read_events(paths, "serve")[-1].data == {"part": "supervisor", "why": None}
+
+
+def test_a_stopped_process_of_a_rank_is_in_trouble_until_it_goes_on(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TRTLLM_HPC_ADDRESS", "TRTLLM_HPC_HTTP_PORT"):
+        monkeypatch.setenv(name, "1")
+    options = RankOptions(0, 2, 1, "trt", 1.0, ServerSpec("openai", ["serve"]), step="serve.1")
+    leader = Leader(runtime.paths, options)
+    for stopped in ({1: "its process python (7) is stopped (SIGSTOP)"}, {}):
+        leader.supervisor_fault(stopped)
+    assert [event.data for event in read_events(runtime.paths, "serve")] == [
+        {"part": "serve.1/1", "why": "rank 1 of instance 1: its process python (7) is stopped (SIGSTOP)"},
+        {"part": "serve.1/1", "why": None},
+    ]
+
+
+# What stands still: named at the second look, given up after nine intervals ----------------
+
+WHY = "process 12 on n1 is stopped (SIGSTOP): haproxy -db"
+
+
+def noted(paths: RunPaths) -> list[tuple[str, str | None]]:
+    return [(event.data["part"], event.data["why"]) for event in read_events(paths, "serve")]
+
+
+def test_a_fault_is_noted_at_the_second_look_and_given_up_after_45_s(runtime: Runtime) -> None:
+    troubles, paths = Troubles(runtime.paths, "serve"), runtime.paths
+    assert troubles.look({"12": WHY}) == {} and noted(paths) == []
+    assert troubles.look({"12": WHY}) == {} and noted(paths) == [("12", WHY)]
+    for _ in range(7):
+        assert troubles.look({"12": WHY}) == {}
+    assert troubles.look({"12": WHY, "13": WHY}) == {"12": f"{WHY}, for 45 s"}
+    assert troubles.look({}) == {} and noted(paths) == [("12", WHY), ("12", None)]
+
+
+def test_a_moment_is_not_noted(runtime: Runtime) -> None:
+    troubles = Troubles(runtime.paths, "serve", None)
+    for _ in range(20):
+        troubles.look({"12": WHY})
+        troubles.look({})
+    assert noted(runtime.paths) == []
+    assert all(troubles.look({"12": WHY}) == {} for _ in range(40)), "nothing is ever given up"
+
+
+def test_a_stopped_process_is_named_with_its_command() -> None:
+    child = subprocess.Popen(["sleep", "3600"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        assert eventually(lambda: state_of(child.pid) == "T")
+        [why] = stopped_below(os.getpid()).values()
+        assert why.startswith(f"process {child.pid} on ") and why.endswith("is stopped (SIGSTOP): sleep 3600")
+        assert stopped_below(os.getpid(), {child.pid}) == {}
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_stopped_process_of_the_build_is_noted_until_its_batch_script_ends(runtime: Runtime) -> None:
+    batch_script = subprocess.Popen(["sleep", "3600"])
+    beat = runtime.paths.rank_heartbeat("build", 0)
+    beat.parent.mkdir(exist_ok=True)
+    beat.write_text("1 python (7)")
+    watch = runtime.start("watch-build", f"--while-pid={batch_script.pid}")
+    assert eventually(lambda: read_events(runtime.paths, "build"))
+    [trouble] = read_events(runtime.paths, "build")
+    assert trouble.data["why"] == "the build: its process python (7) is stopped (SIGSTOP)"
+    batch_script.kill()
+    batch_script.wait()
+    watch.communicate(timeout=60)
+    assert watch.returncode == 0

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.blame import how_it_ended
 from trtllm_hpc.runtime.door import DoorOptions
 from trtllm_hpc.runtime.instances.ending import (
     ENDED_GRACE_S,
     STEP_GRACE_S,
-    InstanceEnd,
     RunEnd,
     after_end,
     early_end,
-    how_it_ended,
     lost,
 )
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
@@ -50,17 +49,17 @@ def record(rank: int = 0, **end: Any) -> RankRecord:
 
 def test_a_signal_that_a_launcher_has_passed_on_is_named() -> None:
     served = instance(state="ready", has_served=True)
-    assert after_end(served, [record(exit_code=137)], 137, OPTIONS, 1).reason == KILLED
+    assert after_end(served, [record(exit_code=137)], 137, OPTIONS, 1)[1] == KILLED
 
 
 def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> None:
     served = instance(state="ready", has_served=True)
-    assert after_end(served, [record()], 137, OPTIONS, 1) == InstanceEnd("restarting", KILLED)
+    assert after_end(served, [record()], 137, OPTIONS, 1) == ("restarting", KILLED, None)
     again = replace(served, restarts=1)
-    assert after_end(again, [record()], 137, OPTIONS, 1) == InstanceEnd("failed", KILLED)
+    assert after_end(again, [record()], 137, OPTIONS, 1) == ("failed", KILLED, None)
     lost_node = replace(served, lost="rank 0 of instance 0 on n1: is silent")
-    assert after_end(lost_node, [record()], 137, OPTIONS, 1) == InstanceEnd("failed", lost_node.lost)
-    assert after_end(instance(), [record()], 137, OPTIONS, 1).state == "failed", "it never served"
+    assert after_end(lost_node, [record()], 137, OPTIONS, 1) == ("failed", lost_node.lost, None)
+    assert after_end(instance(), [record()], 137, OPTIONS, 1)[0] == "failed", "it never served"
 
 
 @pytest.mark.parametrize(
@@ -81,27 +80,27 @@ def test_an_instance_that_has_served_is_started_again_as_often_as_allowed() -> N
 )
 def test_too_few_instances_end_the_run(options: dict[str, Any], others: int, end: RunEnd) -> None:
     after = after_end(instance(), [record()], 137, replace(OPTIONS, **options), others)
-    assert after == InstanceEnd("failed", KILLED, end)
+    assert after == ("failed", KILLED, end)
 
 
 def test_each_phase_has_a_minimum_of_its_own() -> None:
     options = replace(OPTIONS, minimum=3, roles=ROLES, minimums={"context": 1, "generation": 1})
-    assert after_end(instance(), [record()], 137, options, 1) == InstanceEnd("failed", KILLED)
+    assert after_end(instance(), [record()], 137, options, 1) == ("failed", KILLED, None)
     assert early_end(instance(), [BLAMED], options, 1, is_stopping=False) is None
     assert early_end(instance(), [BLAMED], options, 0, is_stopping=False) is not None
 
 
 @pytest.mark.parametrize(("returncode", "code"), [(3, 3), (0, ExitCode.START), (137, ExitCode.START)])
 def test_the_run_ends_with_the_exit_code_of_the_instance(returncode: int, code: int) -> None:
-    end = after_end(instance(), [], returncode, OPTIONS, 0)
-    assert end.run is not None and end.run.code == code
-    assert end.reason == f"no rank was started (exit code {returncode})"
+    _, reason, end = after_end(instance(), [], returncode, OPTIONS, 0)
+    assert end is not None and end.code == code
+    assert reason == f"no rank was started (exit code {returncode})"
 
 
 def test_ranks_that_a_signal_has_ended_show_that_slurm_ends_the_job() -> None:
     signalled = [record(exit_code=0, stopped_by="SIGTERM")]
-    assert after_end(instance(), signalled, 143, OPTIONS, 0) == InstanceEnd("ended", None)
-    assert after_end(instance(), [], 143, OPTIONS, 0).state == "failed", "there is no record of a signal"
+    assert after_end(instance(), signalled, 143, OPTIONS, 0) == ("ended", None, None)
+    assert after_end(instance(), [], 143, OPTIONS, 0)[0] == "failed", "there is no record of a signal"
 
 
 BLAMED = record(stopped_by="probe", reason="rank 0 on n1: no answer", blames=0)

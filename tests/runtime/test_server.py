@@ -24,8 +24,8 @@ from trtllm_hpc.runtime.servers.triton import find_server
 
 def test_only_pythons_own_library_goes_before_those_of_wheels(tmp_path: Path) -> None:
     """The folder in which Python's library lies may hold the system's cuDNN, NCCL and others, too."""
-    server = find_server("pytriton", tmp_path / "scratch")
-    first, *rest = server.environment["LD_LIBRARY_PATH"].split(os.pathsep)
+    _, variables = find_server("pytriton", tmp_path / "scratch")
+    first, *rest = variables["LD_LIBRARY_PATH"].split(os.pathsep)
     names = [file.name for file in Path(first).iterdir()]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert [name for name in names if not name.startswith(f"libpython{version}")] == []
@@ -65,7 +65,7 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
         environment = {"FAKE_LAUNCH_OVER": over, "FAKE_IMPORT_SECONDS": "1", "SLURM_PROCID": "0"}
         command = ["bash", "-c", task, str(place / "address")]
         return LaunchedServer(
-            str(LAUNCHER),
+            [str(LAUNCHER)],
             command,
             {**os.environ, **environment},
             place,
@@ -75,7 +75,8 @@ def test_launchers_that_start_at_once_on_a_node_take_different_ports(
 
     with ThreadPoolExecutor() as threads:
         servers = list(threads.map(start, places))
-    assert eventually(lambda: all((place / "address").exists() for place in places))
+    addresses = [place / "address" for place in places]
+    assert eventually(lambda: all(file.exists() and file.read_text() for file in addresses))
     for server, place in zip(servers, places, strict=True):
         request.addfinalizer(partial(_end, server, place))
     ports = [_port_of(place / "address") for place in places]
@@ -92,7 +93,7 @@ def test_a_launcher_that_takes_no_port_is_not_waited_for(
     task = ["bash", "-c", 'echo "$TLLM_SPAWN_PROXY_PROCESS_IPC_ADDR" > "$0"; exec sleep 60']
     start = partial(
         LaunchedServer,
-        str(NEW_LAUNCHER),
+        [str(NEW_LAUNCHER)],
         [*task, str(tmp_path / "address")],
         environment,
         tmp_path,
@@ -106,7 +107,7 @@ def test_a_launcher_that_takes_no_port_is_not_waited_for(
     server = made.result()
     request.addfinalizer(server.kill)
     assert has_started
-    assert eventually((tmp_path / "address").exists)
+    assert eventually(lambda: (tmp_path / "address").exists() and (tmp_path / "address").read_text())
     kind, _, address = (tmp_path / "address").read_text().strip().partition("://")
     assert kind == "ipc"
     with socket.socket(

@@ -7,10 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -229,26 +228,6 @@ def at(served: Served) -> dict[str, str]:
     """The variables of a server without a door that is already there."""
     address, _, port = served.place.rpartition(":")
     return {"TRTLLM_HPC_ADDRESS": address, "TRTLLM_HPC_HTTP_PORT": port}
-
-
-@pytest.mark.parametrize(
-    ("answers", "told"),
-    [
-        ({}, "no token comes)"),
-        ({"/health_generate": (500, NO_TEMPLATE)}, "no token comes; asked for one, it said: no chat"),
-    ],
-)
-def test_a_token_that_hangs_ends_the_server_at_the_limit(
-    served: Served, ranks: Ranks, answers: Mapping[str, tuple[int, str]], told: str
-) -> None:
-    served.answers |= answers
-    environment = at(served)
-    options: dict[str, Any] = {"driver": "openai", "ready_timeout_seconds": 1}
-    code, output = end(ranks.start(behaviour="mute", environment=environment, **options))
-    assert code == ExitCode.READINESS
-    assert f"not ready within 1 s (/health answers, but {told}" in output
-    assert told.rstrip(")") in str(ranks.record().reason)
-    assert not ranks.runtime.paths.ready_record("serve").exists() and ranks.left() == []
 
 
 def test_a_rank_asks_gpt_oss_for_a_chat_and_stages_its_vocabulary(

@@ -12,11 +12,12 @@ import pytest
 from tests.runs.clock import Clock
 from tests.runtime.conftest import Runtime
 from tests.waiting import eventually
-from trtllm_hpc.runtime import stop
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime import heartbeat, stop
+from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles
 from trtllm_hpc.runtime.process import state_of
 from trtllm_hpc.runtime.records import StopRequest, add_event, read_events
 from trtllm_hpc.runtime.stop import server_has_ended
-from trtllm_hpc.runtime.troubles import Troubles
 
 
 def test_the_first_stop_request_stays_on_record(runtime: Runtime) -> None:
@@ -62,7 +63,7 @@ def test_a_companion_whose_work_is_stopped_is_ended(runtime: Runtime) -> None:
     try:
         assert eventually(lambda: state_of(work.pid) == "T")
         for _ in range(10):
-            stop._end_what_stands_still(runtime.paths, os.getpid(), troubles)
+            stop.end_what_stands_still(runtime.paths, os.getpid(), troubles)
         assert work.wait(10) == -9
     finally:
         work.kill()
@@ -89,23 +90,40 @@ def test_a_requested_stop_does_not_end_the_companion(runtime: Runtime) -> None:
     assert (process.returncode, output) == (0, "work ended with 0\n")
 
 
+class Companion:
+    """A companion beside a supervisor that watches it, by a clock of the test's."""
+
+    def __init__(
+        self, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, start_s: float | None, silence_s: float
+    ) -> None:
+        self.clock, own = Clock(), Heartbeat(paths.rank_heartbeat("supervisor", 0))
+        for module in (stop, heartbeat):
+            monkeypatch.setattr(module, "time", self.clock)
+        self.heartbeat, self._own = Heartbeat(paths.heartbeat), own
+        self._watch = stop.CompanionWatch(paths, start_s, silence_s, own.file)
+        self._watch.begin()
+
+    def after(self, seconds: int, *, beats: bool = False) -> str | None:
+        """What the supervisor sees after so many seconds."""
+        sentence = self._watch.missing()
+        for _ in range(seconds):
+            self.clock.sleep(1)
+            self._own.beat()
+            if beats:
+                self.heartbeat.beat()
+            sentence = self._watch.missing()
+        return sentence
+
+
 def test_only_a_companion_that_began_and_then_fell_silent_is_missing(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, heartbeat = Clock(), runtime.paths.heartbeat
-    monkeypatch.setattr(stop, "time", clock)
-    watch = stop.CompanionWatch(runtime.paths, None, 15.0)
-    watch.begin()
-    clock.sleep(3600)
-    assert watch.missing() is None, "a companion that never began is not one that fell silent"
-    for beat in range(1, 20):
-        heartbeat.touch()
-        os.utime(heartbeat, (beat, beat))
-        assert watch.missing() is None
-        clock.sleep(14)
-    assert watch.missing() is None
-    clock.sleep(2)
-    assert watch.missing() == "the companion gave no sign of life for 15 s"
+    companion = Companion(runtime.paths, monkeypatch, None, 20.0)
+    assert companion.after(600) is None, "a companion that never began is not one that fell silent"
+    assert companion.after(60, beats=True) is None
+    assert companion.after(15) is None
+    assert companion.after(7) == "the companion gave no sign of life for 20 s"
+    assert companion.after(6, beats=True) is None
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -122,30 +140,26 @@ def test_slurm_knows_what_has_become_of_a_companion_that_is_silent(
     stops: bool,
     said: str,
 ) -> None:
-    clock, paths = Clock(), runtime.paths
-    monkeypatch.setattr(stop, "time", clock)
+    paths = runtime.paths
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     squeue = tmp_path / "squeue"
     squeue.write_text(f'#!/bin/sh\n[ "$4" = --jobs=8 ] && [ -n "{state}" ] && echo {state}\n')
     squeue.chmod(0o755)
+    companion = Companion(paths, monkeypatch, 120.0, 120.0)
     if begun:
-        paths.heartbeat.touch()
+        assert companion.after(1, beats=True) is None
         add_event(paths, "companion", "stage_begin", job_id="8")
     else:
         paths.jobs.write_text('{"stages": {"companion": {"job_id": "8"}}}')
-    watch = stop.CompanionWatch(paths, 120.0, 120.0)
-    watch.begin()
-    assert watch.missing() is None and StopRequest.read(paths.stop_request) is None
-    clock.sleep(16)
-    assert watch.missing() is None
+    assert companion.after(10) is None and StopRequest.read(paths.stop_request) is None
+    assert companion.after(6) is None
     request = StopRequest.read(paths.stop_request)
     assert (request is not None) == stops
     if request is not None:
         assert (request.by, request.reason) == ("companion", "its job 8 has ended: TIMEOUT")
         return
-    clock.sleep(105)
-    sentence = watch.missing()
+    sentence = companion.after(110)
     assert sentence is not None and sentence.endswith(
         f"within 120 s{said}" if not begun else f"for 120 s{said}"
     )

@@ -13,7 +13,7 @@ from tests.webhook import listening
 from trtllm_hpc.paths import RunPaths, write_json, write_text
 from trtllm_hpc.runtime.guests import Visits, guest_keys
 from trtllm_hpc.runtime.instances import visitors
-from trtllm_hpc.runtime.instances.starting import Doors
+from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.records import read_events
 
@@ -65,7 +65,7 @@ def looks(of: Visitors, clock: Clock, until: float, *, serves: bool = True) -> s
 
 
 def watched(run: RunPaths, idle_s: float | None, door: FakeDoor) -> Visitors:
-    doors = SimpleNamespace(is_open=True, own=door)
+    doors = SimpleNamespace(own=door)
     return Visitors(run, cast(Doors, doors), idle_s)
 
 

@@ -78,21 +78,21 @@ def add_server(container: FakeContainer, folder: Path) -> Path:
         folder: a new one, whose name a shell need not quote: Triton's Python backend does not.
     """
     shutil.copytree(BACKEND, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    server = find_server(WHEEL, folder)
+    [program_of_wheel, *_], variables = find_server(WHEEL, folder)
     links, backends = folder / "backends", folder / "copies"
     # The server refuses the library of a Python-based backend behind a link.
     shutil.copytree(links, backends)
     (backends / "tensorrtllm").mkdir()
     shutil.move(folder / "model.py", backends / "tensorrtllm")
     # Copies find no libraries beside them.
-    wheel = Path(server.words[0]).parents[3]
-    libraries = [*map(str, wheel.glob("nvidia_pytriton.libs")), server.environment["LD_LIBRARY_PATH"]]
+    wheel = Path(program_of_wheel).parents[3]
+    libraries = [*map(str, wheel.glob("nvidia_pytriton.libs")), variables["LD_LIBRARY_PATH"]]
     environment = {
-        "PATH": f"{container.python.parent}{os.pathsep}{server.environment['PATH']}",
+        "PATH": f"{container.python.parent}{os.pathsep}{variables['PATH']}",
         "LD_LIBRARY_PATH": os.pathsep.join(libraries),
     }
     arguments = [f"--backend-directory={backends}"]
-    record = {"program": server.words[0], "arguments": arguments, "environment": environment}
+    record = {"program": program_of_wheel, "arguments": arguments, "environment": environment}
     (folder / "server.json").write_text(json.dumps(record), encoding="utf-8")
     program = folder / "tritonserver"
     words = shlex.join([str(container.python), str(folder / "server.py")])

@@ -11,8 +11,7 @@ from trtllm_hpc.logs.facts import LogFacts, begin_reading, logs_facts
 from trtllm_hpc.logs.files import LogFile, list_logs, signal_or_code, stage_of
 from trtllm_hpc.logs.snapshot import RunSnapshot
 from trtllm_hpc.paths import STEPS
-from trtllm_hpc.runtime.blame import first_to_fail, verdict
-from trtllm_hpc.runtime.ending import rank_name
+from trtllm_hpc.runtime.blame import first_to_fail, rank_name, verdict
 from trtllm_hpc.runtime.records import RankRecord
 
 
@@ -63,7 +62,7 @@ def first_failure(run: RunSnapshot) -> RankFailure | None:
 def _first_failure_of(run: RunSnapshot, step: str) -> RankFailure | None:
     """The same of one instance."""
     records = run.ranks(step)
-    first = first_to_fail(records, over=True)
+    first = first_to_fail(records)
     if first is None:
         return None
     judge = verdict(records)

@@ -6,7 +6,7 @@ import time
 from statistics import median_low
 
 from trtllm_hpc.logs.snapshot import RunSnapshot
-from trtllm_hpc.runtime.ending import rank_name
+from trtllm_hpc.runtime.blame import rank_name
 from trtllm_hpc.runtime.loading import TABLE
 
 

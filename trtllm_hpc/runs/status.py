@@ -27,11 +27,10 @@ from trtllm_hpc.runs.stages import StageFailure, StageStatus, silent_for_s, stag
 from trtllm_hpc.runtime.bad_nodes import BadNode
 from trtllm_hpc.runtime.checks import disk_space
 from trtllm_hpc.runtime.guests import IDLE
-from trtllm_hpc.runtime.heartbeat import BEAT_S
+from trtllm_hpc.runtime.heartbeat import BEAT_S, TROUBLE
 from trtllm_hpc.runtime.lock import UNLIKE
 from trtllm_hpc.runtime.records import Endpoint, known_fields, of_last_job
 from trtllm_hpc.runtime.renewal import FailedJob
-from trtllm_hpc.runtime.troubles import EVENT as TROUBLE
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import INTERRUPTED, LOST, NOT_SUBMITTED, UNANSWERED
 from trtllm_hpc.scheduler.watcher import JobWatcher

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -332,7 +332,8 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             from trtllm_hpc.runtime.rank import RankSupervisor
             from trtllm_hpc.runtime.server_spec import RankOptions, read_spec
 
-            options.spec = read_spec(options.spec)
+            spec = read_spec(options.spec)
+            options.spec = replace(spec, launcher=options.launcher or spec.launcher)
             return RankSupervisor(paths, RankOptions(**_values_of(RankOptions, options))).run()
         case "instances":
             from trtllm_hpc.runtime.instances.instance import SupervisorOptions
@@ -379,7 +380,7 @@ def _run_rank_or_companion(paths: RunPaths, options: argparse.Namespace) -> int:
             for line in gpus_in_use():
                 print(line)
         case "watch-build":
-            from trtllm_hpc.runtime.troubles import watch_build
+            from trtllm_hpc.runtime.heartbeat import watch_build
 
             watch_build(paths, options.while_pid)
     return ExitCode.OK

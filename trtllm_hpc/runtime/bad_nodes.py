@@ -108,7 +108,7 @@ def bad_hosts(paths: RunPaths, state: str = "") -> dict[str, str]:
     before, after = (["preflight"], ["serve"]) if plan is None else (plan.preflight_steps, plan.serve_steps)
     for number, step in enumerate((*before, *after), start=-len(before)):
         records = rank_records(paths, step)
-        if first_to_fail(records, over=True) is None:
+        if first_to_fail(records) is None:
             continue
         has_failed = True
         found |= _silent(records, told.get(number, ""))

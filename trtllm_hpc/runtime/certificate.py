@@ -46,12 +46,12 @@ def take_certificate(paths: RunPaths, given: Path) -> str:
         text = given.read_text(encoding="ascii")
     except (OSError, ValueError) as error:
         raise StartFailed(f"the certificate cannot be read: {error}", hint=hint) from error
-    found = _CERTIFICATE.search(text)
-    if found is None or "PRIVATE KEY-----" not in text:
-        lacking = "certificate" if found is None else "private key"
+    own = _CERTIFICATE.search(text)
+    if own is None or "PRIVATE KEY-----" not in text:
+        lacking = "certificate" if own is None else "private key"
         raise StartFailed(f"{given} holds no {lacking}", hint=hint)
     # The first one alone is the door's own; with those that have signed it, clients would trust more than it.
-    write_text(paths.certificate, found[0])
+    write_text(paths.certificate, own[0])
     paths.certificate_key.unlink(missing_ok=True)
     paths.certificate_key.symlink_to(given)
     return _name(paths.certificate)
@@ -65,10 +65,10 @@ def fingerprint(certificate: Path) -> str:
 
 def _name(certificate: Path) -> str:
     try:
-        said = _openssl("x509", "-in", str(certificate), "-noout", "-subject", "-ext", "subjectAltName")
+        shown = _openssl("x509", "-in", str(certificate), "-noout", "-subject", "-ext", "subjectAltName")
     except (OSError, subprocess.CalledProcessError) as error:
         raise _failed("the certificate cannot be read", error) from error
-    names = re.search(r"(?:DNS|IP Address):([^,\s]+)", said) or re.search(r"CN ?= ?([^,\s/]+)", said)
+    names = re.search(r"(?:DNS|IP Address):([^,\s]+)", shown) or re.search(r"CN ?= ?([^,\s/]+)", shown)
     return names[1].replace("*", "door") if names else "localhost"
 
 
@@ -80,5 +80,5 @@ def _openssl(*words: str) -> str:
 
 
 def _failed(what: str, error: Exception) -> StartFailed:
-    said = str(getattr(error, "stderr", None) or error).strip()
-    return StartFailed(f"{what}: {said}", hint="install openssl on the nodes, or set serve.tls to false")
+    why = str(getattr(error, "stderr", None) or error).strip()
+    return StartFailed(f"{what}: {why}", hint="install openssl on the nodes, or set serve.tls to false")

@@ -36,11 +36,11 @@ OPENAI_KINDS = ("openai",)
 SOCKETS_VARIABLE = "TRTLLM_HPC_SOCKETS"
 """Environment variable: the folder of an instance's sockets."""
 
-DOOR_RESTARTS = 3
+_RESTARTS = 3
 """How often HAProxy is started again on a node."""
 
-_GRPC_PORT = 8001
-"""Triton's default; the name of its socket for gRPC ends with it."""
+_SOCKETS = {"http": "http", "grpc": "grpc:8001", "metrics": "metrics"}
+"""Triton's sockets as it names them: that of gRPC ends with its default port."""
 
 _OTHER_FILES = 200
 """Files that HAProxy opens besides connections, at most."""
@@ -121,7 +121,8 @@ class Door:
             **{f"TRTLLM_HPC_PORT_{name.upper()}": str(port) for name, port in ports.items()},
             **{f"TRTLLM_HPC_{name.upper()}": where for name, where in servers.items()},
         }
-        self._log = os.open(paths.batch_log("door"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._log = paths.batch_log("door")
+        self._restarts_left = _RESTARTS
         self.process = self._start()
         """HAProxy."""
 
@@ -129,9 +130,12 @@ class Door:
         """Return whether HAProxy runs."""
         return self.process.poll() is None
 
-    def restart(self) -> None:
-        """Start HAProxy again after it has ended."""
-        self.process = self._start()
+    def restart(self) -> bool:
+        """Start HAProxy again after it has ended; return whether that was still allowed."""
+        self._restarts_left -= 1
+        if self._restarts_left >= 0:
+            self.process = self._start()
+        return self._restarts_left >= 0
 
     def _ask(self, command: str) -> str:
         """Return HAProxy's answer; raises OSError."""
@@ -190,7 +194,6 @@ class Door:
             self.process.wait(_GRACE_S)
         self.process.kill()
         self.process.wait()
-        os.close(self._log)
         self.remove_folder()
         os.close(self._owned)
 
@@ -202,17 +205,17 @@ class Door:
         return self.folder / str(instance)
 
     def _local_servers(self, instances: Sequence[int]) -> dict[str, str]:
-        found = {}
+        """Return where HAProxy reaches the servers of this node."""
         if self._kinds == OPENAI_KINDS:
-            for instance, port in zip(instances, free_ports(len(instances)), strict=True):
+            ports = dict(zip(instances, free_ports(len(instances)), strict=True))
+            for instance, port in ports.items():
                 write_text(self.folder / f"{instance}.port", f"{port}\n")
-                found[f"openai_{instance}"] = f"127.0.0.1:{port}"
-            return found
-        for instance in instances:
-            for kind in TRITON_KINDS:
-                where = f"unix@{self.sockets(instance)}/{kind}"
-                found[f"{kind}_{instance}"] = where + f":{_GRPC_PORT}" * (kind == "grpc")
-        return found
+            return {f"openai_{instance}": f"127.0.0.1:{port}" for instance, port in ports.items()}
+        return {
+            f"{kind}_{instance}": f"unix@{self.sockets(instance)}/{name}"
+            for instance in instances
+            for kind, name in _SOCKETS.items()
+        }
 
     def _start(self) -> subprocess.Popen[bytes]:
         program = self._command[0]
@@ -260,11 +263,7 @@ def run_node_door(paths: RunPaths, node: int, options: DoorOptions, instances: S
     try:
         door = Door(paths, node, options, ports, instances, {})
         DoorRecord(options.address, ports, str(door.folder)).write(paths.door_ports(node))
-        restarts = 0
-        while not stops and os.getppid() == parent and restarts <= DOOR_RESTARTS:
-            if not door.is_open():
-                restarts += 1
-                door.restart()
+        while not stops and os.getppid() == parent and (door.is_open() or door.restart()):
             time.sleep(_TICK_S)
     except StartFailed as error:
         print(f"error: {error.message}.\n  next: {error.hint}", file=sys.stderr, flush=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtllm_hpc.errors import ExitCode
+from trtllm_hpc.runtime.blame import rank_name
 from trtllm_hpc.runtime.heartbeat import ALL_WELL, Heartbeats
 from trtllm_hpc.runtime.records import RankRecord, StopRequest
 
@@ -23,18 +24,6 @@ FAULT_GRACE_S = 5.0
 AFTER_LEADER_S = 20.0
 """How long a worker may outlive the leader."""
 NO_SUPERVISOR = "no supervisor"
-
-
-@dataclass(frozen=True)
-class ServerFaults:
-    """What the leader has found wrong with the whole server, each in words; ``None``: nothing."""
-
-    hang: str | None = None
-    """Why a server that was ready serves nobody any more."""
-    not_ready: str | None = None
-    """Once the time for it is over: the limit, and what is not ready."""
-    supervisor: str | None = None
-    """Why the supervisor of the run, which would end it, must be given up."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +42,12 @@ class Observed:
     """Whether the slurmstepd that started this rank is gone."""
     dead_model: str | None = None
     """A Python model of which a process has died."""
-    faults: ServerFaults = ServerFaults()
+    hang: str | None = None
+    """Why the leader's server, which was ready, serves nobody any more."""
+    not_ready: str | None = None
+    """Once the leader's server has had its time to become ready: the limit, and what is not ready."""
+    supervisor: str | None = None
+    """Why the leader must give up the supervisor of the run, which would end it."""
     ranks: Heartbeats = ALL_WELL
     """The other ranks and, for the leader, this one; a worker watches rank 0 only."""
     records: Sequence[RankRecord] = ()
@@ -62,7 +56,7 @@ class Observed:
     @property
     def is_quiet(self) -> bool:
         """Whether no rule that needs the records can apply."""
-        faults = (self.step_daemon_lost, self.dead_model, self.faults != ServerFaults())
+        faults = (self.step_daemon_lost, self.dead_model, self.hang, self.not_ready, self.supervisor)
         return not (any(faults) or self.ranks.silent or self.ranks.stopped)
 
     @property
@@ -81,67 +75,71 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """This rank's server is to end."""
+class End:
+    """Why a rank ends its server, and how the rank itself ends."""
 
-    by: str
-    """Who or what ends it, as recorded in ``stopped_by``."""
-    sentence: str
-    grace_s: float
-    """From now to SIGKILL."""
-    exit_code: ExitCode | None = None
-    """The rank's exit code; ``None``: :func:`conclude` derives it from the server's."""
+    stopped_by: str | None = None
+    """Who or what ends the server; ``None``: the server ended by itself."""
+    reason: str | None = None
     blames: int | None = None
     """The rank at fault, if there is a fault."""
+    exit_code: int = ExitCode.OK
+    """Exit code of the rank's task."""
+    grace_s: float = 0.0
+    """Seconds from now to SIGKILL."""
 
 
-Rule = Callable[[Observed], Decision | None]
+Rule = Callable[[Observed], End | None]
 
 
-def decide(seen: Observed, current: Decision | None = None) -> Decision | None:
-    """Return the decision in force: of the first rule that applies, or ``current``; ``None``: go on serving.
+def decide(seen: Observed, current: End | None = None) -> End | None:
+    """Return the end by the first rule that applies, or ``current``; ``None``: go on serving.
 
     Once a rank is blamed, the reason stays. A later signal, or the end of the leader, only shortens the time.
     """
     rules = SERVING if current is None else STOPPING if current.blames is None else ()
-    made = (rule(seen) for rule in rules)
-    decision = next((new for new in made if new not in (None, current)), current)
-    if decision is None:
+    ends = (rule(seen) for rule in rules)
+    end = next((new for new in ends if new not in (None, current)), current)
+    if end is None:
         return None
-    limits = [decision.grace_s]
+    limits = [end.grace_s]
     if seen.signal is not None:
         limits.append(SIGNAL_GRACE_S)
     if seen.leader_ended:
         limits.append(AFTER_LEADER_S)
-    return replace(decision, grace_s=min(limits))
+    return replace(end, grace_s=min(limits))
 
 
-def _signal(seen: Observed) -> Decision | None:
-    return None if seen.signal is None else Decision(seen.signal, f"got {seen.signal}", SIGNAL_GRACE_S)
+def _signal(seen: Observed) -> End | None:
+    if seen.signal is None:
+        return None
+    return End(seen.signal, f"got {seen.signal}", grace_s=SIGNAL_GRACE_S)
 
 
-def _stop_request(seen: Observed) -> Decision | None:
-    request = seen.request
-    return None if request is None else Decision(request.by, request.reason, STOP_GRACE_S)
+def _stop_request(seen: Observed) -> End | None:
+    if seen.request is None:
+        return None
+    return End(seen.request.by, seen.request.reason, grace_s=STOP_GRACE_S)
 
 
-def _leader_ended(seen: Observed) -> Decision | None:
-    return Decision("leader", "rank 0 has ended", AFTER_LEADER_S) if seen.leader_ended else None
+def _leader_ended(seen: Observed) -> End | None:
+    return End("leader", "rank 0 has ended", grace_s=AFTER_LEADER_S) if seen.leader_ended else None
 
 
-def _step_daemon(seen: Observed) -> Decision | None:
+def _step_daemon(seen: Observed) -> End | None:
     """Slurm would not notice: it has lost this rank, and shows the job as running."""
     what = "its slurmstepd was killed: Slurm can no longer see or end this rank"
     return _fault(seen, seen.rank, "slurmstepd", what) if seen.step_daemon_lost else None
 
 
-def _supervisor(seen: Observed) -> Decision | None:
+def _supervisor(seen: Observed) -> End | None:
     """Nobody else would end the run: the batch script waits for its supervisor."""
-    why = seen.faults.supervisor
-    return None if why is None else Decision(NO_SUPERVISOR, why, FAULT_GRACE_S, ExitCode.START)
+    if seen.supervisor is None:
+        return None
+    return End(NO_SUPERVISOR, seen.supervisor, exit_code=ExitCode.START, grace_s=FAULT_GRACE_S)
 
 
-def _model_process(seen: Observed) -> Decision | None:
+def _model_process(seen: Observed) -> End | None:
     """Triton would go on saying that it is ready."""
     if seen.dead_model is None or seen.others_ended:
         return None
@@ -149,21 +147,21 @@ def _model_process(seen: Observed) -> Decision | None:
     return _fault(seen, seen.rank, "model process", what)
 
 
-def _silent_rank(seen: Observed) -> Decision | None:
+def _silent_rank(seen: Observed) -> End | None:
     return _lost_rank(seen, {} if seen.leader_ended else seen.ranks.silent)
 
 
-def _stopped_rank(seen: Observed) -> Decision | None:
+def _stopped_rank(seen: Observed) -> End | None:
     """Who asks a hanging server to stop, such as a companion without answers, need not know why it hangs."""
     return _lost_rank(seen, seen.ranks.stopped if seen.rank == 0 else {})
 
 
-def _given_up_rank(seen: Observed) -> Decision | None:
+def _given_up_rank(seen: Observed) -> End | None:
     """A debugger stops a process for a moment; ranks that load would wait for it to the end of their time."""
     return _lost_rank(seen, seen.ranks.given_up if seen.rank == 0 else {})
 
 
-def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> Decision | None:
+def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> End | None:
     lost = seen.running(ranks)
     if not lost:
         return None
@@ -171,10 +169,10 @@ def _lost_rank(seen: Observed, ranks: Mapping[int, str]) -> Decision | None:
     return _fault(seen, rank, "heartbeat", lost[rank])
 
 
-def _hang(seen: Observed) -> Decision | None:
-    if seen.faults.hang is None:
+def _hang(seen: Observed) -> End | None:
+    if seen.hang is None:
         return None
-    what = f"{seen.faults.hang}, though the server says that it is ready"
+    what = f"{seen.hang}, though the server says that it is ready"
     suspects = seen.ranks.suspects
     rank = min(suspects, default=seen.rank)
     if rank in suspects:
@@ -184,22 +182,21 @@ def _hang(seen: Observed) -> Decision | None:
     return _fault(seen, rank, "probe", what)
 
 
-def _ready_timeout(seen: Observed) -> Decision | None:
-    if seen.faults.not_ready is None:
+def _ready_timeout(seen: Observed) -> End | None:
+    if seen.not_ready is None:
         return None
-    sentence = f"the server was not ready within {seen.faults.not_ready}"
+    sentence = f"the server was not ready within {seen.not_ready}"
     begun = {record.rank for record in seen.records}
     missing = {rank: "it was never started" for rank in range(seen.world_size) if rank not in begun}
     suspects = seen.ranks.suspects or missing
     rank = min(suspects, default=seen.rank)
     if suspects:
         sentence += f"; {seen.name(rank)}: {suspects[rank]}"
-    return Decision("ready timeout", sentence, FAULT_GRACE_S, ExitCode.READINESS, blames=rank)
+    return End("ready timeout", sentence, rank, ExitCode.READINESS, FAULT_GRACE_S)
 
 
-def _fault(seen: Observed, rank: int, by: str, what: str) -> Decision:
-    sentence = f"{seen.name(rank)}: {what}"
-    return Decision(by, sentence, FAULT_GRACE_S, ExitCode.START, blames=rank)
+def _fault(seen: Observed, rank: int, by: str, what: str) -> End:
+    return End(by, f"{seen.name(rank)}: {what}", rank, ExitCode.START, FAULT_GRACE_S)
 
 
 SERVING: tuple[Rule, ...] = (
@@ -219,64 +216,34 @@ STOPPING: tuple[Rule, ...] = (_signal, _silent_rank, _stopped_rank)
 """While the server stops and no rank is blamed."""
 
 
-# Once the server has ended ----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class End:
-    """How a rank ends: its exit code, and what its record says."""
-
-    exit_code: int
-    stopped_by: str | None = None
-    reason: str | None = None
-    blames: int | None = None
-
-
-def conclude(seen: Observed, decision: Decision | None, returncode: int, *, is_over: bool) -> End | None:
+def conclude(seen: Observed, decided: End | None, returncode: int, *, is_over: bool) -> End | None:
     """Return how this rank ends after its server has ended; ``None``: wait, and observe again.
 
     The step's exit code must be that of the rank that ended first, so the others exit with 0.
 
     Args:
+        decided: what has ended the server, by :func:`decide`.
         returncode: of the server, negative for a signal.
         is_over: the time to wait for a cause is over.
     """
-    if decision is None and seen.signal is not None:
-        decision = _signal(seen)  # Slurm signals the server as well, which may have ended first
-    if decision is not None:
-        return _after_decision(seen, decision)
+    # Slurm signals the server as well, which may have ended first.
+    if (end := decided or _signal(seen)) is not None:
+        # The server's own code does not matter: while models load, SIGTERM just kills Triton, and a server
+        # that ignores SIGTERM, and had to be killed, was stopped all the same.
+        by_signal = end.exit_code == ExitCode.OK and seen.signal is not None and not seen.others_ended
+        return replace(end, exit_code=143 if by_signal else end.exit_code, grace_s=0.0)
     suspects = seen.running({**seen.ranks.suspects, **seen.ranks.silent, **seen.ranks.stopped})
     rank = min(suspects, default=seen.rank)
     if rank != seen.rank and not (seen.rank and seen.others_ended):
         # A server that dies by itself knows only which peer it lost.
-        return End(ExitCode.START, reason=f"{seen.name(rank)}: {suspects[rank]}", blames=rank)
+        return End(None, f"{seen.name(rank)}: {suspects[rank]}", rank, ExitCode.START)
     if returncode != 0:
-        return End(128 - returncode if returncode < 0 else returncode)
+        return End(exit_code=128 - returncode if returncode < 0 else returncode)
     # TensorRT-LLM's workers exit with 0 whatever happened (they call ``exit(0)`` once the leader is gone,
     # ``model_instance_state.cc``), so 0 proves nothing.
     if seen.rank != 0:
         if seen.request is not None or seen.leader_ended:
-            return End(ExitCode.OK, "leader", "the leader is ending")
+            return End("leader", "the leader is ending")
         if not is_over:
             return None
-    return End(ExitCode.START, reason="the server ended by itself, without a request to stop")
-
-
-def _after_decision(seen: Observed, decision: Decision) -> End:
-    if decision.exit_code is not None:
-        code: int = decision.exit_code
-    elif seen.signal is not None:
-        code = ExitCode.OK if seen.others_ended else 143
-    else:
-        # The server's own code does not matter: while models load, SIGTERM just kills Triton, and a server
-        # that ignores SIGTERM, and had to be killed, was stopped all the same.
-        code = ExitCode.OK
-    return End(code, decision.by, decision.sentence, decision.blames)
-
-
-def rank_name(records: Sequence[RankRecord], step: str, rank: int) -> str:
-    """Return how to name a rank of an instance, with its host if it has a record."""
-    instance = step.partition(".")[2]
-    name = f"rank {rank}{f' of instance {instance}' if instance else ''}"
-    host = next((record.host for record in records if record.rank == rank), None)
-    return name if host is None else f"{name} on {host}"
+    return End(None, "the server ended by itself, without a request to stop", exit_code=ExitCode.START)

@@ -169,24 +169,20 @@ class Gateway:
             self._socket.close()  # so that HAProxy refuses requests at once
             return f"the gateway with OpenAI's protocol has ended {self._starts} times, with exit code {code}"
         self._starts += 1
-        self._process = self._start()
+        descriptor = self._socket.fileno()
+        command = [sys.executable, "-m", "trtllm_hpc", "gateway", "--run", str(self._paths.folder)]
+        self._process = start_bound(
+            [*command, f"--fd={descriptor}"],
+            {**os.environ, RELAY_VARIABLE: "1"},
+            self._paths.batch_log("gateway"),
+            (descriptor,),
+        )
         return None
 
     def close(self) -> None:
         """End the gateway, which lets its answers end."""
         _end(self._process)
         self._socket.close()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        descriptor = self._socket.fileno()
-        command = [sys.executable, "-m", "trtllm_hpc", "gateway", "--run", str(self._paths.folder)]
-        log = os.open(self._paths.batch_log("gateway"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            return start_bound(
-                [*command, f"--fd={descriptor}"], {**os.environ, RELAY_VARIABLE: "1"}, log, (descriptor,)
-            )
-        finally:
-            os.close(log)
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:

@@ -40,7 +40,7 @@ class Visits(JsonRecord):
 
 def read_guests(paths: RunPaths) -> list[Guest]:
     """Return the guests of a run; raises OSError or ValueError if their file cannot be read."""
-    return [Guest(**known_fields(Guest, it)) for it in read_json(paths.guests) or ()]
+    return [Guest(**known_fields(Guest, guest)) for guest in read_json(paths.guests) or ()]
 
 
 def guest_keys(paths: RunPaths, now: float) -> dict[str, str]:

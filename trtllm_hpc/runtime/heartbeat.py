@@ -1,8 +1,9 @@
-"""The ranks' heartbeats: a file for each rank, which its supervisor changes every few seconds.
+"""What lives: heartbeats, and what stands still.
 
-Only changes count, and the reader's own clock times them: a node's clock may be off by an hour. A long
-pause of the reader counts as two looks only, since then it, or the file server under all of them, may have
-been suspended itself.
+A heartbeat is a file that its owner changes every few seconds: of each rank its supervisor, the run's
+supervisor, the companion and a build. Only changes count, and the reader's own clock times them: a node's
+clock may be off by an hour. A long pause of the reader counts as two looks only, since then it, or the file
+server under all of them, may have been suspended itself.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.runtime.process import stopped_descendants
+from trtllm_hpc.runtime.process import seconds_of, stopped_descendants
+from trtllm_hpc.runtime.records import try_event
 
 BEAT_S = 5.0
 SILENT = "it has given no sign of life"
@@ -69,15 +71,6 @@ class Heartbeat:
                 os.close(handle)
 
 
-@dataclass
-class _Seen:
-    content: str
-    changes: int = 0
-    silent_s: float = 0.0
-    stopped: str = ""
-    stopped_s: float = 0.0
-
-
 @dataclass(frozen=True)
 class Heartbeats:
     """What a reader sees of the ranks: what is wrong with a rank, as the end of a sentence, by rank."""
@@ -95,7 +88,28 @@ class Heartbeats:
 ALL_WELL = Heartbeats()
 
 
-@dataclass
+class _Beats:
+    """The beats of one heartbeat, as its reader has seen them."""
+
+    def __init__(self, content: str) -> None:
+        self.content = content
+        self.have_begun = False
+        """Whether there was a beat since the first look."""
+        self.silent_s = self.stopped_s = 0.0
+
+    def look(self, content: str, passed_s: float) -> None:
+        """Take in the file's content, and the time since the look before."""
+        self.silent_s += passed_s
+        if content != self.content:
+            self.content, self.silent_s, self.have_begun = content, 0.0, True
+        self.stopped_s = self.stopped_s + passed_s if self.stopped else 0.0
+
+    @property
+    def stopped(self) -> str:
+        """The processes that are stopped, by the last beat."""
+        return self.content.strip().partition(" ")[2]
+
+
 class SilenceWatch:
     """Notices that ranks are silent, or have a stopped process, for ``limit_s``.
 
@@ -105,12 +119,15 @@ class SilenceWatch:
     nothing.
     """
 
-    files: Mapping[int, Path]
-    limit_s: float | None
-    own: Path
-    _seen: dict[int, _Seen] = field(default_factory=dict)
-    _looked_at: float | None = None
-    _last: Heartbeats = ALL_WELL
+    def __init__(self, files: Mapping[int, Path], limit_s: float | None, own: Path) -> None:
+        self._files, self._limit_s = {_OWN: own, **files}, limit_s
+        self._beats: dict[int, _Beats] = {}
+        self._looked_at: float | None = None
+        self._last = ALL_WELL
+
+    def has_begun(self, rank: int) -> bool:
+        """Return whether a rank has given a sign of life since the first look."""
+        return rank in self._beats and self._beats[rank].have_begun
 
     def look(self) -> Heartbeats:
         """Read the heartbeats, at most once a second; in between the result is the last one."""
@@ -120,46 +137,40 @@ class SilenceWatch:
             self._looked_at = now
             self._read(passed_s)
             stopped = {
-                rank: _which_stopped(seen.stopped)
-                for rank, seen in self._seen.items()
-                if rank != _OWN and seen.stopped
+                rank: _which_stopped(beats.stopped)
+                for rank, beats in self._beats.items()
+                if rank != _OWN and beats.stopped
             }
-            limit_s = math.inf if self.limit_s is None else self.limit_s
+            limit_s = math.inf if self._limit_s is None else self._limit_s
             given_up = {
-                rank: f"{why}, for {self._seen[rank].stopped_s:.0f} s"
+                rank: f"{why}, for {self._beats[rank].stopped_s:.0f} s"
                 for rank, why in stopped.items()
-                if self._seen[rank].stopped_s >= limit_s
+                if self._beats[rank].stopped_s >= limit_s
             }
             suspects = {**stopped, **self._silent_for(_MISSED_S)}
             self._last = Heartbeats(self._silent_for(limit_s), stopped, given_up, suspects)
         return self._last
 
     def _silent_for(self, limit_s: float) -> dict[int, str]:
-        if _OWN not in self._seen or self._seen[_OWN].silent_s >= _MISSED_S:
+        if _OWN not in self._beats or self._beats[_OWN].silent_s >= _MISSED_S:
             return {}
         return {
-            rank: f"{SILENT} for {seen.silent_s:.0f} s: its node may be lost, or stopped"
-            for rank, seen in self._seen.items()
-            if rank != _OWN and seen.changes and seen.silent_s >= limit_s
+            rank: f"{SILENT} for {beats.silent_s:.0f} s: its node may be lost, or stopped"
+            for rank, beats in self._beats.items()
+            if rank != _OWN and beats.have_begun and beats.silent_s >= limit_s
         }
 
     def _read(self, passed_s: float) -> None:
-        for rank, file in {_OWN: self.own, **self.files}.items():
+        for rank, file in self._files.items():
             try:
                 content = file.read_text(encoding="utf-8", errors="replace")
             except FileNotFoundError:
                 if rank != _OWN:
-                    self._seen.setdefault(rank, _Seen(""))  # its first beat will be a change
+                    self._beats.setdefault(rank, _Beats(""))  # its first beat will be a change
                 continue
             except OSError:
                 return  # this node does not see the file system: that says nothing about the others
-            seen = self._seen.setdefault(rank, _Seen(content))
-            if seen.content == content:
-                seen.silent_s += passed_s
-            else:
-                seen.content, seen.silent_s, seen.changes = content, 0.0, seen.changes + 1
-            seen.stopped = content.strip().partition(" ")[2]
-            seen.stopped_s = seen.stopped_s + passed_s if seen.stopped else 0.0
+            self._beats.setdefault(rank, _Beats(content)).look(content, passed_s)
 
 
 def _which_stopped(processes: str) -> str:
@@ -171,3 +182,65 @@ def watch_ranks(paths: RunPaths, step: str, ranks: range, limit_s: float | None,
     """Return a watch over ranks of one step, which may miss two beats in any case."""
     limit_s = None if limit_s is None else max(limit_s, 3 * BEAT_S)
     return SilenceWatch({rank: paths.rank_heartbeat(step, rank) for rank in ranks}, limit_s, own)
+
+
+# What stands still while a run goes on: named early, given up late ------------------------
+
+TROUBLE = "trouble"
+"""Name of the event; its data are ``part`` and ``why``, which is ``None`` once the trouble is over."""
+
+
+class Troubles:
+    """Notes what stands still in a stage's events, when that begins and when it ends.
+
+    A file server's pause, a debugger, or Slurm on its way to cancel, stops processes for a moment.
+    :meth:`look` is called every :data:`BEAT_S`, and counts the looks: this process may be suspended, too.
+    """
+
+    def __init__(self, paths: RunPaths, stage: str, limit_s: float | None = 45.0) -> None:
+        self._paths, self._stage = paths, stage
+        self._limit_s = math.inf if limit_s is None else max(limit_s, 3 * BEAT_S)
+        self._looks: dict[str, int] = {}
+        self._noted: set[str] = set()
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Return whether it is time to look again."""
+        now, due = time.monotonic(), self._next
+        self._next = now + BEAT_S if now >= due else due
+        return now >= due
+
+    def note(self, faults: Mapping[str, str]) -> None:
+        """Note what is wrong now, by part."""
+        for part in sorted(self._noted ^ faults.keys()):
+            try_event(self._paths, self._stage, TROUBLE, part=part, why=faults.get(part))
+        self._noted = set(faults)
+
+    def look(self, faults: Mapping[str, str]) -> dict[str, str]:
+        """Note what was wrong at the last look, too; return the parts to give up, each with its fault."""
+        self._looks = {part: self._looks.get(part, -1) + 1 for part in faults}
+        self.note({part: why for part, why in faults.items() if self._looks[part]})
+        lasted_s = {part: looks * BEAT_S for part, looks in self._looks.items()}
+        late = [part for part in faults if lasted_s[part] >= self._limit_s]
+        return {part: f"{faults[part]}, for {lasted_s[part]:.0f} s" for part in late}
+
+
+def stopped_below(root: int, without: Collection[int] = ()) -> dict[str, str]:
+    """Return the stopped (SIGSTOP) descendants of a process, each with a sentence, by process id."""
+    sentences = {}
+    for pid in stopped_descendants(root).keys() - set(without):
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            command = " ".join(words).strip()[:100]
+            sentences[str(pid)] = f"process {pid} on {os.uname().nodename} is stopped (SIGSTOP): {command}"
+    return sentences
+
+
+def watch_build(paths: RunPaths, pid: int) -> None:
+    """Note a build that is stopped, or on a lost node, until the batch script, process ``pid``, is gone."""
+    own, troubles = Heartbeat(paths.rank_heartbeat("build_watch", 0)), Troubles(paths, "build")
+    watch = watch_ranks(paths, "build", range(1), None, own.file)
+    for _ in seconds_of(pid):
+        own.beat()
+        why = watch.look().suspects.get(0)
+        troubles.note({} if why is None else {"build": f"the build: {why}"})

@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from trtllm_hpc.paths import read_json, write_json
@@ -45,7 +44,7 @@ class LaunchedServer:
     """The launcher's process, with the exit code of the server that it starts.
 
     Args:
-        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``.
+        launcher: program and options, e.g. ``trtllm-llmapi-launch`` or ``mpirun -n 1``, in words.
         command: the server's command line; arguments may contain spaces.
         scratch: this rank's own folder, without spaces in its name.
         runtime: the zipapp.
@@ -54,7 +53,7 @@ class LaunchedServer:
 
     def __init__(
         self,
-        launcher: str,
+        launcher: Sequence[str],
         command: Sequence[str],
         environment: Mapping[str, str],
         scratch: Path,
@@ -68,11 +67,9 @@ class LaunchedServer:
         python.symlink_to(sys.executable)
         zipapp.symlink_to(runtime)
         task = (python, zipapp, "launched", f"--scratch={scratch}")
-        port = LauncherPort(scratch) if chooses_port else None
-        self._launcher = start_bound([*shlex.split(launcher), *map(str, task)], environment)
-        if port is not None:
-            port.hold()
-        self._port = port
+        with _launchers_turn() if chooses_port else nullcontext():
+            self._launcher = start_bound([*launcher, *map(str, task)], environment)
+            self._port = _hold_port(scratch) if chooses_port else None
         self._ended_at: float | None = None
         self.returncode = 0
 
@@ -107,7 +104,7 @@ class LaunchedServer:
         self._launcher.kill()
         self._launcher.wait()
         if self._port is not None:
-            self._port.release()
+            self._port.close()
 
 
 def _read_number(file: Path) -> int | None:
@@ -132,52 +129,44 @@ def run_launched(scratch: Path) -> int:
     return code if code >= 0 else 128 - code
 
 
-class LauncherPort:
-    """The port through which ``trtllm-llmapi-launch`` joins its ranks, held against other launchers.
+@contextmanager
+def _launchers_turn() -> Iterator[None]:
+    """Wait until no other launcher of this node chooses the port through which it joins its ranks.
 
-    Waits for its turn when made; the launcher is started after that, and ``hold`` called.
-
-    The launcher looks for the first port from 10012 on that it can bind, lets it go, and passes it on to a
-    process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of its own
-    instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same port.
-    So launchers start one after the other, and each port is held as long as this process lives: by a socket
-    that is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option, finds the
-    port taken; ZeroMQ, with which the process binds it, sets the option (Linux, ``inet_csk_bind_conflict``).
-
-    Args:
-        scratch: the rank's own folder.
+    ``trtllm-llmapi-launch`` looks for the first port from 10012 on that it can bind, lets it go, and passes
+    it on to a process that binds it half a minute later (0.19 to 1.2; in 1.3.0rc3 it takes a Unix socket of
+    its own instead, and there is nothing to hold). Another launcher that looks in the meantime finds the same
+    port. So launchers start one after the other, and each holds its port.
     """
-
-    def __init__(self, scratch: Path) -> None:
-        self._file = scratch / _PORT_FILE
-        self._held = socket.socket()
-        self._turn = socket.socket(socket.AF_UNIX)
+    with socket.socket(socket.AF_UNIX) as turn:
         deadline = time.monotonic() + _TURN_S
         while time.monotonic() < deadline:
             try:
-                self._turn.bind(_LOCK)
-                return
+                turn.bind(_LOCK)
+                break
             except OSError:
                 time.sleep(_PAUSE_S)
+        yield
 
-    def hold(self) -> None:
-        """Hold the port that the launcher has chosen, if it takes one, and let the next launcher begin."""
-        deadline = time.monotonic() + _CHOICE_S
-        while (port := read_json(self._file)) is None and time.monotonic() < deadline:
-            time.sleep(_PAUSE_S)
-        if port:
-            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with suppress(OSError):  # it listens already
-                self._held.bind(("", port))
-        self._turn.close()
 
-    def release(self) -> None:
-        """Let go of the port."""
-        self._turn.close()
-        self._held.close()
+def _hold_port(scratch: Path) -> socket.socket:
+    """Hold the port that the launcher has chosen, if it takes one.
+
+    By a socket that is bound with SO_REUSEADDR and does not listen. The launcher's look, without that option,
+    finds the port taken; ZeroMQ, with which the process binds it, sets the option (Linux,
+    ``inet_csk_bind_conflict``).
+    """
+    deadline, held = time.monotonic() + _CHOICE_S, socket.socket()
+    while (port := read_json(scratch / _PORT_FILE)) is None and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    if port:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):  # it listens already
+            held.bind(("", port))
+    return held
 
 
 def note_port(scratch: Path) -> None:
     """Write down the port that the launcher has chosen, 0 if none, as the process that it has started."""
-    found = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
-    write_json(scratch / _PORT_FILE, 0 if found is None else int(found[1]))
+    port = re.search(r"^tcp:.*:(\d+)$", os.environ.get(_ADDRESS, ""))
+    write_json(scratch / _PORT_FILE, 0 if port is None else int(port[1]))

@@ -11,20 +11,20 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.blame import rank_name
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE
-from trtllm_hpc.runtime.ending import ServerFaults, rank_name
-from trtllm_hpc.runtime.heartbeat import SILENT, watch_ranks
+from trtllm_hpc.runtime.ending import Observed
+from trtllm_hpc.runtime.heartbeat import SILENT, Troubles, watch_ranks
 from trtllm_hpc.runtime.probe import Probe
 from trtllm_hpc.runtime.process import start_ticks
 from trtllm_hpc.runtime.records import JsonRecord, rank_records, try_event
 from trtllm_hpc.runtime.server_spec import RankOptions
-from trtllm_hpc.runtime.servers import ServerDriver
+from trtllm_hpc.runtime.servers import endpoint_of
 from trtllm_hpc.runtime.stop import SUPERVISOR, SUPERVISOR_VARIABLE
-from trtllm_hpc.runtime.troubles import Troubles
 
 _NO_SIGN = "the supervisor of the run gives no sign of life: it may be stopped (SIGSTOP)"
 
@@ -44,40 +44,34 @@ class ReadyRecord(JsonRecord):
 class Leader:
     """Records for the run's supervisor that the server is ready, and watches it; ``tick`` is called often."""
 
-    def __init__(self, paths: RunPaths, options: RankOptions, driver: ServerDriver) -> None:
+    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
         own = paths.rank_heartbeat(options.step, options.rank)
         self._supervisor = watch_ranks(paths, SUPERVISOR, range(1), options.hang_seconds, own)
-        self._paths, self._troubles = paths, Troubles(paths, "serve")
-        self._step, self._ready_record = options.step, paths.ready_record(options.step)
-        self._driver = driver
-        self._server = driver.http()
-        self._ready_timeout_s = options.ready_timeout_seconds
-        self._started = time.monotonic()
-        self._started_at = time.time()
+        self._paths, self._options = paths, options
+        self._troubles = Troubles(paths, "serve")
+        self._ready_record = paths.ready_record(options.step)
+        self._server = endpoint_of(options)
+        self._started, self._started_at = time.monotonic(), time.time()
         self._is_ready = False
         self._probe: Probe | None = None
         if options.hang_seconds is not None:
             self._probe = Probe(self._server, options.hang_seconds, options.ready_timeout_seconds)
 
-    def tick(self, stopped: Mapping[int, str]) -> ServerFaults:
-        """Record that the server is ready, once it is; return what is wrong with it.
-
-        Args:
-            stopped: ranks with a stopped process, which is noted at once.
-        """
-        if (why := self.supervisor_fault(stopped)) is not None:
-            return ServerFaults(supervisor=why)
+    def tick(self, seen: Observed) -> Observed:
+        """Record that the server is ready, once it is; add what is wrong with it to what rank 0 observes."""
+        if (why := self.supervisor_fault(seen.ranks.stopped)) is not None:
+            return replace(seen, supervisor=why)
         if self._is_ready:
-            return ServerFaults(hang=None if self._probe is None else self._probe.fault)
-        names = self._server.ready_models()
+            return replace(seen, hang=None if self._probe is None else self._probe.fault)
+        names, limit_s = self._server.ready_models(), self._options.ready_timeout_seconds
         if names is not None:
             self._is_ready = True
             self._record(names)
             if self._probe is not None:
                 self._probe.begin(names)
-        elif time.monotonic() - self._started > self._ready_timeout_s:
-            return ServerFaults(not_ready=f"{self._ready_timeout_s:.0f} s ({self._server.not_ready()})")
-        return ServerFaults()
+        elif time.monotonic() - self._started > limit_s:
+            return replace(seen, not_ready=f"{limit_s:.0f} s ({self._server.not_ready()})")
+        return seen
 
     def withdraw(self) -> None:
         """Take back that the server is ready: from now on requests may be refused."""
@@ -90,19 +84,20 @@ class Leader:
         endpoint: dict[str, Any] = {}
         if SOCKETS_VARIABLE not in os.environ:
             where = {"host": socket.gethostname(), "address": os.environ["TRTLLM_HPC_ADDRESS"]}
-            endpoint = {**where, **self._driver.endpoint()}
+            endpoint = {**where, **self._server.endpoint()}
         ReadyRecord(names, self._started_at, endpoint).write(self._ready_record)
         print(f"ready: {', '.join(names)}", flush=True)
 
     def supervisor_fault(self, stopped: Mapping[int, str]) -> str | None:
         """Note stopped ranks and a silent supervisor; return a sentence once that must be given up."""
-        seen = self._supervisor.look()
-        records = rank_records(self._paths, self._step) if stopped else []
-        names = {rank: rank_name(records, self._step, rank) for rank in stopped}
-        found = {f"{self._step}/{rank}": f"{names[rank]}: {why}" for rank, why in stopped.items()}
+        seen, step = self._supervisor.look(), self._options.step
+        records = rank_records(self._paths, step) if stopped else []
+        names = {rank: rank_name(records, step, rank) for rank in stopped}
+        faults = {f"{step}/{rank}": f"{names[rank]}: {why}" for rank, why in stopped.items()}
         # A supervisor with a stopped child is a suspect, too, and lives.
-        silent = {SUPERVISOR: _NO_SIGN} if SILENT in seen.suspects.get(0, "") else {}
-        self._troubles.note({**silent, **found})
+        if SILENT in seen.suspects.get(0, ""):
+            faults[SUPERVISOR] = _NO_SIGN
+        self._troubles.note(faults)
         return _NO_SIGN if seen.silent else None
 
     def give_up_supervisor(self) -> None:

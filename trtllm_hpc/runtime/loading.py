@@ -14,7 +14,9 @@ from typing import Any
 TABLE = json.loads(pkgutil.get_data(__name__, "loading.json") or b"")
 """The phases in words; each line with the phase that it begins, and where upstream writes it. No phase: the
 line ends the phase before. ``+`` begins a phase within another one, and ``-`` ends it."""
-_PATTERN = re.compile("|".join(f"(?P<line{number}>{it['line']})" for number, it in enumerate(TABLE["lines"])))
+_PATTERN = re.compile(
+    "|".join(f"(?P<line{number}>{entry['line']})" for number, entry in enumerate(TABLE["lines"]))
+)
 _LOOK_S, _MOST_BYTES, _LONGEST_LINE = 1.0, 1 << 20, 1 << 16
 
 

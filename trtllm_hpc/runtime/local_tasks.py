@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from trtllm_hpc.runtime.process import adopt_orphans, kill_descendants, on_signals, start_bound
 
@@ -24,7 +24,10 @@ def run_tasks(command: Sequence[str], ntasks: int, output: str) -> int:
     on_signals(signals.append)
     adopt_orphans()
     try:
-        tasks = [_start(command, rank, ntasks, output) for rank in range(ntasks)]
+        tasks = []
+        for rank in range(ntasks):
+            environment = dict(os.environ, TRTLLM_HPC_PROCID=str(rank), TRTLLM_HPC_NTASKS=str(ntasks))
+            tasks.append(start_bound(command, environment, Path(output.replace("%t", str(rank)))))
     except OSError as error:
         print(f"error: {command[0]} cannot be started: {error.strerror}.", file=sys.stderr)
         return 127
@@ -50,12 +53,3 @@ def run_tasks(command: Sequence[str], ntasks: int, output: str) -> int:
     if signals and not failure:
         return 143
     return failure if failure >= 0 else 128 - failure
-
-
-def _start(command: Sequence[str], rank: int, ntasks: int, output: str) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ, TRTLLM_HPC_PROCID=str(rank), TRTLLM_HPC_NTASKS=str(ntasks))
-    log = os.open(output.replace("%t", str(rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        return start_bound(command, environment, output=log)
-    finally:
-        os.close(log)

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,16 +48,22 @@ def _die_with_parent() -> None:
 def start_bound(
     command: Sequence[str],
     environment: Mapping[str, str],
-    output: int | None = None,
+    output: int | Path | None = None,
     inherited: Sequence[int] = (),
     *,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process that the kernel kills when this one dies in any way.
 
-    It shares this process's output without ``output``, a file descriptor, and gets the descriptors
-    ``inherited``. With ``session`` it has its own session and process group.
+    It shares this process's output without ``output``, a file descriptor or a log to append to, and gets the
+    descriptors ``inherited``. With ``session`` it has its own session and process group.
     """
+    if isinstance(output, Path):
+        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return start_bound(command, environment, log, inherited, session=session)
+        finally:
+            os.close(log)
     return subprocess.Popen(
         command,
         env=dict(environment),
@@ -131,6 +137,13 @@ def run_group(
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    """Signal processes; one that is gone is left out."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def signal_group(group: int, number: signal.Signals) -> bool:
     """Signal a process group; returns whether it is there, and ours."""
     with suppress(ProcessLookupError, PermissionError):
@@ -152,6 +165,14 @@ def start_ticks(pid: int) -> int | None:
     """
     fields = _stat(pid)
     return None if not fields or fields[0] == "Z" else int(fields[19])
+
+
+def seconds_of(pid: int) -> Iterator[None]:
+    """Yield, and sleep for a second, until a process is gone."""
+    begun = start_ticks(pid)
+    while begun is not None and start_ticks(pid) == begun:
+        yield
+        time.sleep(1)
 
 
 def state_of(pid: int) -> str | None:
@@ -215,9 +236,7 @@ def kill_descendants(timeout_s: float = 5.0) -> None:
         left = descendants(os.getpid())
         if not left:
             return
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        send(left, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

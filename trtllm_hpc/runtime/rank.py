@@ -22,7 +22,7 @@ from trtllm_hpc.runtime.alone import host_variables
 from trtllm_hpc.runtime.caches import begin_tuning, cached_files, copy_tuning
 from trtllm_hpc.runtime.checks import step_world
 from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, remove_abandoned
-from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, Decision, End, Observed, conclude, decide
+from trtllm_hpc.runtime.ending import AFTER_LEADER_S, NO_SUPERVISOR, End, Observed, conclude, decide
 from trtllm_hpc.runtime.gpus import GpuWatch
 from trtllm_hpc.runtime.heartbeat import Heartbeat, watch_ranks
 from trtllm_hpc.runtime.launched_server import LaunchedServer
@@ -40,7 +40,7 @@ from trtllm_hpc.runtime.process import (
 from trtllm_hpc.runtime.python_backend import ModelProcesses
 from trtllm_hpc.runtime.records import RankRecord, StopRequest, leader_has_ended, rank_records
 from trtllm_hpc.runtime.server_spec import RankOptions, expand, find_program
-from trtllm_hpc.runtime.servers import driver_of
+from trtllm_hpc.runtime.servers import start_command
 
 Child = subprocess.Popen[bytes] | LaunchedServer
 _TICK_S = 0.2
@@ -68,7 +68,7 @@ class RankSupervisor:
         self._loading = Loading(paths.rank_log(options.step, options.rank), paths.ready_record(options.step))
         self._failure_file = paths.failure_reason(options.step, options.rank)
         self._signal: str | None = None
-        self._decision: Decision | None = None
+        self._decided: End | None = None
         self._kill_at: float | None = None
         self._kept_tuning: Path | None = None
         own = paths.rank_heartbeat(options.step, options.rank)
@@ -78,8 +78,7 @@ class RankSupervisor:
         self._gpus = GpuWatch.of_rank(paths, options)
         watched = range(options.world_size if options.rank == 0 else 1)
         self._ranks = watch_ranks(paths, options.step, watched, options.hang_seconds, own)
-        self._server = driver_of(paths, options)
-        self._leader = Leader(paths, options, self._server) if options.rank == 0 else None
+        self._leader = Leader(paths, options) if options.rank == 0 else None
 
     def run(self) -> int:
         """Start the server, watch it to its end; returns the rank's exit code."""
@@ -121,9 +120,9 @@ class RankSupervisor:
         tasks = step_world(step_tasks(), self._options.world_size)
         if tasks.state == FAIL:
             raise StartFailed(tasks.message, hint=tasks.hint)
-        spec, server = self._options.spec, self._server.command(scratch)
-        launcher = self._options.launcher or spec.launcher
-        environment = {**os.environ, **server.environment, **self._interface_variables()}
+        spec = self._options.spec
+        words, own_variables = start_command(self._paths, self._options, scratch)
+        environment = {**os.environ, **own_variables, **self._interface_variables()}
         environment |= host_variables(environment, self._record.host)
         ranks, own_file = self._options.world_size, self._paths.tuning(self._options.step)
         self._kept_tuning = begin_tuning(own_file, self._options.rank, ranks, environment)
@@ -133,19 +132,14 @@ class RankSupervisor:
             environment.pop(name, None)
             if value is not None:
                 environment[name] = value
-        chooses = self._options.rank == 0 and Path(launcher or "").name == "trtllm-llmapi-launch"
-        words, profiler = server.words, self._profiler(environment)
-        if launcher is None:
-            words = [*profiler, *words]
-        elif profiler:  # before the launcher, whose own process computes
-            launcher = f"{shlex.join(profiler)} {launcher}"
-        shown = [launcher, *words] if launcher is not None else words
-        print(f"rank {self._options.rank} on {self._record.host}: {' '.join(shown)}", flush=True)
+        # The profiler goes before the launcher, whose own process computes.
+        before = [*self._profiler(environment), *shlex.split(spec.launcher or "")]
+        print(f"rank {self._options.rank} on {self._record.host}: {' '.join([*before, *words])}", flush=True)
         allow_large_requests()
-        if launcher is None:
-            return start_bound(words, environment)
-        runtime = self._paths.runtime
-        return LaunchedServer(launcher, words, environment, scratch, runtime, chooses_port=chooses)
+        if spec.launcher is None:
+            return start_bound([*before, *words], environment)
+        chooses = self._options.rank == 0 and Path(spec.launcher).name == "trtllm-llmapi-launch"
+        return LaunchedServer(before, words, environment, scratch, self._paths.runtime, chooses_port=chooses)
 
     def _profiler(self, environment: dict[str, str]) -> list[str]:
         """Return the profiler's command line, if this rank is profiled, and add its variables."""
@@ -162,7 +156,7 @@ class RankSupervisor:
     def _not_started(self, sentence: str, hint: str | None) -> int:
         """Record the end too: a record without one looks like a rank that was killed."""
         remove_leftovers(self._options.prefix)
-        self._write_end(ExitCode.START, End(ExitCode.START, reason=sentence))
+        self._write_end(ExitCode.START, End(reason=sentence, exit_code=ExitCode.START))
         print(f"error: {sentence}.\n  next: {hint}", file=sys.stderr, flush=True)
         return ExitCode.START
 
@@ -188,9 +182,9 @@ class RankSupervisor:
                 self._record = replace(self._record, **seen)
                 with suppress(OSError):  # on a full disk the server starts all the same
                     self._record.write(self._record_file)
-            decision = decide(self._observe(), self._decision)
-            if decision is not None and decision != self._decision:
-                self._obey(decision, child)
+            end = decide(self._observe(), self._decided)
+            if end is not None and end != self._decided:
+                self._obey(end, child)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._kill_at = None
                 print(f"rank {self._options.rank} has not ended in time: it is killed", flush=True)
@@ -200,7 +194,7 @@ class RankSupervisor:
     def _observe(self, *, has_ended: bool = False) -> Observed:
         """Observe everything on which the rules depend; ``has_ended``: this rank's server."""
         step, rank = self._options.step, self._options.rank
-        is_serving = self._decision is None and not has_ended
+        is_serving = self._decided is None and not has_ended
         seen = Observed(
             step,
             rank,
@@ -215,7 +209,7 @@ class RankSupervisor:
         seen = self._with_records(seen, has_ended=has_ended)
         if self._leader is None or not is_serving or seen.running(seen.ranks.silent):
             return seen
-        return self._with_records(replace(seen, faults=self._leader.tick(seen.ranks.stopped)))
+        return self._with_records(self._leader.tick(seen))
 
     def _with_records(self, seen: Observed, *, has_ended: bool = False) -> Observed:
         """Add the records of all ranks if a rule may need them: there may be thousands."""
@@ -223,19 +217,19 @@ class RankSupervisor:
             return seen
         return replace(seen, records=rank_records(self._paths, seen.step))
 
-    def _obey(self, decision: Decision, child: Child) -> None:
-        before, self._decision = self._decision, decision
-        kill_at = time.monotonic() + decision.grace_s
+    def _obey(self, end: End, child: Child) -> None:
+        before, self._decided = self._decided, end
+        kill_at = time.monotonic() + end.grace_s
         # After a signal Slurm does not wait for longer because the cause has been found.
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
-        if before is not None and before.by == decision.by:
+        if before is not None and before.stopped_by == end.stopped_by:
             return
-        reason = decision.sentence
-        print(f"rank {self._options.rank} stops: requested by {decision.by}, {reason}", flush=True)
+        rank = self._options.rank
+        print(f"rank {rank} stops: requested by {end.stopped_by}, {end.reason}", flush=True)
         if self._leader is not None:
             self._leader.withdraw()
         # A worker's server ends by itself after the leader's.
-        if self._leader is not None or decision.blames is not None:
+        if self._leader is not None or end.blames is not None:
             child.terminate()
 
     # Ending -------------------------------------------------------------------------
@@ -244,15 +238,15 @@ class RankSupervisor:
         deadline = time.monotonic() + _CAUSE_S
         while True:
             seen, is_over = self._observe(has_ended=True), time.monotonic() > deadline
-            if end := conclude(seen, self._decision, returncode, is_over=is_over):
+            if end := conclude(seen, self._decided, returncode, is_over=is_over):
                 return end
             time.sleep(_TICK_S)
 
     def _write_end(self, returncode: int, end: End) -> End:
         """Record the end, with the server's own reason unless a rank is to blame."""
         with suppress(FileNotFoundError):
-            said = self._failure_file.read_text(encoding="utf-8").strip()
-            end = end if end.blames is not None else replace(end, reason=said or end.reason)
+            reason = self._failure_file.read_text(encoding="utf-8").strip()
+            end = end if end.blames is not None else replace(end, reason=reason or end.reason)
         replace(
             self._record,
             ended_at=time.time(),

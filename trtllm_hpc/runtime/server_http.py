@@ -45,10 +45,10 @@ def call(connection: http.client.HTTPConnection, method: str, path: str, body: b
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
-        found = answer.read(1 << 22)
+        content = answer.read(1 << 22)
         if answer.status != 200:
-            raise Refused(_message(found) or f"status {answer.status}")
-        return found
+            raise Refused(_message(content) or f"status {answer.status}")
+        return content
     finally:
         connection.close()
 

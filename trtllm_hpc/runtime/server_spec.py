@@ -84,8 +84,6 @@ class RankOptions:
     """Prefix of this rank's shared memory and scratch folder, with job id and rank."""
     ready_timeout_seconds: float
     spec: ServerSpec
-    launcher: str | None = None
-    """In place of the specification's."""
     step: str = "serve"
     """``serve.1`` for instance 1 of several."""
     hang_seconds: float | None = None
@@ -97,13 +95,8 @@ class RankOptions:
         return expand(words, {**values, "prefix": self.prefix, "rank": self.rank})
 
 
-@dataclass(frozen=True)
-class StartCommand:
-    """How to start the server on this node."""
-
-    words: list[str]
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables that override the task's own."""
+StartCommand = tuple[list[str], dict[str, str]]
+"""How to start the server on this node: its words, and variables that override the task's own."""
 
 
 def find_program(name: str, hint: str) -> str:

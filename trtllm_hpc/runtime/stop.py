@@ -10,13 +10,12 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from trtllm_hpc.paths import RunPaths, read_json
-from trtllm_hpc.runtime.process import descendants, output_of, start_ticks
+from trtllm_hpc.runtime.heartbeat import BEAT_S, Heartbeat, SilenceWatch, Troubles, stopped_below
+from trtllm_hpc.runtime.process import descendants, output_of, seconds_of, send
 from trtllm_hpc.runtime.records import TOKEN_VARIABLE, StopRequest, read_events, try_event
-from trtllm_hpc.runtime.troubles import Troubles, stopped_below
-
-HEARTBEAT_INTERVAL_S = 5.0
 
 CANCEL = "cancel"
 """Who requests the stop of a run that the user cancels; a submission stops, too."""
@@ -26,7 +25,7 @@ SUPERVISOR_VARIABLE = "TRTLLM_HPC_SUPERVISOR"
 """Environment variable of the ranks: process id and start time of the supervisor on the job's first node."""
 
 
-_ASK_AFTER_S = 3 * HEARTBEAT_INTERVAL_S
+_ASK_AFTER_S = 3 * BEAT_S
 _ASK_S = 30.0
 """How often Slurm is asked for the state of a companion that gives no sign of life."""
 _ANSWER_S = 5.0
@@ -42,50 +41,44 @@ def request_stop(paths: RunPaths, *, by: str, reason: str) -> None:
 
 
 def beat_while(paths: RunPaths, pid: int) -> None:
-    """Touch the heartbeat file until the process ``pid`` is gone; end that process if the server ends first.
+    """Beat for the companion until the process ``pid`` is gone; end that process if the server ends first.
 
     A benchmark must not run to its time limit against a dead server, nor stand still behind this heartbeat.
     """
-    next_beat, begun, troubles = 0.0, start_ticks(pid), Troubles(paths, "companion")
-    # The process id alone may be reused.
-    while begun is not None and start_ticks(pid) == begun:
+    heartbeat, troubles = Heartbeat(paths.heartbeat), Troubles(paths, "companion")
+    for _ in seconds_of(pid):
         if troubles.is_due():
-            _end_what_stands_still(paths, pid, troubles)
-        if time.monotonic() >= next_beat:
-            paths.heartbeat.touch()
-            next_beat = time.monotonic() + HEARTBEAT_INTERVAL_S
+            end_what_stands_still(paths, pid, troubles)
+        heartbeat.beat()
         request = StopRequest.read(paths.stop_request)
         # The supervisor's own request says that the server is lost; others mean that the companion is done.
         if (request is None or request.by == SUPERVISOR) and server_has_ended(paths):
             print("error: the server has ended before the companion was done", file=sys.stderr, flush=True)
-            for child in descendants(pid):
-                if child != os.getpid():
-                    with suppress(ProcessLookupError):
-                        os.kill(child, signal.SIGTERM)
+            send(set(descendants(pid)) - {os.getpid()}, signal.SIGTERM)
             return
-        time.sleep(1)
 
 
-def _end_what_stands_still(paths: RunPaths, pid: int, troubles: Troubles) -> None:
+def end_what_stands_still(paths: RunPaths, pid: int, troubles: Troubles) -> None:
+    """Kill what is stopped below the process ``pid`` for long, and record why."""
     for part, why in troubles.look(stopped_below(pid)).items():
         try_event(paths, "companion", "failed", reason=why)
-        with suppress(ProcessLookupError):
-            os.kill(int(part), signal.SIGKILL)
+        send([int(part)], signal.SIGKILL)
 
 
 class CompanionWatch:
     """Notices that the companion does not start within ``start_s``, or is silent for ``silence_s``.
 
-    ``None``: for ever. Only changes of its file count, by this node's clock: the clocks of two nodes may
-    differ. While it is missing, Slurm is asked for the state of its job.
+    ``None``: for ever. While it is missing, Slurm is asked for the state of its job. ``own`` is the
+    heartbeat of the caller.
     """
 
-    def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None) -> None:
+    def __init__(self, paths: RunPaths, start_s: float | None, silence_s: float | None, own: Path) -> None:
         self._paths = paths
         self._start_s, self._silence_s = start_s, silence_s
         self._begun = self._ask_at = 0.0
-        self._beat: tuple[int, float] | None = None
         self._of_slurm = ""
+        self._watch = SilenceWatch({0: paths.heartbeat}, silence_s, own)
+        self._watch.look()
 
     def begin(self) -> None:
         """The server is ready from now on."""
@@ -93,28 +86,25 @@ class CompanionWatch:
 
     def missing(self) -> str | None:
         """Return a sentence once the companion is missing; request the stop if Slurm has ended its job."""
-        now = time.monotonic()
-        try:
-            changed = self._paths.heartbeat.stat().st_mtime_ns
-        except OSError:
-            changed = 0  # not there yet; or the file system failed for a moment, which proves nothing
-        if changed and (self._beat is None or self._beat[0] != changed):
-            self._beat, self._of_slurm = (changed, now), ""
-        limit_s = self._start_s if self._beat is None else self._silence_s
-        silent_s = now - (self._begun if self._beat is None else self._beat[1])
+        seen, has_begun, now = self._watch.look(), self._watch.has_begun(0), time.monotonic()
+        limit_s = self._silence_s if has_begun else self._start_s
         if limit_s is None:
             return None
-        if silent_s > _ASK_AFTER_S and now >= self._ask_at:
+        is_suspect = bool(seen.suspects) if has_begun else now - self._begun > _ASK_AFTER_S
+        if not is_suspect:
+            self._of_slurm = ""
+        elif now >= self._ask_at:
             self._ask_at = now + _ASK_S
             self._ask_slurm()
-        if silent_s <= limit_s:
-            return None
-        if self._beat is None:
+        if seen.silent:
+            return f"the companion gave no sign of life for {limit_s:.0f} s{self._of_slurm}"
+        if not has_begun and now - self._begun > limit_s:
             return f"no companion came within {limit_s:.0f} s{self._of_slurm}"
-        return f"the companion gave no sign of life for {limit_s:.0f} s{self._of_slurm}"
+        return None
 
     def _ask_slurm(self) -> None:
-        begins = [it.data for it in read_events(self._paths, "companion") if it.name == "stage_begin"]
+        events = read_events(self._paths, "companion")
+        begins = [event.data for event in events if event.name == "stage_begin"]
         with suppress(OSError, ValueError, KeyError, TypeError):
             stages = (read_json(self._paths.jobs) or {}).get("stages", {})
             job = (begins[-1] if begins else stages["companion"])["job_id"]

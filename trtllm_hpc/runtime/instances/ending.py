@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trtllm_hpc.errors import ExitCode
-from trtllm_hpc.runtime.blame import cut_network, first_to_fail, verdict
-from trtllm_hpc.runtime.ending import rank_name
+from trtllm_hpc.runtime.blame import how_it_ended, rank_name, verdict
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
-from trtllm_hpc.runtime.process import end_of
 from trtllm_hpc.runtime.records import RankRecord
 
 STEP_GRACE_S = 30.0
@@ -33,37 +31,29 @@ class RunEnd:
     """Whether the sentence is the cause; otherwise records and logs of the ranks explain more."""
 
 
-@dataclass(frozen=True)
-class InstanceEnd:
-    """What follows from the end of an instance."""
-
-    state: str
-    """Its new state: ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job."""
-    reason: str | None
-    run: RunEnd | None = None
-
-
 def after_end(
     instance: Instance,
     records: Sequence[RankRecord],
     returncode: int,
     options: SupervisorOptions,
     others: int,
-) -> InstanceEnd:
+) -> tuple[str, str | None, RunEnd | None]:
     """Return what follows when an instance has ended although the run goes on.
 
     ``others`` still live; in a disaggregated run, of its phase.
+
+    Returns:
+        The instance's new state, ``restarting``, ``failed``, or ``ended`` if Slurm ends the whole job; the
+        reason; and the end of the run, if too few instances are left.
     """
     if records and len(records) == records[0].world_size and all(map(_was_signalled, records)):
         # Slurm ends the ranks of a cancelled job before the supervisor hears of it.
-        return InstanceEnd("ended", instance.reason)
+        return "ended", instance.reason, None
     reason = instance.lost or how_it_ended(records, returncode)
-    if _restarts(instance, options):
-        living, state = others + 1, "restarting"
-    else:
-        living, state = others, "failed"
+    restarts = _restarts(instance, options)
+    living, state = others + restarts, "restarting" if restarts else "failed"
     if living >= options.minimum_beside(instance.number):
-        return InstanceEnd(state, reason)
+        return state, reason, None
     code = returncode if 0 < returncode < 128 else ExitCode.START
     if (role := options.role(instance.number)) is not None:
         sentence = f"the {role} server {instance.number} has ended: {reason}"
@@ -76,7 +66,7 @@ def after_end(
         )
     # Records and logs of the ranks explain more, unless the node of a single server is lost.
     is_cause = instance.lost is not None or not (options.roles or options.count == 1)
-    return InstanceEnd(state, reason, RunEnd(sentence, code, is_cause=is_cause))
+    return state, reason, RunEnd(sentence, code, is_cause=is_cause)
 
 
 def early_end(
@@ -120,21 +110,3 @@ def lost(
 
 def _was_signalled(record: RankRecord) -> bool:
     return (record.stopped_by or "").startswith("SIG")
-
-
-def how_it_ended(records: Sequence[RankRecord], code: int) -> str:
-    """Return how an instance has ended in one sentence, from the records of its ranks."""
-    if not records:
-        return f"no rank was started (exit code {code})"
-    judge = verdict(records)
-    if judge is not None and judge.reason is not None:
-        return judge.reason.rstrip(".")
-    first = first_to_fail(records, over=True) or min(
-        records, key=lambda record: record.stopped_by == "leader"
-    )
-    if first.ended_at is None:
-        return f"rank {first.rank} on {first.host} was killed before it could record its end"
-    how = "ended, with an unknown exit code" if first.exit_code is None else end_of(first.exit_code)
-    because = f": {first.reason.rstrip('.')}" if first.reason else ""
-    network = f"; {cut}" if (cut := cut_network(records)) is not None else ""
-    return f"rank {first.rank} on {first.host} {how}{because}{network}"

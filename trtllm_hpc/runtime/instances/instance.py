@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trtllm_hpc.runtime.door import DoorOptions
-from trtllm_hpc.runtime.heartbeat import SilenceWatch
+from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import SOCKETS_VARIABLE, DoorOptions
+from trtllm_hpc.runtime.heartbeat import SilenceWatch, watch_ranks
+from trtllm_hpc.runtime.process import start_bound, start_ticks
+from trtllm_hpc.runtime.records import try_event
+from trtllm_hpc.runtime.stop import SUPERVISOR_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Instance:
 
     number: int
     step: str
-    sockets: Path | None
+    sockets: Path | None = None
     """Folder of its sockets behind a door."""
     state: str = "starting"
     """``starting``, ``ready``, ``restarting``, ``failed`` or ``ended``."""
@@ -75,6 +80,19 @@ class Instance:
     over_since: float | None = None
     """When a rank was first seen to have failed, while the step goes on."""
 
+    def start(self, paths: RunPaths, hang_seconds: float | None, own: Path) -> None:
+        """Start its ranks; ``own`` is the supervisor's heartbeat."""
+        paths.ready_record(self.step).unlink(missing_ok=True)
+        for record in paths.ranks.glob(f"{self.step}_*.json"):
+            record.unlink(missing_ok=True)
+        self.state, self.over_since = "starting", None
+        self.leader = watch_ranks(paths, self.step, range(1), hang_seconds, own)
+        try_event(paths, "serve", "server_start", instance=self.number)
+        command = ["bash", str(paths.script("instance")), str(self.number)]
+        sockets = {} if self.sockets is None else {SOCKETS_VARIABLE: str(self.sockets)}
+        supervisor = {SUPERVISOR_VARIABLE: f"{os.getpid()} {start_ticks(os.getpid())}"}
+        self.child = start_bound(command, {**os.environ, **sockets, **supervisor})
+
     @property
     def lives(self) -> bool:
         """Whether it serves, or may come to."""
@@ -86,6 +104,6 @@ class Instance:
         return self.child is not None and self.child.poll() is None
 
     def as_json(self) -> dict[str, object]:
-        """What ``status`` shows."""
-        shown = {"state": self.state, "restarts": self.restarts, "reason": self.reason}
-        return {"instance": self.number, **shown}
+        """Return what ``status`` shows."""
+        state = {"state": self.state, "restarts": self.restarts, "reason": self.reason}
+        return {"instance": self.number, **state}

@@ -13,8 +13,8 @@ from typing import Any
 from trtllm_hpc.errors import StartFailed
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.certificate import fingerprint
+from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
-from trtllm_hpc.runtime.instances.starting import Doors
 from trtllm_hpc.runtime.leader import ReadyRecord
 from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.records import Endpoint, read_events, try_event
@@ -52,7 +52,7 @@ class Publisher:
                 return False
         self._ready_since = self._ready_since or time.monotonic()
         wanted = len(living) if front is None else 1
-        reached = wanted if self._options.door is None else self._doors.own.servers_up()
+        reached = wanted if self._doors.own is None else self._doors.own.servers_up()
         if reached >= wanted:
             self._publish(list(known.values()))
             return True

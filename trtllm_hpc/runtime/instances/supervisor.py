@@ -12,26 +12,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from trtllm_hpc.errors import ExitCode, StartFailed
-from trtllm_hpc.paths import RunPaths, write_json
-from trtllm_hpc.runtime.blame import first_to_fail
+from trtllm_hpc.paths import RunPaths, serve_steps, write_json
+from trtllm_hpc.runtime.blame import failed_by_itself, verdict
 from trtllm_hpc.runtime.engine_cache.verify import EngineCheck
 from trtllm_hpc.runtime.guests import IDLE
-from trtllm_hpc.runtime.heartbeat import Heartbeat
+from trtllm_hpc.runtime.heartbeat import Heartbeat, Troubles, stopped_below
+from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.instances.ending import RunEnd, after_end, early_end, lost
 from trtllm_hpc.runtime.instances.instance import Instance, SupervisorOptions
 from trtllm_hpc.runtime.instances.publishing import Publisher
-from trtllm_hpc.runtime.instances.starting import Doors, start_instance
 from trtllm_hpc.runtime.instances.visitors import Visitors
 from trtllm_hpc.runtime.lock import add_findings
-from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals
+from trtllm_hpc.runtime.process import adopt_orphans, descendants, kill_descendants, on_signals, send
 from trtllm_hpc.runtime.records import StopRequest, rank_records, try_event
 from trtllm_hpc.runtime.renewal import RENEWAL
 from trtllm_hpc.runtime.stop import SUPERVISOR, CompanionWatch, request_stop
-from trtllm_hpc.runtime.troubles import Troubles, stopped_below
 
 _TICK_S = 0.2
 _FIRST_PAUSE_S = 1.0
@@ -52,13 +50,12 @@ class RunSupervisor:
         self._instances: list[Instance] = []
         self._doors = Doors(paths, options, lambda: self._signal is not None)
         self._publisher = Publisher(paths, options, self._doors)
+        self._heartbeat = Heartbeat(paths.rank_heartbeat(SUPERVISOR, 0))
         self._companion = CompanionWatch(
-            paths, options.companion_start_seconds, options.companion_silence_seconds
+            paths, options.companion_start_seconds, options.companion_silence_seconds, self._heartbeat.file
         )
         self._visitors = Visitors(paths, self._doors, options.idle_seconds)
         self._engine = EngineCheck(paths)
-        self._own_heartbeat = paths.rank_heartbeat(SUPERVISOR, 0)
-        self._heartbeat = Heartbeat(self._own_heartbeat)
         self._troubles = Troubles(paths, "serve", options.hang_seconds)
         self._signal: str | None = None
         self._is_warned = False
@@ -74,9 +71,10 @@ class RunSupervisor:
         adopt_orphans()
         add_findings(self._paths)
         try:
-            self._instances = self._doors.open()
-            for instance in self._instances:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
+            folders = self._doors.open()
+            for number, step in enumerate(serve_steps(self._options.count)):
+                self._instances.append(Instance(number, step, folders.get(number)))
+                self._start(self._instances[-1])
             self._note()
             while self._tick():
                 time.sleep(_TICK_S)
@@ -118,7 +116,7 @@ class RunSupervisor:
             if instance.child is not None:
                 self._look_at(instance, instance.child)
             elif instance.state == "restarting" and time.monotonic() > instance.restart_at:
-                start_instance(self._paths, instance, self._options.hang_seconds, self._own_heartbeat)
+                self._start(instance)
                 self._note()
         if self._stopping_since is not None:
             if self._is_overdue():
@@ -148,15 +146,20 @@ class RunSupervisor:
 
     def _give_up_what_stands_still(self) -> None:
         """Name it, and later kill it: what ends is started again, or ends the run, as after any other end."""
-        of_instances = {pid for it in self._instances if it.child for pid in descendants(it.child.pid)}
+        of_instances = {
+            pid for instance in self._instances if instance.child for pid in descendants(instance.child.pid)
+        }
         all_ready = all(instance.state == "ready" for instance in self._instances)
         faults = stopped_below(os.getpid(), of_instances) | self._doors.missing_sockets(all_ready=all_ready)
         late = self._troubles.look(faults)
-        _send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
+        send([int(part) for part in late if part.isdecimal()], signal.SIGKILL)
         if "sockets" in late:
             self._end_run(RunEnd(late["sockets"]))
 
     # Instances ----------------------------------------------------------------------
+
+    def _start(self, instance: Instance) -> None:
+        instance.start(self._paths, self._options.hang_seconds, self._heartbeat.file)
 
     def _look_at(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
         if child.poll() is not None:
@@ -173,7 +176,7 @@ class RunSupervisor:
     def _others(self, instance: Instance) -> int:
         """Return how many others live: of the same phase, in a disaggregated run."""
         role = self._options.role
-        others = (it for it in self._instances if it is not instance)
+        others = (other for other in self._instances if other is not instance)
         return sum(other.lives for other in others if role(other.number) == role(instance.number))
 
     def _end_if_lost(self, instance: Instance, child: subprocess.Popen[bytes]) -> None:
@@ -184,7 +187,8 @@ class RunSupervisor:
         instance.look_at = now + 1.0
         silent = instance.leader.look().silent if instance.leader is not None else {}
         records = rank_records(self._paths, instance.step)
-        if instance.over_since is None and first_to_fail(records, over=False) is not None:
+        has_failed = verdict(records) is not None or any(map(failed_by_itself, records))
+        if instance.over_since is None and has_failed:
             instance.over_since = now
         others, is_stopping = self._others(instance), self._stopping_since is not None
         end = early_end(instance, records, self._options, others, is_stopping=is_stopping)
@@ -193,7 +197,7 @@ class RunSupervisor:
         over_s = None if instance.over_since is None else now - instance.over_since
         instance.lost = instance.lost or lost(instance, records, silent, over_s)
         if instance.lost is not None:
-            _send([*descendants(child.pid), child.pid], signal.SIGKILL)
+            send([*descendants(child.pid), child.pid], signal.SIGKILL)
 
     def _has_ended(self, instance: Instance, returncode: int) -> None:
         if self._stopping_since is not None:
@@ -202,18 +206,19 @@ class RunSupervisor:
                 self._code = self._code or returncode  # a rank failed while the server stopped
             return
         records = rank_records(self._paths, instance.step)
-        end = after_end(instance, records, returncode, self._options, self._others(instance))
-        instance.state, instance.reason = end.state, end.reason
-        if end.state == "ended":
+        others = self._others(instance)
+        state, reason, run_end = after_end(instance, records, returncode, self._options, others)
+        instance.state, instance.reason = state, reason
+        if state == "ended":
             self._note_signal("SIGTERM")
             return
-        if end.state == "restarting":
+        if state == "restarting":
             pause_s = min(_FIRST_PAUSE_S * 2**instance.restarts, _LONGEST_PAUSE_S)
             instance.restart_at = time.monotonic() + pause_s
             instance.restarts += 1
         self._report(instance)
-        if end.run is not None:
-            self._end_run(end.run)
+        if run_end is not None:
+            self._end_run(run_end)
 
     def _report(self, instance: Instance) -> None:
         then = "it is not started again"
@@ -244,9 +249,11 @@ class RunSupervisor:
             self._draining_since = time.monotonic()
             try_event(self._paths, "serve", "draining")
             self._publisher.withdraw()
-            self._doors.own.drain()
+            if self._doors.own is not None:
+                self._doors.own.drain()
         waited_s = time.monotonic() - self._draining_since
-        if not self._doors.own.is_open() or waited_s > self._options.drain_seconds:
+        is_open = self._doors.own is not None and self._doors.own.is_open()
+        if not is_open or waited_s > self._options.drain_seconds:
             request_stop(self._paths, by=RENEWAL, reason="the time limit of its job is near")
 
     def _stop(self) -> None:
@@ -267,7 +274,7 @@ class RunSupervisor:
     def _terminate(self) -> None:
         """Signal everything below this process but the doors, which close last."""
         self._doors.remove_folder()
-        _send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
+        send(set(descendants(os.getpid())) - self._doors.pids, signal.SIGTERM)
 
     def _close(self) -> None:
         # After a failure there is a stop request, which the ranks obey by themselves.
@@ -285,9 +292,3 @@ class RunSupervisor:
             if until_signal and self._signal is not None:
                 return
             time.sleep(_TICK_S)
-
-
-def _send(pids: Iterable[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)

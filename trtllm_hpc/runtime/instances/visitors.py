@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 
 from trtllm_hpc.paths import RunPaths
+from trtllm_hpc.runtime.door import Door
 from trtllm_hpc.runtime.guests import IDLE, Visits, guest_keys
-from trtllm_hpc.runtime.instances.starting import Doors
+from trtllm_hpc.runtime.instances.doors import Doors
 from trtllm_hpc.runtime.notice import notify
 from trtllm_hpc.runtime.records import try_event
 
@@ -32,18 +33,18 @@ class Visitors:
 
     def tick(self, *, serves: bool) -> str | None:
         """Look at most once a second; return a sentence once nobody has asked for too long."""
-        now = time.monotonic()
-        if now < self._look_at or not self._doors.is_open:
+        now, door = time.monotonic(), self._doors.own
+        if now < self._look_at or door is None:
             return None
         self._look_at = now + _LOOK_S
         with suppress(OSError, ValueError):  # HAProxy is started again, or the file system fails: until then
-            self._look_at_door(now)
+            self._look_at_door(door, now)
         if not serves:
             self._asked_at = now
         return None if self._idle_s is None else self._idle(self._idle_s, self._asked_at + self._idle_s - now)
 
-    def _look_at_door(self, now: float) -> None:
-        door, asked = self._doors.own, dict(self._visits.asked)
+    def _look_at_door(self, door: Door, now: float) -> None:
+        asked = dict(self._visits.asked)
         keys = guest_keys(self._paths, time.time())
         door.admit(keys)
         for name, (count, running) in door.asked().items():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +24,22 @@ _TOKENS = (1, 2, 3, 4)
 from the Hub. Other servers may take text only."""
 
 
-class OpenAIDriver:
-    """One rank's part of such a server."""
-
-    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
-        self._paths, self._options = paths, options
-        self._place = _place(options)
-
-    def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server; raises StartFailed if this node does not have the program."""
-        spec, environment = self._options.spec, dict[str, str]()
-        address, _, port = self._place.rpartition(":")
-        program, *words = self._options.words(
-            address=address,
-            port=port,
-            node_rank=self._options.rank // self._options.ranks_per_node,
-            leader_address=os.environ.get("MASTER_ADDR", "127.0.0.1"),
-            leader_port=os.environ.get("MASTER_PORT", "0"),
-        )
-        if self._options.rank == 0 and spec.model is not None:
-            environment |= vocabulary_variables(spec.model, spec.tokenizer, scratch)
-            words = with_auth_key(words, self._paths, scratch)
-        hint = "set container.image in the cluster profile to an image that has it"
-        return StartCommand([find_program(program, hint), *words], environment)
-
-    def http(self) -> OpenAIHttp:
-        """Return its own endpoint."""
-        spec = self._options.spec
-        chat = "none" if spec.model is None else chat_of(spec.model, spec.tokenizer)
-        return OpenAIHttp(
-            self._place,
-            unlisted=spec.model if spec.generate is None else None,
-            chat=chat,
-            health=spec.health,
-            generate=spec.generate,
-            processes=partial(descendants, os.getpid()),
-        )
-
-    def endpoint(self) -> dict[str, Any]:
-        """Return the URL of the endpoint in a run without a door."""
-        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-        return {**ports, "openai_url": f"http://{self._place}/v1"}
+def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
+    """Return how to start one rank's part; as :func:`trtllm_hpc.runtime.servers.start_command`."""
+    spec, environment = options.spec, dict[str, str]()
+    address, _, port = _place(options).rpartition(":")
+    program, *words = options.words(
+        address=address,
+        port=port,
+        node_rank=options.rank // options.ranks_per_node,
+        leader_address=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        leader_port=os.environ.get("MASTER_PORT", "0"),
+    )
+    if options.rank == 0 and spec.model is not None:
+        environment |= vocabulary_variables(spec.model, spec.tokenizer, scratch)
+        words = with_auth_key(words, paths, scratch)
+    hint = "set container.image in the cluster profile to an image that has it"
+    return [find_program(program, hint), *words], environment
 
 
 def _place(options: RankOptions) -> str:
@@ -90,8 +64,7 @@ class OpenAIHttp:
     Args:
         place: ``address:port``. models: the server's models, if it need not be asked for them; ``unlisted``:
         of a server that lists none. health: path that answers with status 200. generate: path that makes a
-        token; ``None``: the server has no such path. processes: returns the ids of the server's processes, to
-        see where they listen instead.
+        token; ``None``: the server has no such path.
     """
 
     def __init__(
@@ -103,16 +76,32 @@ class OpenAIHttp:
         chat: Chat = "none",
         health: str = "/health",
         generate: str | None = "/health_generate",
-        processes: Callable[[], Iterable[int]] = tuple,
     ) -> None:
         self._place, self._known_models = place, list(models)
         self._unlisted = [] if unlisted is None else [unlisted]
         self._chats = chat != "none"
-        self._health, self._processes = health, processes
+        self._health = health
         self._generate = None if chat == "harmony" else generate
         self._prompt = PROMPT if generate is None else _TOKENS
         self._asked: Asked | None = None
         self._says: str | None = None
+
+    @classmethod
+    def of(cls, options: RankOptions) -> OpenAIHttp:
+        """Return the endpoint of the server that rank 0 starts."""
+        spec = options.spec
+        return cls(
+            _place(options),
+            unlisted=spec.model if spec.generate is None else None,
+            chat="none" if spec.model is None else chat_of(spec.model, spec.tokenizer),
+            health=spec.health,
+            generate=spec.generate,
+        )
+
+    def endpoint(self) -> dict[str, Any]:
+        """Return the URL of the endpoint in a run without a door."""
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+        return {**ports, "openai_url": f"http://{self._place}/v1"}
 
     def ready_models(self) -> list[str] | None:
         """Return the name of the model once the server has made a token; ``None`` before."""
@@ -135,7 +124,7 @@ class OpenAIHttp:
     def not_ready(self) -> str:
         """Return how far it has come."""
         if self._asked is None and self._says is None:
-            ports = ", ".join(map(str, _listening_ports(self._processes())))
+            ports = ", ".join(map(str, _listening_ports(descendants(os.getpid()))))
             elsewhere = f" at {self._place}, but listens at port {ports}" if ports else ""
             return f"the server does not answer{elsewhere}"
         what = "a chat" if self._chats else "one"

@@ -33,54 +33,25 @@ _NO_WORDS = ("bad_words", "stop_words")
 _TEXT_MODELS = ("ensemble", "tensorrt_llm_bls", "tensorrt_llm")
 
 
-class TritonDriver:
-    """One rank's ``tritonserver``."""
-
-    def __init__(self, paths: RunPaths, options: RankOptions) -> None:
-        self._paths, self._options = paths, options
-        self._is_leader = options.rank == 0
-        self._sockets = Path(os.environ[SOCKETS_VARIABLE]) if SOCKETS_VARIABLE in os.environ else None
-        names = () if self._sockets is not None else ("HTTP", "GRPC", "METRICS")
-        self._ports = [int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in names] or [0, 0, 0]
-
-    def command(self, scratch: Path) -> StartCommand:
-        """Return how to start the server; makes what the server needs. Raises StartFailed."""
-        # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
-        # without spaces or quotes.
-        (scratch / "repository").symlink_to(self._paths.repository)
-        if self._is_leader and self._sockets is not None:
-            # The door's folder, which no other user may enter.
-            shutil.rmtree(self._sockets, ignore_errors=True)
-            self._sockets.mkdir(mode=0o700)
-        http, grpc, metrics = self._ports
-        program, *words = self._options.words(
-            repository=scratch / "repository",
-            sockets=self._sockets,
-            address=os.environ.get("TRTLLM_HPC_ADDRESS", ""),
-            http_port=http,
-            grpc_port=grpc,
-            metrics_port=metrics,
-        )
-        server = find_server(program, scratch)
-        return StartCommand([*server.words, *words], {**server.environment, **self._world()})
-
-    def _world(self) -> dict[str, str]:
-        """Return the variables that torch.distributed reads, unless a launcher joins the ranks."""
-        options = self._options
-        if (options.launcher or options.spec.launcher) is not None:
-            return {}
+def start_command(paths: RunPaths, options: RankOptions, scratch: Path) -> StartCommand:
+    """Return how to start a rank's ``tritonserver``; as :func:`trtllm_hpc.runtime.servers.start_command`."""
+    # Triton's Python backend puts the repository's path into a shell command as it is, so it gets one
+    # without spaces or quotes.
+    (scratch / "repository").symlink_to(paths.repository)
+    http = TritonHttp.here()
+    if options.rank == 0 and http.sockets is not None:
+        # The door's folder, which no other user may enter.
+        shutil.rmtree(http.sockets, ignore_errors=True)
+        http.sockets.mkdir(mode=0o700)
+    program, *words = options.words(
+        repository=scratch / "repository", address=http.address, sockets=http.sockets, **http.endpoint()
+    )
+    server, environment = find_server(program, scratch)
+    if options.spec.launcher is None:  # then nobody else joins the ranks
         local = options.rank % options.ranks_per_node
-        return {"RANK": str(options.rank), "WORLD_SIZE": str(options.world_size), "LOCAL_RANK": str(local)}
-
-    def http(self) -> TritonHttp:
-        """Return its own endpoint."""
-        http, _, metrics = self._ports
-        return TritonHttp(os.environ.get("TRTLLM_HPC_ADDRESS", ""), http, metrics, self._sockets)
-
-    def endpoint(self) -> dict[str, Any]:
-        """Return the ports of the endpoint in a run without a door."""
-        http, grpc, metrics = self._ports
-        return {"http_port": http, "grpc_port": grpc, "metrics_port": metrics}
+        world = {"RANK": options.rank, "WORLD_SIZE": options.world_size, "LOCAL_RANK": local}
+        environment |= {name: str(value) for name, value in world.items()}
+    return [*server, *words], environment
 
 
 def find_server(server: str, scratch: Path) -> StartCommand:
@@ -91,7 +62,7 @@ def find_server(server: str, scratch: Path) -> StartCommand:
     if server == WHEEL:
         return _from_wheel(scratch)
     hint = "set triton.server in the cluster profile, or container.image to an image that has it"
-    return StartCommand([find_program(server, hint)])
+    return [find_program(server, hint)], {}
 
 
 def only_wheel_has_server() -> bool:
@@ -125,7 +96,7 @@ def _from_wheel(scratch: Path) -> StartCommand:
         "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
     }
     program = str(home / "bin" / "tritonserver")
-    return StartCommand([program, f"--backend-directory={backend.parent}"], environment)
+    return [program, f"--backend-directory={backend.parent}"], environment
 
 
 def _libpython(folder: Path, version: str) -> Path:
@@ -154,17 +125,32 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True)
 class TritonHttp:
-    """Triton."""
+    """Triton's own endpoint."""
 
     address: str
-    port: int
-    metrics_port: int
+    http_port: int = 0
+    grpc_port: int = 0
+    metrics_port: int = 0
     sockets: Path | None = None
     """Folder of its Unix sockets; ``None`` if it listens on the network."""
 
+    @classmethod
+    def here(cls) -> TritonHttp:
+        """Return the endpoint that the variables of this task name."""
+        address = os.environ.get("TRTLLM_HPC_ADDRESS", "")
+        if SOCKETS_VARIABLE in os.environ:
+            return cls(address, sockets=Path(os.environ[SOCKETS_VARIABLE]))
+        names = ("HTTP", "GRPC", "METRICS")
+        http, grpc, metrics = (int(os.environ[f"TRTLLM_HPC_{name}_PORT"]) for name in names)
+        return cls(address, http, grpc, metrics)
+
+    def endpoint(self) -> dict[str, Any]:
+        """Return the ports of the endpoint in a run without a door."""
+        return {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+
     def ready_models(self) -> list[str] | None:
         """Return the models' names once the server and all of them are ready; ``None`` before."""
-        if self._ask("GET", "/v2/health/ready") is None:
+        if quickly(self.connection, "GET", "/v2/health/ready") is None:
             return None
         states = self._model_states()
         if not states or any(state != "READY" for state in states.values()):
@@ -178,16 +164,16 @@ class TritonHttp:
 
     def questions(self, models: Sequence[str]) -> list[Question]:
         """Return a question to each of the usual models, by the inputs that it has."""
-        found = []
-        for name in _TEXT_MODELS:
-            body = self._body(name) if name in models else None
-            if body is not None:
-                found.append(Question(name, f"/v2/models/{quote(name)}/generate_stream", body))
-        return found
+        bodies = {name: self._body(name) for name in _TEXT_MODELS if name in models}
+        return [
+            Question(name, f"/v2/models/{quote(name)}/generate_stream", body)
+            for name, body in bodies.items()
+            if body is not None
+        ]
 
     def connection(self, timeout_s: float) -> http.client.HTTPConnection:
         """Return a new connection to the endpoint."""
-        return self._connection("http", self.port, timeout_s)
+        return self._connection("http", self.http_port, timeout_s)
 
     def metrics(self) -> str:
         """Return the page of metrics; raises as ``call`` does."""
@@ -206,23 +192,21 @@ class TritonHttp:
     def _model_states(self) -> dict[str, str]:
         """Return each model's state from the repository index; nothing if the server does not answer."""
         try:
-            index = json.loads(self._ask("POST", "/v2/repository/index") or b"[]")
+            index = json.loads(quickly(self.connection, "POST", "/v2/repository/index") or b"[]")
         except ValueError:
             return {}
         return {entry["name"]: entry.get("state", "") for entry in index}
 
-    def _ask(self, method: str, path: str) -> bytes | None:
-        return quickly(self.connection, method, path)
-
     def _body(self, name: str) -> bytes | None:
         """Return the question to a model by the inputs that it has; ``None`` if it takes no text."""
         try:
-            found = json.loads(self._ask("GET", f"/v2/models/{quote(name)}/config") or b"{}")
-            inputs = {str(one["name"]) for one in found["input"]}
+            path = f"/v2/models/{quote(name)}/config"
+            config = json.loads(quickly(self.connection, "GET", path) or b"{}")
+            inputs = {str(tensor["name"]) for tensor in config["input"]}
         except (ValueError, KeyError, TypeError):
             return None
-        length = next((each for each in _LENGTHS if each in inputs), None)
+        length = next((name for name in _LENGTHS if name in inputs), None)
         if "text_input" not in inputs or length is None:
             return None
-        words = {each: "" for each in _NO_WORDS if each in inputs and length == _LENGTHS[0]}
+        words = {name: "" for name in _NO_WORDS if name in inputs and length == _LENGTHS[0]}
         return json.dumps({"text_input": PROMPT, length: 1, **words}).encode()
