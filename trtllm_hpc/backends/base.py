@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
@@ -19,10 +20,6 @@ from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
 from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
-
-Rule = Callable[[Any], Diagnostics]
-"""A generator of diagnostics about a backend's facts; the first sentence of its docstring is its row in
-``doctor``."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,10 @@ class Backend:
     Defaults suit an OpenAI server; a backend that loads a checkpoint overrides ``loaded_model``.
     """
 
+    own_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys that only backends which list them have; the values end the sentence that refuses the key."""
+    profilers: tuple[str, ...] = ()
+    """Profilers (``serve.profile.tool``) that the engine starts and stops."""
     release_use: ReleaseUse = "none"
     """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
     engine_keys: tuple[str, ...] | None = None
@@ -92,6 +93,8 @@ class Backend:
     memory: MemoryModel | None = MemoryModel()
     """How the memory planner estimates buffers and the KV cache; ``None``: it cannot."""
 
+    meets_in_folder = False
+    """Whether the ranks of an instance find each other by files in a folder of their own."""
     needs_gpus = True
     """Whether the backend computes on GPUs only."""
     uses_mpi = True
@@ -111,8 +114,9 @@ class Backend:
     program = "trtllm-serve"
     """The server's own name, for comments."""
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of job files with this backend, in the order in which they are judged."""
+        """The rules of job files with this backend, in the order in which they are judged."""
         return ()
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> JobFacts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from packaging.version import Version
 
@@ -15,7 +15,6 @@ from trtllm_hpc.backends import llm_api_rules, shared_rules
 from trtllm_hpc.backends.base import (
     Backend,
     Build,
-    Rule,
     ServedEngine,
     ServerPlan,
     TritonBackend,
@@ -28,6 +27,7 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -57,6 +57,8 @@ class EngineBackend(Backend):
     """What loads an engine, whatever answers."""
 
     release_use = "exact"
+    own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
+    profilers = ("nsys",)
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -64,8 +66,9 @@ class EngineBackend(Backend):
 
         return EngineFacts(job, cluster, self.release_use)
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines."""
+        """The rules of engines."""
         from trtllm_hpc.engines import build_rules
 
         return (
@@ -126,15 +129,11 @@ class TrtllmServeEngine(EngineBackend):
     repository_keys = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines, and those of the LLM API that do not depend on what is loaded."""
-        return (
-            llm_api_rules.server_is_there,
-            *super().rules(),
-            llm_api_rules.llm_api_repository_keys,
-            llm_api_rules.no_templates,
-            llm_api_rules.llm_api_leaves_the_plan,
-        )
+        """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
+        of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
+        return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
 
     def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
         """Return the command of every rank, with the engine and the model's tokenizer."""
@@ -154,11 +153,12 @@ class TritonEngine(EngineBackend, TritonBackend):
     engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
     repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines and of upstream's model repository."""
+        """The rules of engines and of upstream's model repository."""
         from trtllm_hpc.engines.triton_rules import OF_REPOSITORY
 
-        return (*super().rules(), *OF_REPOSITORY)
+        return (*super().rules, *OF_REPOSITORY)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""
@@ -175,11 +175,12 @@ class Orchestrator(TritonEngine):
     spawns_workers = True
     worker_models = ()
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the copies, too."""
+        """The rules of the copies, too."""
         from trtllm_hpc.engines.triton_rules import OF_ORCHESTRATOR
 
-        return (*super().rules(), *OF_ORCHESTRATOR)
+        return (*super().rules, *OF_ORCHESTRATOR)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return the one process that srun starts, with the GPUs of all copies."""
@@ -210,11 +211,12 @@ class TritonDisaggregated(TritonEngine):
 
     worker_models = ("context", "generation")
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the phases, too."""
+        """The rules of the phases, too."""
         from trtllm_hpc.engines.triton_rules import OF_PHASES
 
-        return (*super().rules(), *OF_PHASES)
+        return (*super().rules, *OF_PHASES)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return the orchestrator's rank, and those of the copies."""

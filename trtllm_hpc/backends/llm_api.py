@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.backends import llm_api_rules as rules
-from trtllm_hpc.backends.base import Backend, Build, Rule, TritonBackend
+from trtllm_hpc.backends import llm_api_rules
+from trtllm_hpc.backends.base import Backend, Build, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
@@ -37,13 +38,11 @@ class PyTorchBackend(Backend):
     """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
 
     release_use = "nearest"
-    engine_keys = rules.ENGINE_KEYS
+    rules: tuple[Rule, ...] = llm_api_rules.RULES
+    profilers = ("torch", "nsys")
+    engine_keys = llm_api_rules.ENGINE_KEYS
     repository_keys: tuple[str, ...] = ()
-    kv_cache_keys = rules.KV_CACHE_KEYS
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the LLM API."""
-        return rules.RULES
+    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
@@ -86,7 +85,7 @@ class PyTorchBackend(Backend):
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    repository_keys = rules.REPOSITORY_KEYS
+    repository_keys = llm_api_rules.REPOSITORY_KEYS
     text_model = "tensorrt_llm"
     worker_models = ()
     why_no_logits = "the LLM API's model returns no logits"
@@ -123,7 +122,7 @@ def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
 def quantize_step(facts: JobFacts, python: str) -> BuildStep:
     """Return the step that quantizes the model's checkpoint."""
     wanted, release = facts.job.engine.quantization, facts.release
-    values = {option: getattr(wanted, key) for key, option in rules.QUANTIZATION_OPTIONS.items()}
+    values = {option: getattr(wanted, key) for key, option in llm_api_rules.QUANTIZATION_OPTIONS.items()}
     command: tuple[Argument, ...] = (
         *(python, Placeholder("run", "/runtime.pyz"), "quantize"),
         *("--model", Placeholder("model"), "--output", Placeholder("output", f"/{_quantized(facts.job)}")),

@@ -13,15 +13,15 @@ from trtllm_hpc import __version__
 from trtllm_hpc.backends.base import (
     Build,
     RepositoryModel,
-    Rule,
     ServedEngine,
     TritonBackend,
     engine_keys_without_effect,
     section_keys_without_effect,
 )
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.diagnostics import Diagnostics
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Excludes, Rule
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
@@ -88,18 +88,16 @@ def reference_keys(facts: JobFacts) -> Diagnostics:
     yield from section_keys_without_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
 
 
-def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
-    """The reference backend supports tensor parallelism only."""
-    for key in ("pipeline_parallel", "context_parallel"):
-        value = getattr(facts.job.engine, key)
-        if value != 1:
-            message = f"the reference backend supports tensor parallelism only, not {key} {value}"
-            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
-
-
 class Reference(TritonBackend):
     """The backend of this package."""
 
+    rules: tuple[Rule, ...] = (
+        reference_keys,
+        Excludes("engine.pipeline_parallel!=1 engine.context_parallel!=1", "",
+                 "the reference backend supports tensor parallelism only, not {key} {value}",
+                 "set engine.{key} to 1"),
+    )  # fmt: skip
+    meets_in_folder = True
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
     why_no_logits = "the reference backend returns no logits"
@@ -108,10 +106,6 @@ class Reference(TritonBackend):
     kv_cache_keys = _KV_CACHE_KEYS
     # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of this backend."""
-        return (reference_keys, tensor_parallel_only)
 
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
         """Return the one step that makes the engine folder."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.path_errors import path_diagnostic
+from trtllm_hpc.config.rules import name_of, sentence_of
 from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, State, fail, ok
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
@@ -50,15 +49,7 @@ def _run(check: Check, context: Context) -> Diagnostic | None:
 
 def rule_rows(job: JobFile) -> list[Diagnostic]:
     """The rules of a job file and its profile, by name; a job file that loads keeps them all."""
-    return [
-        replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in rules_of(job)
-    ]
-
-
-def _first_sentence(rule: Callable[..., Any]) -> str:
-    """First sentence of a docstring, as a cell of a table."""
-    text = " ".join((inspect.getdoc(rule) or "").split())
-    return text.split(". ")[0].replace("``", "").rstrip(".")
+    return [replace(ok(sentence_of(rule)), code=name_of(rule)) for rule in rules_of(job)]
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def model_files(context: Context) -> Diagnostic | None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
     finish = "finish the model's download"
-    if context.job.engine.backend in ("command", "pytorch"):
+    if context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder)) is not None:
         finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
