@@ -133,15 +133,38 @@ SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
 """What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` also
 asks the controller for partitions and their limits, because Slurm never starts a job beyond them."""
 
+Judge = Callable[[Context], Diagnostic | None]
+"""Returns ``None`` where the check does not apply."""
+
 
 @dataclass(frozen=True)
 class Check:
     """One check."""
 
     id: str
-    title: str
-    """What is true if the check passes, in a few words."""
-    function: Callable[[Context], Diagnostic | None]
-    """Returns ``None`` where the check does not apply."""
+    function: Judge
     needs: str = ""
     """Empty: files and numbers only; or ``srun``, ``controller`` or ``limits``."""
+    of_job: bool = False
+    """Applies only where there is a job file."""
+    on_slurm: bool = False
+    """Applies only where jobs go to Slurm."""
+
+    def applies(self, context: Context) -> bool:
+        """Return whether there is what it judges."""
+        return (context.has_job or not self.of_job) and (context.on_slurm or not self.on_slurm)
+
+
+class Checks(list[Check]):
+    """Checks in the order of the table."""
+
+    def add(
+        self, name: str, needs: str = "", *, of_job: bool = False, on_slurm: bool = False
+    ) -> Callable[[Judge], Judge]:
+        """Register a function; a decorator, whose arguments are those of :class:`Check`."""
+
+        def register(function: Judge) -> Judge:
+            self.append(Check(name, function, needs, of_job, on_slurm))
+            return function
+
+        return register

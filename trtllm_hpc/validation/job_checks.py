@@ -17,13 +17,14 @@ from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, 
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
-from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.context import Checks, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
+CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
 """Number of a layer in the name of a tensor."""
@@ -31,6 +32,7 @@ _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
+@CHECKS.add("world-size", of_job=True)
 def world(context: Context) -> Diagnostic | None:
     """The step has a task for each rank, or one on each node for a server that starts its ranks itself."""
     if context.plan.instances.groups:
@@ -48,6 +50,7 @@ def world(context: Context) -> Diagnostic | None:
     return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
 
 
+@CHECKS.add("spawn", of_job=True)
 def spawn(context: Context) -> Diagnostic | None:
     """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
     if not context.plan.spawns_workers:
@@ -64,6 +67,7 @@ def spawn(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("model-divides", of_job=True)
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
     if context.job.engine.world_size == 1:
@@ -103,6 +107,7 @@ def _benchmark(context: Context) -> Benchmark | None:
     return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
+@CHECKS.add("slo", of_job=True)
 def slo(context: Context) -> Diagnostic | None:
     """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
@@ -125,6 +130,7 @@ def slo(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's limits are {limits}")
 
 
+@CHECKS.add("workload-file", of_job=True)
 def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
     benchmark = _benchmark(context)
@@ -143,6 +149,7 @@ def workload_file(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's workload is {file}")
 
 
+@CHECKS.add("lora-adapters", of_job=True)
 def lora_adapters(context: Context) -> Diagnostic | None:
     """The adapters can be read; the companion reads them on its node, which may see other folders."""
     named = (adapter.directory for _, adapter in context.job.named_adapters)
@@ -166,6 +173,7 @@ def lora_adapters(context: Context) -> Diagnostic | None:
     return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
 
 
+@CHECKS.add("evaluation", of_job=True)
 def evaluation(context: Context) -> Diagnostic | None:
     """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
     settings = context.job.companion.evaluate
@@ -198,6 +206,7 @@ def _misread(error: ConfigError) -> Diagnostic:
     return fail(message, first.hint or "correct the file")
 
 
+@CHECKS.add("prompt-length", of_job=True)
 def prompt(context: Context) -> Diagnostic | None:
     """The prompt is not too long, counting at least a token for each word."""
     if not context.job.companion.enabled:
@@ -214,6 +223,7 @@ def prompt(context: Context) -> Diagnostic | None:
     return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
 
 
+@CHECKS.add("prompt-steps", of_job=True)
 def steps(context: Context) -> Diagnostic | None:
     """A prompt that is not chunked must fit into one step.
 
@@ -237,6 +247,7 @@ def steps(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("model-files", of_job=True)
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
@@ -312,6 +323,7 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
+@CHECKS.add("tokenizer", of_job=True)
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     if context.plan.backend.release_use == "none":
@@ -357,6 +369,7 @@ def _quantized_size(context: Context) -> int | None:
     return None
 
 
+@CHECKS.add("memory", of_job=True)
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     if not (context.job.model.path or context.job.model.synthetic):
@@ -369,19 +382,3 @@ def memory(context: Context) -> Diagnostic | None:
     if isinstance(plan, Exception):
         return unknown(str(plan))
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
-
-
-CHECKS = (
-    Check("world-size", "ranks and tasks are as many", world),
-    Check("spawn", "an orchestrator can spawn its workers", spawn),
-    Check("model-divides", "the model can be split", divides),
-    Check("model-files", "the model is whole", model_files),
-    Check("tokenizer", "the tokenizer can be read offline", tokenizer),
-    Check("slo", "the benchmark's limits can be measured", slo),
-    Check("workload-file", "the benchmark's workload can be read", workload_file),
-    Check("lora-adapters", "the companion's LoRA adapters can be read", lora_adapters),
-    Check("evaluation", "the evaluation's tasks and data are here", evaluation),
-    Check("prompt-length", "the companion's prompt is not too long", prompt),
-    Check("prompt-steps", "long prompts can be computed", steps),
-    Check("memory", "the model fits into memory", memory),
-)

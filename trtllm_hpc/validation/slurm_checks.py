@@ -17,15 +17,15 @@ from trtllm_hpc.scheduler.discovery import (
     query_pyxis_scope,
     supports_pyxis,
 )
-from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Checks, Context
 
+CHECKS = Checks()
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
+@CHECKS.add("slurm-commands", SRUN, on_slurm=True)
 def commands(context: Context) -> Diagnostic | None:
     """All commands but ``sacct``, which clusters without accounting lack."""
-    if not context.on_slurm:
-        return None
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
         message = f"no {', '.join(missing)} on this machine"
@@ -34,10 +34,11 @@ def commands(context: Context) -> Diagnostic | None:
     return ok("Slurm's commands are on this machine")
 
 
+@CHECKS.add("slurm-conf", SRUN, on_slurm=True)
 def configuration(context: Context) -> Diagnostic | None:
     """Slurm's commands need the cluster's slurm.conf."""
     file = context.cluster.slurm_conf
-    if not context.on_slurm or file is None:
+    if file is None:
         return None
     if not os.access(file, os.R_OK):
         message = f"the profile names {file}, which cannot be read on this machine"
@@ -46,10 +47,11 @@ def configuration(context: Context) -> Diagnostic | None:
     return ok(f"{file} can be read")
 
 
+@CHECKS.add("slurm-controller", CONTROLLER, on_slurm=True)
 def controller(context: Context) -> Diagnostic | None:
     """Nothing can be submitted while ``slurmctld`` does not answer."""
     conf = context.cluster.slurm_conf
-    if not context.on_slurm or shutil.which("sinfo") is None:
+    if shutil.which("sinfo") is None:
         return None
     if conf is not None and not os.access(conf, os.R_OK):
         return None  # the check of slurm.conf fails
@@ -63,10 +65,9 @@ def controller(context: Context) -> Diagnostic | None:
     return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
 
 
+@CHECKS.add("mpi-plugin", SRUN, on_slurm=True)
 def mpi_plugin(context: Context) -> Diagnostic | None:
     """The ranks of a server join through PMIx."""
-    if not context.on_slurm:
-        return None
     wanted = context.cluster.mpi
     try:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
@@ -90,10 +91,9 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
 
+@CHECKS.add("partition", LIMITS, on_slurm=True)
 def partition(context: Context) -> Diagnostic | None:
     """The partitions exist, and have as many GPUs in a node as the profile says."""
-    if not context.on_slurm:
-        return None
     cluster = context.cluster
     phases = () if cluster.phases is None else ("context", "generation")
     if context.has_job:
@@ -149,9 +149,10 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
     return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
 
 
+@CHECKS.add("partition-limits", LIMITS, of_job=True, on_slurm=True)
 def limits(context: Context) -> Diagnostic | None:
     """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
-    if not context.on_slurm or not context.has_job or shutil.which("scontrol") is None:
+    if shutil.which("scontrol") is None:
         return None
     conf = context.cluster.slurm_conf
     if conf is not None and not os.access(conf, os.R_OK):
@@ -172,12 +173,11 @@ def limits(context: Context) -> Diagnostic | None:
     return ok("every stage asks for no more than its partition allows")
 
 
+@CHECKS.add("neighbours", LIMITS, of_job=True, on_slurm=True)
 def neighbours(context: Context) -> Diagnostic | None:
     """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
-    cluster = context.cluster
-    if not context.on_slurm or not context.has_job or context.job.frontend != "openai" or cluster.exclusive:
-        return None
-    if shutil.which("scontrol") is None:
+    is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
+    if not is_reachable or shutil.which("scontrol") is None:
         return None
     try:
         known = {item.name: item for item in context.limits}
@@ -233,6 +233,7 @@ def _own_groups() -> set[str]:
     return names
 
 
+@CHECKS.add("pyxis", SRUN)
 def pyxis(context: Context) -> Diagnostic | None:
     """``srun`` takes container images only with NVIDIA's plugin."""
     if context.cluster.container.runtime != "pyxis":
@@ -247,6 +248,7 @@ def pyxis(context: Context) -> Diagnostic | None:
     return ok("this srun takes container images (pyxis)")
 
 
+@CHECKS.add("pyxis-scope")
 def pyxis_scope(context: Context) -> Diagnostic | None:
     """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
     container = context.cluster.container
@@ -271,6 +273,7 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("apptainer")
 def apptainer(context: Context) -> Diagnostic | None:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
     if context.cluster.container.runtime != "apptainer":
@@ -283,17 +286,3 @@ def apptainer(context: Context) -> Diagnostic | None:
 
 def _reason(error: SubmissionError) -> str:
     return error.message.strip().rstrip(".")
-
-
-CHECKS = (
-    Check("slurm-commands", "Slurm's commands are on this machine", commands, SRUN),
-    Check("slurm-conf", "the profile's slurm.conf can be read", configuration, SRUN),
-    Check("slurm-controller", "Slurm's controller answers", controller, CONTROLLER),
-    Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
-    Check("partition", "the partition has the profile's GPUs", partition, LIMITS),
-    Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
-    Check("neighbours", "no other user reaches a server without the key", neighbours, LIMITS),
-    Check("pyxis", "srun takes container images", pyxis, SRUN),
-    Check("pyxis-scope", "pyxis keeps imported images as long as the profile says", pyxis_scope),
-    Check("apptainer", "apptainer is there", apptainer),
-)
