@@ -19,7 +19,7 @@ from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
 
 
 @dataclass(frozen=True)

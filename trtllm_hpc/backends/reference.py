@@ -26,7 +26,7 @@ from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""

@@ -6,10 +6,11 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
@@ -75,28 +76,27 @@ def divides(context: Context) -> Diagnostic | None:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.rank_memory import parallel_of
+    from trtllm_hpc.tensorrt_llm.memory.planner import parallel_of
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 
     try:
-        stack = read_shape(config).decoder
+        shape = read_shape(config)
     except UnknownModel as error:
         return unknown(str(error))
     tensor, pipeline = engine.tensor_parallel * engine.context_parallel, engine.pipeline_parallel
-    heads = stack.matrices[0].outputs // stack.head_size
+    heads = shape.heads
     if heads % tensor:
         return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
-    if stack.kv_heads % tensor and tensor % stack.kv_heads:
-        message = f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks"
-        return fail(message, _tensor_hint(stack.kv_heads))
-    if stack.layers % pipeline:
-        message = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
-        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {stack.layers}")
-    experts, expert = next((it.count for it in stack.matrices if it.expert), 0), parallel_of(engine).expert
-    if experts and experts % expert:
-        message = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
-        return fail(message, f"set it to a divisor of {experts}")
-    return ok(f"{heads} heads and {stack.layers} layers divide by the ranks")
+    if shape.kv_heads % tensor and tensor % shape.kv_heads:
+        message = f"{shape.kv_heads} KV heads cannot be split over {tensor} ranks"
+        return fail(message, _tensor_hint(shape.kv_heads))
+    if shape.layers % pipeline:
+        message = f"{shape.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
+        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {shape.layers}")
+    if shape.experts % (expert := parallel_of(engine).expert):
+        message = f"{shape.experts} experts do not divide by engine.moe_expert_parallel {expert}"
+        return fail(message, f"set it to a divisor of {shape.experts}")
+    return ok(f"{heads} heads and {shape.layers} layers divide by the ranks")
 
 
 def _tensor_hint(count: int) -> str:
@@ -293,11 +293,11 @@ def model_files(context: Context) -> Diagnostic | None:
 
 def _wrong_layers(context: Context, folder: Path) -> str | None:
     """Return which size is impossible, or that the weights have fewer layers than the configuration."""
-    from trtllm_hpc.tensorrt_llm.memory.shapes import READERS, UnknownModel, WrongSize, read_shape
+    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel, WrongSize, read_shape
 
     config = context.model_config or {}
     try:
-        layers = read_shape(config, rough=config.get("model_type") not in READERS).decoder.layers
+        layers = read_shape(config, rough=config.get("model_type") not in FAMILIES).layers
     except WrongSize as error:
         return f"{error} ({folder})"
     except UnknownModel:
@@ -347,24 +347,27 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     try:
-        stored = _quantized_size(context)
-        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model, stored)
+        release, stored = context.plan.facts.release, _stored_size(context, config)
+        return plan_memory(context.job, context.cluster, config, release, model, stored)
     except UnknownModel as error:
         return error
 
 
-def _quantized_size(context: Context) -> int | None:
-    """Return the bytes of an already quantized checkpoint. Raises UnknownModel if they are unknown."""
+def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a checkpoint whose matrices cannot be summed up; ``None``: of any other.
+
+    Raises UnknownModel for a quantized checkpoint of unknown size.
+    """
     from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
         return None
     with suppress(ConfigError):
         checkpoint = Checkpoint(context.model_folder)
-        if (method := checkpoint.quantization) != "none":
-            if checkpoint.stored is None:
-                raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+        if (method := checkpoint.quantization) != "none" and checkpoint.stored is None:
+            raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+        if method != "none" or config.get("model_type") not in FAMILIES:
             return checkpoint.stored
     return None
 
