@@ -12,6 +12,7 @@ from typing import ClassVar
 from trtllm_hpc.backends.base import (
     Backend,
     ServerPlan,
+    Service,
     engine_keys_without_effect,
     section_keys_without_effect,
 )
@@ -124,10 +125,10 @@ class Command(Backend):
         ranks = super().topology(job, cluster)
         return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the job file's own command."""
         job = facts.job
-        values = _values(job, layout)
+        values = _values(job, instances.layout)
         worker = job.serve.worker_command
         spec = ServerSpec(
             driver="openai",
@@ -138,7 +139,7 @@ class Command(Backend):
             health=job.serve.health_path,
             generate=None,
         )
-        return ServerPlan(spec)
+        return Service((ServerPlan(spec),))
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the model's folder."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.backends.base import Front, ServerPlan
+from trtllm_hpc.backends.base import Front, Service
 from trtllm_hpc.backends.llm_api import pytorch_arguments
 from trtllm_hpc.backends.llm_api_rules import TRACES, block_tokens, longest_prompt
 from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
@@ -40,6 +40,16 @@ _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", 
 """Keys of the front's file that the plan knows better."""
 _OF_COPIES = ("engine", "instances")
 """Keys of a phase that only copies of Triton's model have."""
+
+
+def _front(job: JobFile, phases: Phases) -> Front:
+    start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
+    command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
+    router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
+    servers = {f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles}
+    url = None if job.serve.tracing is None else job.serve.tracing.endpoint
+    traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
+    return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
@@ -214,8 +224,8 @@ class Disaggregated(TrtllmServe):
         # A rule refuses a job file without phases.
         return super().topology(job, cluster) if phases is None else topology_of(phases, job, cluster)
 
-    def phase_servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the servers of each phase, in the order of ``instances.groups``."""
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+        """Return the servers of each phase, and upstream's front."""
         phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
         assert phases is not None
         # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
@@ -227,18 +237,4 @@ class Disaggregated(TrtllmServe):
             of_phase = replace(facts, job=job.with_phase(phase))
             known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
             servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
-        return tuple(servers)
-
-    def front(self, job: JobFile) -> Front:
-        """Return upstream's front."""
-        phases = job.serve.disaggregated
-        assert phases is not None
-        start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
-        command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
-        router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
-        servers = {
-            f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
-        }
-        url = None if job.serve.tracing is None else job.serve.tracing.endpoint
-        traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
-        return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
+        return Service(tuple(servers), _front(job, phases))

@@ -16,7 +16,7 @@ from trtllm_hpc.backends.base import (
     Backend,
     Build,
     ServedEngine,
-    ServerPlan,
+    Service,
     TritonBackend,
     engine_keys_without_effect,
 )
@@ -57,6 +57,8 @@ class EngineBackend(Backend):
     """What loads an engine, whatever answers."""
 
     release_use = "exact"
+    checks_paged_context = True
+    chunking_keys = f"engine.paged_context_fmha and {Backend.chunking_keys}"
     own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
     profilers = ("nsys",)
 
@@ -95,16 +97,6 @@ class EngineBackend(Backend):
         """Return the one engine."""
         return (ServedEngine(_engine(job, paths), job.engine.world_size),)
 
-    def paged_context_key(self, job: JobFile) -> str | None:
-        """Return the key that reuses the KV cache, or computes prompts in parts."""
-        if job.kv_cache.enable_block_reuse:
-            return "kv_cache.enable_block_reuse"
-        return "engine.enable_chunked_prefill" if job.engine.enable_chunked_prefill else None
-
-    def chunking_key(self) -> str:
-        """Return the key of the engine, too."""
-        return f"engine.paged_context_fmha and {super().chunking_key()}"
-
 
 def built_model_is_named(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
@@ -135,7 +127,7 @@ class TrtllmServeEngine(EngineBackend):
         of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
         return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank, with the engine and the model's tokenizer."""
         job = facts.job
         known = {
@@ -144,7 +136,7 @@ class TrtllmServeEngine(EngineBackend):
             "backend": engine_backend(facts.release),
             **arguments(job),
         }
-        return server_plan(facts, layout, given(known), {}, paths)
+        return Service((server_plan(facts, instances.layout, given(known), {}, paths),))
 
 
 class TritonEngine(EngineBackend, TritonBackend):
@@ -210,6 +202,8 @@ class TritonDisaggregated(TritonEngine):
     """An orchestrator and a rank for each GPU of each phase, on one node."""
 
     worker_models = ("context", "generation")
+    # The models of this mode take other requests than ensemble elsewhere.
+    can_have_gateway = False
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -259,10 +253,6 @@ class TritonDisaggregated(TritonEngine):
         if release is not None and release.at_least(first) and not release.at_least(end):
             fixed["TRTLLM_USE_MPI_KVCACHE"] = "1"
         return fixed
-
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return no: the models of this mode take other requests than ``ensemble`` elsewhere."""
-        return False
 
 
 def _engine_facts(facts: JobFacts) -> EngineFacts:

@@ -53,33 +53,11 @@ class PyTorchBackend(Backend):
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
         """Return the step that quantizes the checkpoint, if the job file asks for it."""
         is_wanted = facts.job.engine.quantization.method is not None
-        return Build((quantize_step(facts, python),)) if is_wanted else Build()
+        return Build((quantize_step(facts, python),) if is_wanted else (), _notes(facts))
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the folder of the checkpoint: the named one, or what the build stage makes of it."""
         return loaded_model(job, paths)
-
-    def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what is deprecated, and what is assumed of an image that is newer than all known."""
-        given, notes = facts.job.engine.llm_api, []
-        moe = given.get("moe_config")
-        is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
-        if is_triton and facts.image_is_at_least("1.3") is not False:
-            notes.append(
-                "moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it"
-            )
-        if facts.assumed_release is None or facts.release is None:
-            return tuple(notes)
-        notes.append(
-            f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
-            f"{facts.release.version}, the nearest known release"
-        )
-        near = {key.path for key in unknown_keys(facts.release, given)}
-        strange = [key.path for key in unknown_keys(None, given) if key.path in near]
-        if strange:
-            names = ", ".join(f"engine.llm_api.{path}" for path in strange)
-            notes.append(f"passed on as written, since no release known here has them: {names}")
-        return tuple(notes)
 
 
 class TritonLlmApi(PyTorchBackend, TritonBackend):
@@ -88,12 +66,12 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
     repository_keys = llm_api_rules.REPOSITORY_KEYS
     text_model = "tensorrt_llm"
     worker_models = ()
+    # Upstream's model takes other requests than ensemble.
+    can_have_gateway = False
+    # Without it each server would spawn workers, which Slurm's PMIx refuses.
+    launcher = LAUNCHER
     why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
-
-    def launcher(self, facts: JobFacts) -> str | None:
-        """Return upstream's: without it each server would spawn workers, which Slurm's PMIx refuses."""
-        return LAUNCHER if facts.cluster.scheduler == "slurm" else None
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to make the repository of upstream's one model."""
@@ -104,9 +82,26 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
         model = ModelRecipe("tensorrt_llm", _TEMPLATE, {}, edits, files=files)
         return RepositoryRecipe(facts.release.version, (model,))
 
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return no: upstream's model takes other requests than ``ensemble``."""
-        return False
+
+def _notes(facts: JobFacts) -> tuple[str, ...]:
+    """Return what is deprecated, and what is assumed of an image that is newer than all known."""
+    given, notes = facts.job.engine.llm_api, []
+    moe = given.get("moe_config")
+    is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
+    if is_triton and facts.image_is_at_least("1.3") is not False:
+        notes.append("moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it")
+    if facts.assumed_release is None or facts.release is None:
+        return tuple(notes)
+    notes.append(
+        f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
+        f"{facts.release.version}, the nearest known release"
+    )
+    near = {key.path for key in unknown_keys(facts.release, given)}
+    strange = [key.path for key in unknown_keys(None, given) if key.path in near]
+    if strange:
+        names = ", ".join(f"engine.llm_api.{path}" for path in strange)
+        notes.append(f"passed on as written, since no release known here has them: {names}")
+    return tuple(notes)
 
 
 def loaded_model(job: JobFile, paths: RunPaths) -> str | None:

@@ -98,6 +98,8 @@ class Reference(TritonBackend):
                  "set engine.{key} to 1"),
     )  # fmt: skip
     meets_in_folder = True
+    has_tokenizer = True
+    chunking_keys = ""
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
     why_no_logits = "the reference backend returns no logits"
@@ -132,37 +134,27 @@ class Reference(TritonBackend):
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]:
         """Return the models of the repository."""
-        return tuple(
-            RepositoryModel(name, f"repository/reference/{name}/config.pbtxt.j2", model_source(name))
-            for name in MODELS
-        )
-
-    def repository_values(self, job: JobFile, engine: str) -> dict[str, str | int | bool]:
-        """Return the values that the templates of ``config.pbtxt`` ask for."""
-        values, batch = job.repository, job.engine.max_batch_size
+        job, keys = facts.job, facts.job.repository
+        engine, batch = job.engine.directory or str(paths.engine), job.engine.max_batch_size
         assert batch is not None  # this backend has a default for it
-        return {
+        values: dict[str, str | int | bool] = {
             "engine_dir": engine,
             "tokenizer_dir": f"{engine}/tokenizer",
             "max_batch_size": batch,
-            "decoupled": values.decoupled,
-            "preprocessing_instance_count": values.preprocessing_instances,
-            "postprocessing_instance_count": values.postprocessing_instances,
-            "bls_instance_count": values.bls_instances or BLS_INSTANCES,
+            "decoupled": keys.decoupled,
+            "preprocessing_instance_count": keys.preprocessing_instances,
+            "postprocessing_instance_count": keys.postprocessing_instances,
+            "bls_instance_count": keys.bls_instances or BLS_INSTANCES,
             # Triton's parameters are strings, and an empty one has its default.
-            "accumulate_tokens": str(values.accumulate_tokens).lower(),
-            "max_queue_size": str(values.max_queue_size),
+            "accumulate_tokens": str(keys.accumulate_tokens).lower(),
+            "max_queue_size": str(keys.max_queue_size),
             "max_tokens_in_paged_kv_cache": str(job.kv_cache.max_tokens or ""),
         }
+        return tuple(
+            RepositoryModel(name, f"repository/reference/{name}/config.pbtxt.j2", model_source(name), values)
+            for name in MODELS
+        )
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""
         return (ServedEngine(job.engine.directory or str(paths.engine), job.engine.world_size),)
-
-    def tokenizer(self, job: JobFile) -> str | None:
-        """Return nothing: the engine contains its tokenizer."""
-        return None
-
-    def chunking_key(self) -> str:
-        """Return nothing: long prompts are always computed in parts."""
-        return ""

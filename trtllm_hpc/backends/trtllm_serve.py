@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from trtllm_hpc.backends import llm_api_rules
-from trtllm_hpc.backends.base import ServerPlan
+from trtllm_hpc.backends.base import ServerPlan, Service
 from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
 from trtllm_hpc.config.rules import Rule
-from trtllm_hpc.layout import Layout
+from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -35,10 +35,10 @@ class TrtllmServe(PyTorchBackend):
 
     rules: tuple[Rule, ...] = (*llm_api_rules.OF_SERVER, *llm_api_rules.RULES, llm_api_rules.values_are_taken)
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank; the launcher runs the first rank's alone."""
         known = pytorch_arguments(facts.job, paths)
-        return server_plan(facts, layout, known, {}, paths)
+        return Service((server_plan(facts, instances.layout, known, {}, paths),))
 
 
 def server_plan(

@@ -221,7 +221,7 @@ def server(context: Context) -> Diagnostic | None:
 
 def _openai_server(context: Context) -> Diagnostic:
     """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    programs = context.plan.backend.needed_programs(context.plan.server.spec)
+    programs = context.plan.needed_programs
     missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
         return ok(f"{' and '.join(programs)} are there")

@@ -117,7 +117,7 @@ def slo(context: Context) -> Diagnostic | None:
 
     limits = parse_slo(benchmark.slo)
     # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
-    streams = context.plan.backend.streams(context.job)
+    streams = context.plan.server.spec.driver != "triton" or context.job.repository.decoupled
     unstreamed = None if streams else "repository.decoupled"
     if unstreamed is None and benchmark.streaming is False:
         unstreamed = "companion.benchmark.streaming"
@@ -230,7 +230,7 @@ def steps(context: Context) -> Diagnostic | None:
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    chunked = context.plan.backend.chunking_key()
+    chunked = context.plan.backend.chunking_keys
     if not chunked:
         return None
     engine = context.job.engine
