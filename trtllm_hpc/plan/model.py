@@ -130,7 +130,7 @@ class Plan:
 
     @property
     def needed_programs(self) -> tuple[str, ...]:
-        """Programs that the preflight looks for on every node; each rank looks for ``tritonserver`` itself."""
+        """Programs that the preflight looks for on every node; each rank looks for its own server."""
         spec = self.server.spec
         own = () if spec.driver == "triton" else (spec.leader[0],)
         return (*own, *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
