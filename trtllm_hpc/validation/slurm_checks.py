@@ -56,7 +56,7 @@ def controller(context: Context) -> Diagnostic | None:
     if conf is not None and not os.access(conf, os.R_OK):
         return None  # the check of slurm.conf fails
     try:
-        count = len({item.name for item in context.partitions})
+        count = len({item.name for item in context.slurm.partitions})
     except SubmissionError as error:
         hint = "run scontrol ping; if the controller stays down, tell your site"
         if context.cluster.is_sandbox:
@@ -118,12 +118,12 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         return None
     wanted_names = name.split(",")
     try:
-        found = [item for item in context.partitions if item.name in wanted_names]
+        found = [item for item in context.slurm.partitions if item.name in wanted_names]
     except SubmissionError as error:
         return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
     absent = [it for it in wanted_names if it not in {item.name for item in found}]
     if absent:
-        names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
+        names = ", ".join(sorted({item.name for item in context.slurm.partitions})) or "none"
         message = f"there is no partition {absent[0]!r}; you may see {names}"
         return fail(message, f"set {keys}partition in the profile, or --set cluster.{keys}partition=NAME")
     kind = cluster.gpu_type
@@ -158,18 +158,19 @@ def limits(context: Context) -> Diagnostic | None:
     if conf is not None and not os.access(conf, os.R_OK):
         return None  # the check of slurm.conf fails
     try:
-        known = {item.name: item for item in context.limits}
+        asked = [
+            (stage, number, component, context.slurm.limits_of(component))
+            for stage in context.plan.stages
+            for number, component in enumerate(stage.components)
+        ]
     except SubmissionError as error:
         return unknown(f"the partitions' limits cannot be read: {_reason(error)}", "scontrol show partition")
-    default = next((item.name for item in known.values() if item.is_default), "")
-    for stage in context.plan.stages:
-        for number, component in enumerate(stage.components):
-            names = (component.partition or default).split(",")
-            phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
-            found = [_beyond(stage.name, phase, component, known[name]) for name in names if name in known]
-            if found and found[0] is not None and all(found):  # of several partitions one is enough
-                # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
-                return found[0] if component.qos is None else replace(found[0], state=WARN)
+    for stage, number, component, allowed in asked:
+        phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
+        found = [_beyond(stage.name, phase, component, most) for most in allowed]
+        if found and found[0] is not None and all(found):  # of several partitions one is enough
+            # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
+            return found[0] if component.qos is None else replace(found[0], state=WARN)
     return ok("every stage asks for no more than its partition allows")
 
 
@@ -179,16 +180,12 @@ def neighbours(context: Context) -> Diagnostic | None:
     is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
     if not is_reachable or shutil.which("scontrol") is None:
         return None
+    serve = context.plan.stage("serve")
     try:
-        known = {item.name: item for item in context.limits}
+        known = [it for asked in serve.components for it in context.slurm.limits_of(asked)] if serve else []
     except SubmissionError:
         return None  # the check of the limits says why
-    default = next((item.name for item in known.values() if item.is_default), "")
-    serve = context.plan.stage("serve")
-    components = () if serve is None else serve.components
-    partitions = [name for it in components for name in (it.partition or default).split(",")]
-    names = [name for name in partitions if name in known]
-    if not any(known[name].is_shared for name in names):
+    if not any(item.is_shared for item in known):
         return None
     return warn(
         "other users' jobs may run on the server's nodes, and reach it at 127.0.0.1 there without a key",
