@@ -38,15 +38,6 @@ def settings_problems(settings: Benchmark) -> list[Diagnostic]:
 
 
 @RULES.add
-def _exclusive(settings: Benchmark) -> Diagnostics:
-    keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
-    for first, second, why, remedy in EXCLUSIVE:
-        if is_set(keys, first) and is_set(keys, second):
-            field = first.partition("=")[0]
-            yield in_job("conflict", field, why, remedy, keys[field])
-
-
-@RULES.add
 def _workload(settings: Benchmark) -> Diagnostics:
     workload = settings.workload
     for key, kinds in _KINDS_OF.items():
@@ -80,6 +71,15 @@ def _lora(settings: Benchmark) -> Diagnostics:
     elif given > 1 - _ROUNDING and any(one.share is None for one in workload.lora):
         message = "the shares add up to 1, so that nothing is left for the adapters without one"
         yield in_job("conflict", field, message, "lower the shares, or give each adapter one")
+
+
+@RULES.add
+def _exclusive(settings: Benchmark) -> Diagnostics:
+    keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
+    for first, second, why, remedy in EXCLUSIVE:
+        if is_set(keys, first) and is_set(keys, second):
+            field = first.partition("=")[0]
+            yield in_job("conflict", field, why, remedy, keys[field])
 
 
 @RULES.add
