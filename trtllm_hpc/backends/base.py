@@ -85,6 +85,21 @@ class Service:
     """What stands in front of the servers of both phases."""
 
 
+@dataclass(frozen=True)
+class Unused:
+    """What to say of keys that have no effect on a backend, which are all that it does not list."""
+
+    engine: str
+    """Why a key of ``engine`` has none, to follow "is set, but"."""
+    name: str
+    """The backend, to follow "has no effect on"."""
+    fix: str = "remove it"
+    """For keys of other sections."""
+    engine_fix: str = "remove it, or take engine.backend: tensorrtllm"
+    but: tuple[str, ...] = ()
+    """Keys that other rules refuse."""
+
+
 class Backend:
     """One way of serving a model: what is loaded, and what answers.
 
@@ -100,6 +115,8 @@ class Backend:
     """Keys of ``repository`` that have an effect; ``None``: every key."""
     kv_cache_keys: tuple[str, ...] | None = None
     """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
+    unused: Unused | None = None
+    """How other keys are refused; ``None``: other rules refuse them."""
 
     release_use: ReleaseUse = "none"
     """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
@@ -275,11 +292,8 @@ def _ports(cluster: ClusterProfile) -> list[str]:
     return ports
 
 
-def engine_keys_without_effect(
-    engine: Engine, keys: Collection[str], why: str, hint: str = ""
-) -> Diagnostics:
+def engine_keys_without_effect(engine: Engine, keys: Collection[str], why: str, hint: str) -> Diagnostics:
     """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
-    hint = hint or "remove it, or take engine.backend: tensorrtllm"
     defaults = DEFAULTS[engine.backend]
     for name, model_field in Engine.model_fields.items():
         value = getattr(engine, name)
@@ -288,23 +302,6 @@ def engine_keys_without_effect(
             continue
         for key, setting in leaves(f"engine.{name}", value):
             yield in_job("conflict", key, f"is set, but {why}", hint, setting)
-
-
-def section_keys_without_effect(
-    job: JobFile, section: str, keys: Collection[str], what: str, hint: str
-) -> Diagnostics:
-    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``.
-
-    ``repository.models`` is left to the rule about the mode of serving.
-    """
-    values = getattr(job, section)
-    given = values.model_fields_set  # raises where the section itself is a wrong value
-    for key, model_field in type(values).model_fields.items():
-        value = getattr(values, key) if key in given else None
-        default = model_field.get_default(call_default_factory=True)
-        if value is not None and value != default and key not in (*keys, "models"):
-            message = f"{key} has no effect on {what}"
-            yield in_job("conflict", f"{section}.{key}", message, hint, value)
 
 
 def leaves(key: str, value: Any) -> list[tuple[str, Any]]:

@@ -13,8 +13,7 @@ from trtllm_hpc.backends.base import (
     Backend,
     ServerPlan,
     Service,
-    engine_keys_without_effect,
-    section_keys_without_effect,
+    Unused,
 )
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, placeholder_problems
@@ -90,13 +89,7 @@ def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", field, message, hint)
 
 
-def command_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for TensorRT-LLM have no effect on another server: its options are in its command."""
-    what, why = "the backend command", "serve.command has the server's own options"
-    hint = "remove it, and write the server's own option into serve.command"
-    yield from engine_keys_without_effect(facts.job.engine, _ENGINE_KEYS, why, hint)
-    yield from section_keys_without_effect(facts.job, "repository", (), what, hint)
-    yield from section_keys_without_effect(facts.job, "kv_cache", (), what, hint)
+_INTO_COMMAND = "remove it, and write the server's own option into serve.command"
 
 
 class Command(Backend):
@@ -105,6 +98,12 @@ class Command(Backend):
     engine_keys = _ENGINE_KEYS
     repository_keys = ()
     kv_cache_keys = ()
+    unused = Unused(
+        "serve.command has the server's own options",
+        "the backend command",
+        fix=_INTO_COMMAND,
+        engine_fix=_INTO_COMMAND,
+    )
     memory = None
     uses_mpi = False
     program = "server"
@@ -117,7 +116,7 @@ class Command(Backend):
                  code="missing", at="serve.command"),
         Excludes("serve.tracing", "", "serve.command has the server's own options",
                  "remove serve.tracing and add the option to serve.command"),
-        *(command_has_a_port, placeholders_have_values, node_rank_is_passed, command_keys),
+        *(command_has_a_port, placeholders_have_values, node_rank_is_passed),
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:

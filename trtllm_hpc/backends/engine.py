@@ -120,6 +120,7 @@ class TrtllmServeEngine(EngineBackend):
 
     repository_keys = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
+    unused = llm_api_rules.UNUSED
 
     @property
     def rules(self) -> tuple[Rule, ...]:

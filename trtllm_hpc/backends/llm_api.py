@@ -43,6 +43,7 @@ class PyTorchBackend(Backend):
     engine_keys = llm_api_rules.ENGINE_KEYS
     repository_keys: tuple[str, ...] = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
+    unused = llm_api_rules.UNUSED
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""

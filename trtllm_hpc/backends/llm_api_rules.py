@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends.base import engine_keys_without_effect, leaves, section_keys_without_effect
+from trtllm_hpc.backends.base import Unused, leaves
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -55,22 +55,12 @@ QUANTIZATION_OPTIONS = {
 QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 """Keys of ``engine.quantization`` that the build step knows."""
 TRACES = "--otlp_traces_endpoint"
-
-
-def llm_api_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for the build of an engine have no effect on the LLM API."""
-    engine = facts.job.engine
-    why = "the LLM API builds no engine that this could change"
-    yield from engine_keys_without_effect(engine, (*ENGINE_KEYS, "directory"), why)
-
-
-def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for upstream's model repository have no effect on the LLM API."""
-    job = facts.job
-    hint = "remove it; further arguments of LLM() go into engine.llm_api"
-    judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
-    yield from section_keys_without_effect(job, "repository", judged, "the LLM API", hint)
-    yield from section_keys_without_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
+UNUSED = Unused(
+    "the LLM API builds no engine that this could change",
+    "the LLM API",
+    "remove it; further arguments of LLM() go into engine.llm_api",
+    but=("engine.directory", *(f"repository.{key}" for key in ("decoupled", "parameters", "instances"))),
+)
 
 
 def one_world_of_ranks(facts: JobFacts) -> Diagnostics:
@@ -219,7 +209,7 @@ def block_tokens(job: JobFile) -> int:
 OF_SERVER = (server_is_there, traces_can_be_sent)
 """With ``trtllm-serve``."""
 WITHOUT_REPOSITORY = (
-    *(llm_api_repository_keys, one_world_of_ranks),
+    one_world_of_ranks,
     Excludes("repository.decoupled", "frontend=openai",
              "has no effect on trtllm-serve, which streams each answer that a client asks it to stream",
              "remove it"),
@@ -230,7 +220,6 @@ WITHOUT_REPOSITORY = (
 """Where nothing of upstream's model repository is used, whatever is loaded."""
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    llm_api_keys,
     Excludes("engine.directory", "", "the LLM API loads the model itself, not an engine",
              "remove it and set model.path, or take engine.backend: tensorrtllm"),
     *(*WITHOUT_REPOSITORY, alone_on_a_machine),

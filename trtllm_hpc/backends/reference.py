@@ -15,10 +15,8 @@ from trtllm_hpc.backends.base import (
     RepositoryModel,
     ServedEngine,
     TritonBackend,
-    engine_keys_without_effect,
-    section_keys_without_effect,
+    Unused,
 )
-from trtllm_hpc.config.diagnostics import Diagnostics
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Rule
@@ -79,20 +77,10 @@ _REPOSITORY_KEYS = (
 _KV_CACHE_KEYS = ("max_tokens",)
 
 
-def reference_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for TensorRT-LLM have no effect on the reference backend."""
-    job = facts.job
-    yield from engine_keys_without_effect(job.engine, _KEYS, "the reference backend has no such thing")
-    what = "the backend reference"
-    yield from section_keys_without_effect(job, "repository", _REPOSITORY_KEYS, what, "remove it")
-    yield from section_keys_without_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
-
-
 class Reference(TritonBackend):
     """The backend of this package."""
 
     rules: tuple[Rule, ...] = (
-        reference_keys,
         Excludes("engine.pipeline_parallel!=1 engine.context_parallel!=1", "",
                  "the reference backend supports tensor parallelism only, not {key} {value}",
                  "set engine.{key} to 1"),
@@ -106,6 +94,7 @@ class Reference(TritonBackend):
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS
+    unused = Unused("the reference backend has no such thing", "the backend reference")
     # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
 
