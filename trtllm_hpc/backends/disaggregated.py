@@ -16,7 +16,7 @@ from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import Disaggregated as Phases
-from trtllm_hpc.config.job import JobFile, Phase
+from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.layout import Instances, WantedGroup, place_groups
 from trtllm_hpc.paths import RunPaths
@@ -38,8 +38,6 @@ _CONVERSATIONS = "1.3.0rc4"
 """1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
 _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
 """Keys of the front's file that the plan knows better."""
-_OF_COPIES = ("engine", "instances")
-"""Keys of a phase that only copies of Triton's model have."""
 
 
 def _front(job: JobFile, phases: Phases) -> Front:
@@ -149,17 +147,6 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
         yield in_job("missing", "serve.disaggregated.kv_transfer_tokens", message, hint)
 
 
-def phases_have_no_copies(facts: JobFacts) -> Diagnostics:
-    """A phase of ``trtllm-serve`` has servers, and no copies of a model of Triton."""
-    phases = facts.job.serve.disaggregated
-    for name, phase in () if phases is None else phases.roles:
-        for key in _OF_COPIES:
-            value = getattr(phase, key)
-            if value != Phase.model_fields[key].get_default(call_default_factory=True):
-                message = f"has no effect on a {name} phase with trtllm-serve"
-                yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
-
-
 def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
     """The front of the release knows its keys: one that it does not know has no effect."""
     phases, section = facts.job.serve.disaggregated, "serve.disaggregated"
@@ -214,8 +201,11 @@ class Disaggregated(TrtllmServe):
                  "take UCX, NIXL or DEFAULT"),
         Requires("serve.disaggregated.router_args", "serve.disaggregated.router",
                  "arguments need the router that takes them", "set serve.disaggregated.router, or remove it"),
-        *(servers_can_be_split, kv_cache_can_be_sent, phases_have_no_copies, front_keys_are_taken),
-        router_is_there,
+        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances", "",
+                 "has no effect on a context phase with trtllm-serve", "remove it"),
+        Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
+                 "has no effect on a generation phase with trtllm-serve", "remove it"),
+        *(servers_can_be_split, kv_cache_can_be_sent, front_keys_are_taken, router_is_there),
     )  # fmt: skip
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:

@@ -118,7 +118,7 @@ def _value(subject: Any, key: str) -> Any:
 
 def _holds(subject: Any, condition: str) -> bool:
     key, equals, wanted = condition.partition("=")
+    value = _value(subject, key.removesuffix("!"))
     if key.endswith("!"):
-        return str(_value(subject, key[:-1])) != wanted
-    value = _value(subject, key)
+        return value is not None and str(value) != wanted
     return str(value) == wanted if equals else bool(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, Container, gpus
+from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
 from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.plan.mounts import misread
@@ -108,6 +108,13 @@ RULES += [
     Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
              "is set, but container.runtime is none, so it has no effect",
              "set container.runtime to pyxis or apptainer, or remove it"),
+    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
+             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
+    Requires("cluster.container.overlay", "cluster.container.runtime=apptainer",
+             "is for apptainer, but container.runtime is {cluster.container.runtime}", "remove it"),
+    Requires("cluster.container.cache_folder",
+             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
+             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
     Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
              "remove it, or set scheduler to slurm"),
     Excludes("cluster.companion=overlap", "cluster.scheduler=local",
@@ -126,18 +133,6 @@ def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
         message = "{tag} in the image follows each job's release, so the profile cannot state one"
         hint = "remove container.tensorrt_llm_version, or write the image's tag out"
         yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, version)
-
-
-@RULES.add
-def keys_are_of_the_runtime(cluster: ClusterProfile) -> Diagnostics:
-    """Only pyxis keeps an image's files between steps; only apptainer has overlays; both have caches."""
-    container = cluster.container
-    keys = {"scope": "pyxis", "overlay": "apptainer", "cache_folder": "pyxis or apptainer"}
-    for key, runtime in keys.items():
-        value = getattr(container, key)
-        if container.runtime not in runtime.split() and value != Container.model_fields[key].default:
-            message = f"is for {runtime}, but container.runtime is {container.runtime}"
-            yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
 
 
 @RULES.add

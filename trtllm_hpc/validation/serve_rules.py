@@ -218,7 +218,8 @@ def frontend_fits_backend(facts: JobFacts) -> Diagnostics:
     engine, frontend = job.engine.backend, job.frontend
     if not any(way[:2] == (engine, frontend) for way in BACKENDS):
         message = f"trtllm-serve does not have the backend {engine}"
-        hint = "set it to triton, or engine.backend to pytorch or tensorrtllm"
+        able = (way[0] for way, it in BACKENDS.items() if way[1] == "openai" and it.release_use != "none")
+        hint = f"set it to triton, or engine.backend to {' or '.join(dict.fromkeys(able))}"
         yield in_job("conflict", "serve.frontend", message, hint, job.serve.frontend)
 
 
@@ -230,12 +231,13 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     if (engine, frontend, mode) in BACKENDS or mode == "leader":
         return
     able = next((way[0] for way in BACKENDS if way[1:] == (frontend, mode)), None)
+    behind_triton = next(way[0] for way in BACKENDS if way[1:] == ("triton", mode))
     if frontend == "openai" and able is not None:
         message = f"trtllm-serve has the mode {mode} for the backend {able}, not {engine}"
         yield in_job("conflict", "serve.mode", message, f"set engine.backend to {able}", mode)
     else:
-        message = f"serve.mode {mode} needs the backend tensorrtllm behind Triton, not {engine}"
-        hint = "set engine.backend to tensorrtllm and serve.frontend to triton, or serve.mode to leader"
+        message = f"serve.mode {mode} needs the backend {behind_triton} behind Triton, not {engine}"
+        hint = f"set engine.backend to {behind_triton} and serve.frontend to triton, or serve.mode to leader"
         yield in_job("conflict", "serve.mode", message, hint, mode)
 
 
