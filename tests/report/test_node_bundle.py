@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from trtllm_hpc.config.cluster import ClusterProfile
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.report.doctor import bundle_text
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.runtime.node_checks.records import Wanted
-from trtllm_hpc.validation.checks import CheckRow
 
 
 def text(*, with_names: bool = False) -> str:
     sentence = "/home/ana/runs and /scratch/ana_x; banana is 1 fruit; + export HF_TOKEN=hf_secret123"
-    row = CheckRow("node-disk", "t", "ok", sentence, None)
+    row = Diagnostic("node-disk", sentence, state="ok")
     wanted = Wanted(serve={"serve": ["/home/ana/models/m", "--port=8000"]})
     facts = {"host": {"host": "n1"}, "image": {"packages": {"tensorrt_llm": "1.2.1"}}}
     cluster = ClusterProfile(name="x", environment={"HF_TOKEN": "hf_secret123", "NCCL_IB_DISABLE": "1"})
@@ -33,7 +33,7 @@ def ana(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_has_no_name_of_the_user() -> None:
     record = json.loads(text())
     said = "HOME/runs and /scratch/USER_x; banana is 1 fruit; + export HF_TOKEN=VALUE"
-    assert record["checks"][0]["sentence"] == said
+    assert record["checks"][0]["message"] == said
     assert record["command_lines"]["serve"]["serve"][0] == "HOME/models/m"
     assert record["facts"]["image"]["packages"] == {"tensorrt_llm": "1.2.1"}
 

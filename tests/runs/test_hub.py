@@ -252,10 +252,10 @@ def test_doctor_fetches_small_files_and_render_the_model(hub: Hub, job: Path, tm
     hub.gated = True
     runs = tmp_path / "runs"
     report = trtllm_hpc.doctor(job, "local", runs=runs)
-    [row] = [it for it in report.checks if it.id == "model-files"]
+    [row] = [it for it in report.checks if it.code == "model-files"]
     assert (
-        row.outcome == "ok"
-        and "0.02 GiB of org/tiny are still to download; its small files are here" in row.sentence
+        row.state == "ok"
+        and "0.02 GiB of org/tiny are still to download; its small files are here" in row.message
     )
     assert of(hub, LARGE) == [] and of(hub, "config.json") == [""]
     run = trtllm_hpc.render(job, "local", runs=runs)

@@ -18,25 +18,25 @@ pytestmark = pytest.mark.slurm
 
 def outcomes(person: Person, job: Path, *words: str) -> dict[str, dict[str, str]]:
     answer = person.types("doctor", job, "--cluster", person.profile, "--json", *words)
-    return {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
+    return {row["code"]: row for row in documented("doctor", answer.stdout)["checks"]}
 
 
 def test_doctor_asks_this_slurm(person: Person, engine: Path) -> None:
     job = person.job("asked", **two_ranks(engine))
     rows = outcomes(person, job)
-    assert {row["outcome"] for row in rows.values()} <= {"ok", "unknown"}, rows
-    assert rows["mpi-plugin"]["sentence"] == "this Slurm offers the MPI plugin pmix"
+    assert {row["state"] for row in rows.values()} <= {"ok", "unknown"}, rows
+    assert rows["mpi-plugin"]["message"] == "this Slurm offers the MPI plugin pmix"
     found = "the partition 'batch' has 4 nodes of 4 GPUs, claimed: there is no GPU behind them"
-    assert rows["partition"]["sentence"] == found
-    assert rows["engine-files"]["outcome"] == rows["engine-world"]["outcome"] == "ok"
+    assert rows["partition"]["message"] == found
+    assert rows["engine-files"]["state"] == rows["engine-world"]["state"] == "ok"
     wrong = outcomes(person, job, "--set", "cluster.mpi=openmpi", "--set", "cluster.partition=gpu")
-    assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["sentence"]
-    assert "no partition 'gpu'; you may see batch" in wrong["partition"]["sentence"]
-    assert rows["partition-limits"]["outcome"] == "ok"
+    assert "no MPI plugin 'openmpi'; it offers" in wrong["mpi-plugin"]["message"]
+    assert "no partition 'gpu'; you may see batch" in wrong["partition"]["message"]
+    assert rows["partition-limits"]["state"] == "ok"
     long = outcomes(person, job, "--set", "cluster.partition=debug")["partition-limits"]
-    assert "asks for 60 minutes, but the partition 'debug' allows 30" in long["sentence"]
+    assert "asks for 60 minutes, but the partition 'debug' allows 30" in long["message"]
     wide = outcomes(person, job, "--set", "serve.nodes=5", "--set", "serve.instances=5")["partition-limits"]
-    assert "nodes, but the partition 'batch' gives a job at most 4 nodes" in wide["sentence"]
+    assert "nodes, but the partition 'batch' gives a job at most 4 nodes" in wide["message"]
 
 
 def test_what_cannot_work_does_not_reach_the_queue(person: Person, engine: Path) -> None:

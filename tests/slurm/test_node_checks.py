@@ -56,7 +56,7 @@ def rows(site: Site, job: Path, *words: str) -> dict[str, dict[str, Any]]:
     answer = site.types("doctor", job, "--cluster", site.profile, "--on-nodes", "--json", *words)
     assert answer.returncode in (0, ExitCode.CONFIG), answer.stderr
     assert answer.stdout, answer.stderr
-    found = {row["id"]: row for row in documented("doctor", answer.stdout)["checks"]}
+    found = {row["code"]: row for row in documented("doctor", answer.stdout)["checks"]}
     assert answer.returncode == (ExitCode.CONFIG if "fail" in outcomes(found) else 0)
     assert folders(site) == others, "its folder is gone"
     assert site.has_no_jobs()
@@ -64,7 +64,7 @@ def rows(site: Site, job: Path, *words: str) -> dict[str, dict[str, Any]]:
 
 
 def outcomes(found: dict[str, dict[str, Any]]) -> set[str]:
-    return {row["outcome"] for row in found.values()}
+    return {row["state"] for row in found.values()}
 
 
 def on_nodes(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -78,7 +78,7 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     found = on_nodes(rows(site, serves(site, **PHASES), "--nodes", "2", "--bundle", str(bundle)))
     # The sandbox's GPUs are claimed, its limit on locked memory and its network are this machine's, and the
     # stand-in has a part of the keys.
-    wrong = {name: row for name, row in found.items() if row["outcome"] != "ok"}
+    wrong = {name: row for name, row in found.items() if row["state"] != "ok"}
     assert set(wrong) <= {
         "node-gpus",
         "node-locked-memory",
@@ -88,11 +88,11 @@ def test_a_healthy_site_has_no_fault(site: Site) -> None:
     }, wrong
     assert "fail" not in outcomes(wrong), wrong
     for part in ("build", "front", "ranks"):
-        assert found.get(f"import-{part}", {"outcome": "ok"})["outcome"] == "ok"
-    assert "joins 2 ranks on sbx" in found["ranks-joined"]["sentence"]
-    assert "between two nodes" in found["ranks-bandwidth"]["sentence"]
-    assert re.match(r"\d+\.\d+ GB/s between nodes, round trip \d+ us", found["node-network"]["sentence"])
-    assert "front.yaml" in found["image-parsers"]["sentence"]
+        assert found.get(f"import-{part}", {"state": "ok"})["state"] == "ok"
+    assert "joins 2 ranks on sbx" in found["ranks-joined"]["message"]
+    assert "between two nodes" in found["ranks-bandwidth"]["message"]
+    assert re.match(r"\d+\.\d+ GB/s between nodes, round trip \d+ us", found["node-network"]["message"])
+    assert "front.yaml" in found["image-parsers"]["message"]
     record = json.loads(bundle.read_text())
     options = {name for it in record["facts"]["image"]["serve_options"]["serve"] for name in it["aliases"]}
     assert "--tp_size" in options
@@ -224,9 +224,9 @@ def test_each_fault_is_found(site: Site, fault: Fault) -> None:
     fault.breaks(site)
     words = [word for setting in fault.settings for word in ("--set", setting)]
     found = on_nodes(rows(site, serves(site, **fault.serve), *words))
-    assert found[fault.check]["outcome"] == fault.outcome, found
-    assert fault.says in found[fault.check]["sentence"]
-    assert found[fault.check]["remedy"]
+    assert found[fault.check]["state"] == fault.outcome, found
+    assert fault.says in found[fault.check]["message"]
+    assert found[fault.check]["hint"]
 
 
 def test_faults_of_an_image_are_found_together(site: Site) -> None:
@@ -234,7 +234,7 @@ def test_faults_of_an_image_are_found_together(site: Site) -> None:
     for name in ("no launcher", "an option less"):
         FAULTS[name].breaks(site)
     found = on_nodes(rows(site, serves(site), "--set", "cluster.network_interface=ib9"))
-    failed = {name for name, row in found.items() if row["outcome"] == "fail"}
+    failed = {name for name, row in found.items() if row["state"] == "fail"}
     assert {"image-launcher", "image-options", "image-parsers", "node-interface"} <= failed, found
 
 
@@ -255,14 +255,14 @@ def test_nothing_is_left_of_checks_that_were_killed(site: Site, number: signal.S
 @pytest.mark.thorough
 def test_the_model_makes_a_token(site: Site, person: Person, engine: Path) -> None:
     found = rows(site, person.job("asked", **two_ranks(engine)), "--model")
-    assert found["model-token"]["outcome"] == "ok", found["model-token"]
+    assert found["model-token"]["state"] == "ok", found["model-token"]
 
 
 @pytest.mark.thorough
 def test_an_engine_is_not_built_to_try_the_model(site: Site, person: Person) -> None:
     found = rows(site, person.job("asked", **two_ranks(model={"synthetic": "stand-in"})), "--model")
-    assert found["model-token"]["outcome"] == "unknown"
-    assert "the engine is not in the cache" in found["model-token"]["sentence"]
+    assert found["model-token"]["state"] == "unknown"
+    assert "the engine is not in the cache" in found["model-token"]["message"]
 
 
 @pytest.mark.thorough

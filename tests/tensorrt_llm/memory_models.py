@@ -43,15 +43,6 @@ MIXTRAL_8X7B: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "torch_dtype": "bfloat16",
 }
-GPT_2: dict[str, Any] = {
-    "model_type": "gpt2",
-    "architectures": ["GPT2LMHeadModel"],
-    "n_embd": 768,
-    "n_head": 12,
-    "n_layer": 12,
-    "n_positions": 1024,
-    "vocab_size": 50257,
-}
 QWEN_05B: dict[str, Any] = {
     **LLAMA_2_7B,
     "model_type": "qwen2",

@@ -9,10 +9,12 @@ import pytest
 
 from tests.evaluation.test_shown import keep, summary
 from tests.validation.conftest import Checked
+from trtllm_hpc.backends import facts_of
+from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.evaluation import tasks
 from trtllm_hpc.paths import RunPaths
-from trtllm_hpc.validation.job_rules import evaluation_is_over_openai
+from trtllm_hpc.validation.load import problems
 
 
 def test_tasks_are_checked_before_the_queue(
@@ -34,11 +36,14 @@ def test_tasks_are_checked_before_the_queue(
     assert outcome().hint == "pip install 'trtllm-hpc[evaluate]'"
 
 
-def test_a_server_without_openais_protocol_is_refused() -> None:
-    def problems(**serve: str) -> list[str]:
-        plain = {"name": "a", "serve": serve, "companion": {"evaluate": {"tasks": ["facts"]}}}
-        return [it.message for it in evaluation_is_over_openai(JobFile.model_validate(plain))]
+HERE = ClusterProfile(name="here")
 
-    assert problems() == [] and problems(door="none", frontend="openai") == []
-    [message] = problems(openai="none")
+
+def test_a_server_without_openais_protocol_is_refused() -> None:
+    def messages(**serve: str) -> list[str]:
+        plain = {"name": "a", "serve": serve, "companion": {"evaluate": {"tasks": ["facts"]}}}
+        return [it.message for it in problems(facts_of(JobFile.model_validate(plain), HERE))]
+
+    assert messages() == []
+    [message] = messages(openai="none")
     assert "which this server does not speak (serve.openai: none)" in message

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trtllm_hpc.config.cluster import ClusterProfile, gpus
 from trtllm_hpc.config.dump import cluster_yaml
-from trtllm_hpc.validation.cluster_rules import gpu_is_known
+from trtllm_hpc.validation.load import cluster_problems
 
 
 def test_every_gpu_has_memory_capability_and_a_source() -> None:
@@ -37,8 +37,8 @@ def test_a_gpu_without_a_size_is_the_card_of_80_gb() -> None:
 
 
 def test_an_unknown_gpu_is_a_diagnostic_with_the_names() -> None:
-    [problem] = gpu_is_known(ClusterProfile(name="here", gpu="h300"))
+    [problem] = cluster_problems(ClusterProfile(name="here", gpu="h300"))
     assert "'h300' is not in the table" in problem.message and "h100-80gb" in (problem.hint or "")
-    assert list(gpu_is_known(ClusterProfile(name="here"))) == []
+    assert cluster_problems(ClusterProfile(name="here")) == []
     with pytest.raises(ValidationError):
         ClusterProfile.model_validate({"name": "here", "gpu": 7})

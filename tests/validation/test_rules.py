@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.config.files import CLUSTER, JOB, Folder
-from trtllm_hpc.backends import facts_of
+from trtllm_hpc.backends import BACKENDS, facts_of
+from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.cluster import ClusterProfile, Container
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile, Serve
+from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.errors import RenderError
+from trtllm_hpc.validation import benchmark_rules, cluster_rules, job_rules, serve_rules
 from trtllm_hpc.validation.file_system_checks import refuse_folder_names
 from trtllm_hpc.validation.load import cluster_problems, problems
 
@@ -170,6 +175,26 @@ def test_rules_take_values_that_were_built_without_files() -> None:
     (found,) = problems(facts_of(job, ClusterProfile(name="b")))
     assert (found.code, found.file, found.field, found.line) == ("conflict", "job file", "serve.nodes", None)
     assert problems(facts_of(JobFile(name="a"), ClusterProfile(name="b"))) == []
+
+
+def test_rows_name_keys_and_values_that_there_are() -> None:
+    """A misspelt key would be found only where a job file has the key beside it."""
+    serve = {"mode": "disaggregated", "disaggregated": {}}
+    whole = JobFile.model_validate({"name": "a", "engine": {"backend": "pytorch"}, "serve": serve})
+    facts = facts_of(whole, ClusterProfile(name="b"))
+    rules = {*job_rules.RULES, *cluster_rules.RULES, *serve_rules.RULES}
+    rows = [it for it in rules.union(*(it.rules for it in BACKENDS.values())) if isinstance(it, Excludes)]
+    subjects: list[tuple[Any, list[Excludes]]] = [
+        (facts, rows),
+        (Benchmark(), [it for it in benchmark_rules.RULES if isinstance(it, Excludes)]),
+    ]
+    for subject, judged in subjects:
+        for row in judged:
+            for key in (*row.keys.split(), *row.others.split()):
+                list(replace(row, keys=key.partition("=")[0].removesuffix("!"), others="")(subject))
+            names = {"key": "k", "value": 1, "job": facts.job, "cluster": facts.cluster}
+            assert row.why.format(**names) and row.fix.format(**names)
+    assert len(rows) > 35
 
 
 def test_rules_are_judged_beside_fields_that_are_wrong_themselves(files: Folder) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import DEFAULTS, Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.types import Section
 from trtllm_hpc.layout import Instances, Layout, place
 from trtllm_hpc.paths import RunPaths
@@ -18,11 +19,7 @@ from trtllm_hpc.runtime.engine_cache.recipe import BuildStep
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts, ReleaseUse
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
-
-Rule = Callable[[Any], Diagnostics]
-"""A generator of diagnostics about a backend's facts; the first sentence of its docstring is its row in
-``doctor``."""
+from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,7 @@ class Build:
     steps: tuple[BuildStep, ...] = ()
     """In order; the output of the last is what the server loads. Empty: there is no build stage."""
     notes: tuple[str, ...] = ()
-    """What the user should know of the steps, though nothing is wrong with them."""
+    """What the user should know of what is built and loaded, though nothing is wrong."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class RepositoryModel:
     """Template of its ``config.pbtxt``, relative to the templates folder."""
     source: str
     """Text of its ``1/model.py``; empty for an ensemble."""
+    values: Mapping[str, str | int | bool]
+    """Of the template."""
 
 
 @dataclass(frozen=True)
@@ -75,31 +74,81 @@ class Front:
     """Its file, without the addresses that are known only when the servers are ready."""
 
 
+@dataclass(frozen=True)
+class Service:
+    """What is started."""
+
+    servers: tuple[ServerPlan, ...]
+    """The server of each instance; of a disaggregated run the servers of each phase, in the order of
+    ``instances.groups``."""
+    front: Front | None = None
+    """What stands in front of the servers of both phases."""
+
+
+@dataclass(frozen=True)
+class Unused:
+    """What to say of keys that have no effect on a backend, which are all that it does not list."""
+
+    engine: str
+    """Why a key of ``engine`` has none, to follow "is set, but"."""
+    name: str
+    """The backend, to follow "has no effect on"."""
+    fix: str = "remove it"
+    """For keys of other sections."""
+    engine_fix: str = "remove it, or take engine.backend: tensorrtllm"
+    but: tuple[str, ...] = ()
+    """Keys that other rules refuse."""
+
+
 class Backend:
     """One way of serving a model: what is loaded, and what answers.
 
-    Defaults suit an OpenAI server; a backend that loads a checkpoint overrides ``loaded_model``.
+    A backend says what it has and needs (attributes), and decides eight things (methods). Defaults suit an
+    OpenAI server; one that loads a checkpoint overrides ``loaded_model``.
     """
 
-    release_use: ReleaseUse = "none"
-    """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
+    own_keys: ClassVar[Mapping[str, str]] = {}
+    """Keys that only backends which list them have; the values end the sentence that refuses the key."""
     engine_keys: tuple[str, ...] | None = None
     """Keys of ``engine`` that have an effect; ``None``: every key."""
     repository_keys: tuple[str, ...] | None = None
     """Keys of ``repository`` that have an effect; ``None``: every key."""
     kv_cache_keys: tuple[str, ...] | None = None
     """Keys of ``kv_cache`` that have an effect; ``None``: every key."""
+    unused: Unused | None = None
+    """How other keys are refused; ``None``: other rules refuse them."""
+
+    release_use: ReleaseUse = "none"
+    """What the backend needs of TensorRT-LLM's release; with ``none`` it does without upstream's files."""
     memory: MemoryModel | None = MemoryModel()
     """How the memory planner estimates buffers and the KV cache; ``None``: it cannot."""
-
     needs_gpus = True
     """Whether the backend computes on GPUs only."""
     uses_mpi = True
     """Whether MPI joins the ranks."""
     spawns_workers = False
     """Whether one server starts the workers of all ranks by MPI."""
+    meets_in_folder = False
+    """Whether the ranks of an instance find each other by files in a folder of their own."""
+    launcher: str | None = None
+    """The program that joins the ranks of a server on Slurm."""
+    profilers: tuple[str, ...] = ()
+    """Profilers (``serve.profile.tool``) that the engine starts and stops."""
+
+    program = "trtllm-serve"
+    """The server's own name, for comments."""
+    has_tokenizer = False
+    """Whether what is loaded brings its tokenizer."""
+    checks_paged_context = False
+    """Whether reuse and chunked context need an engine whose prompts are computed over a paged cache."""
+    chunking_keys = "engine.enable_chunked_prefill"
+    """The keys to set so that long prompts are computed in chunks; empty if they always are."""
     text_model: str | None = None
     """Triton's model that takes and gives text; ``None`` where the server has one model only."""
+    request_protocol: Literal["openai", "both"] = "openai"
+    """Over what the companion sends its first request; ``both``: Triton's HTTP and gRPC."""
+    can_have_gateway = False
+    """Whether a gateway of ours can speak OpenAI's protocol, behind the door."""
     why_no_logits: str | None = "OpenAI's protocol returns no logits"
     """Why requests cannot ask for logits; ``None``: they can."""
     why_no_adapters: str | None = "OpenAI's protocol takes no weights of LoRA adapters"
@@ -108,11 +157,10 @@ class Backend:
     """What the door listens for, without the gateway."""
     health_path = "/health"
     """By which the door sees that a server is ready."""
-    program = "trtllm-serve"
-    """The server's own name, for comments."""
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of job files with this backend, in the order in which they are judged."""
+        """The rules of job files with this backend, in the order in which they are judged."""
         return ()
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> JobFacts:
@@ -135,29 +183,17 @@ class Backend:
         """Return the build stage's steps; ``python`` runs them, in the container if there is one."""
         return Build()
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
-        """Return how each instance of the server is started.
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+        """Return how the servers are started, and what stands in front of them.
 
         Raises:
             RenderError: the job file cannot be served.
         """
         raise NotImplementedError
 
-    def phase_servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the servers of each phase, in the order of ``instances.groups``."""
-        return ()
-
-    def front(self, job: JobFile) -> Front | None:
-        """Return the process in front of the servers of both phases."""
-        return None
-
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...] | RepositoryRecipe:
         """Return the models of Triton's repository, or how to fill upstream's templates."""
         return ()
-
-    def repository_values(self, job: JobFile, engine: str) -> dict[str, str | int | bool]:
-        """Return the values of the templates of our own."""
-        return {}
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the engines that the preflight looks at."""
@@ -169,35 +205,14 @@ class Backend:
 
     def tokenizer(self, job: JobFile) -> str | None:
         """Return the folder of the tokenizer; ``None``: what is loaded brings its own, or none is named."""
-        return job.model.tokenizer or job.model.path
+        return None if self.has_tokenizer else job.model.tokenizer or job.model.path
 
     def paged_context_key(self, job: JobFile) -> str | None:
         """Return the key that needs an engine with attention over a paged cache for prompts too."""
-        return None
-
-    def chunking_key(self) -> str:
-        """Return the keys to set so that long prompts are computed in chunks; empty if they always are."""
-        return "engine.enable_chunked_prefill"
-
-    def streams(self, job: JobFile) -> bool:
-        """Return whether answers can be streamed."""
-        return True
-
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return whether a gateway of ours speaks OpenAI's protocol, behind the door."""
-        return False
-
-    def request_protocol(self, *, has_adapter: bool) -> Literal["openai", "both", "grpc"]:
-        """Return over what the companion sends its first request."""
-        return "openai"
-
-    def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the programs that the preflight looks for on every node."""
-        return (spec.leader[0], *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
-
-    def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what the user should know, though nothing is wrong."""
-        return ()
+        if self.checks_paged_context and job.kv_cache.enable_block_reuse:
+            return "kv_cache.enable_block_reuse"
+        is_chunked = self.checks_paged_context and job.engine.enable_chunked_prefill
+        return "engine.enable_chunked_prefill" if is_chunked else None
 
 
 class TritonBackend(Backend):
@@ -207,35 +222,32 @@ class TritonBackend(Backend):
     health_path = "/v2/health/ready"
     program = "tritonserver"
     text_model = "ensemble"
+    request_protocol: Literal["openai", "both"] = "both"
+    can_have_gateway = True
     why_no_logits: str | None = None
     why_no_adapters: str | None = None
     worker_models: tuple[str, ...] = ("tensorrt_llm",)
     """What ranks above 0 load."""
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return ``tritonserver``: rank 0 with the whole repository, the others with their part."""
-        program, *common = self._common(facts, layout)
+        program, *common = self._common(facts, instances.layout)
         listens = _sockets() if facts.job.serve.door != "none" else _ports(facts.cluster)
         explicit = ["--model-control-mode=explicit", *(f"--load-model={it}" for it in self.worker_models)]
         closed = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
-        return ServerPlan(
-            ServerSpec(
-                driver="triton",
-                leader=[program, *common, *listens],
-                # A worker never returns from loading its part, and opens no port.
-                worker=[program, *common, *explicit, *closed],
-                environment=dict(self.environment(facts)),
-                launcher=self.launcher(facts),
-            )
+        spec = ServerSpec(
+            driver="triton",
+            leader=[program, *common, *listens],
+            # A worker never returns from loading its part, and opens no port.
+            worker=[program, *common, *explicit, *closed],
+            environment=dict(self.environment(facts)),
+            launcher=self.launcher if facts.cluster.scheduler == "slurm" else None,
         )
+        return Service((ServerPlan(spec),))
 
     def environment(self, facts: JobFacts) -> Mapping[str, str]:
         """Return the variables of every rank."""
         return {}
-
-    def launcher(self, facts: JobFacts) -> str | None:
-        """Return the program that starts the server and joins the ranks."""
-        return None
 
     def options(self, facts: JobFacts, layout: Layout) -> Sequence[str]:
         """Return further options of every rank's server."""
@@ -254,22 +266,6 @@ class TritonBackend(Backend):
             *map(literal, self.options(facts, layout)),
             *map(literal, triton.options),
         ]
-
-    def streams(self, job: JobFile) -> bool:
-        """Return whether ``tensorrt_llm`` is decoupled."""
-        return job.repository.decoupled
-
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return whether the job file asks for the gateway."""
-        return job.serve.door != "none" and job.serve.openai == "gateway"
-
-    def request_protocol(self, *, has_adapter: bool) -> Literal["openai", "both", "grpc"]:
-        """Return ``both``; ``grpc`` with an adapter, because its FP16 weights cannot be sent as JSON."""
-        return "grpc" if has_adapter else "both"
-
-    def needed_programs(self, spec: ServerSpec) -> tuple[str, ...]:
-        """Return the launcher and the profiler; each rank looks for its ``tritonserver`` itself."""
-        return (*(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
 
 
 def _traces(job: JobFile) -> list[str]:
@@ -296,11 +292,8 @@ def _ports(cluster: ClusterProfile) -> list[str]:
     return ports
 
 
-def engine_keys_without_effect(
-    engine: Engine, keys: Collection[str], why: str, hint: str = ""
-) -> Diagnostics:
+def engine_keys_without_effect(engine: Engine, keys: Collection[str], why: str, hint: str) -> Diagnostics:
     """Yield the keys of ``engine`` that are set and are not in ``keys``; ``why`` follows "is set, but"."""
-    hint = hint or "remove it, or take engine.backend: tensorrtllm"
     defaults = DEFAULTS[engine.backend]
     for name, model_field in Engine.model_fields.items():
         value = getattr(engine, name)
@@ -309,23 +302,6 @@ def engine_keys_without_effect(
             continue
         for key, setting in leaves(f"engine.{name}", value):
             yield in_job("conflict", key, f"is set, but {why}", hint, setting)
-
-
-def section_keys_without_effect(
-    job: JobFile, section: str, keys: Collection[str], what: str, hint: str
-) -> Diagnostics:
-    """Yield the keys of a section that are set and have no effect on ``what``: all but ``keys``.
-
-    ``repository.models`` is left to the rule about the mode of serving.
-    """
-    values = getattr(job, section)
-    given = values.model_fields_set  # raises where the section itself is a wrong value
-    for key, model_field in type(values).model_fields.items():
-        value = getattr(values, key) if key in given else None
-        default = model_field.get_default(call_default_factory=True)
-        if value is not None and value != default and key not in (*keys, "models"):
-            message = f"{key} has no effect on {what}"
-            yield in_job("conflict", f"{section}.{key}", message, hint, value)
 
 
 def leaves(key: str, value: Any) -> list[tuple[str, Any]]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from trtllm_hpc.backends.base import (
     Backend,
-    Rule,
     ServerPlan,
-    engine_keys_without_effect,
-    section_keys_without_effect,
+    Service,
+    Unused,
 )
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job, placeholder_problems
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, expand, literal
@@ -34,46 +35,6 @@ OF_LAYOUT = ("nodes", "gpus_per_node")
 PLACEHOLDERS = (*ON_NODE, *IN_JOB, *OF_LAYOUT)
 
 _ENGINE_KEYS = ("backend", "max_input_len", *_ENGINE_PLACEHOLDERS)
-
-
-class Command(Backend):
-    """A server that the job file starts by ``serve.command``."""
-
-    engine_keys = _ENGINE_KEYS
-    repository_keys = ()
-    kv_cache_keys = ()
-    memory = None
-    uses_mpi = False
-    program = "server"
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of this backend."""
-        return (command_is_named, placeholders_have_values, node_rank_is_passed, command_keys)
-
-    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return one process for each node of an instance, with all the GPUs that the instance has there."""
-        ranks = super().topology(job, cluster)
-        return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
-
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
-        """Return the job file's own command."""
-        job = facts.job
-        values = _values(job, layout)
-        worker = job.serve.worker_command
-        spec = ServerSpec(
-            driver="openai",
-            leader=expand(job.serve.command, values),
-            worker=None if worker is None else expand(worker, values),
-            model=job.model.path,
-            tokenizer=job.model.tokenizer,
-            health=job.serve.health_path,
-            generate=None,
-        )
-        return ServerPlan(spec)
-
-    def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
-        """Return the model's folder."""
-        return job.model.path
 
 
 def _values(job: JobFile, layout: Layout) -> dict[str, str]:
@@ -97,13 +58,10 @@ def _commands(job: JobFile) -> Mapping[str, list[str]]:
     }
 
 
-def command_is_named(facts: JobFacts) -> Diagnostics:
-    """The job file names the command, which listens where the door looks for it."""
-    job = facts.job
-    if not job.serve.command:
-        hint = 'set it, e.g. to ["vllm", "serve", "{model}", "--host", "{address}", "--port", "{port}"]'
-        yield in_job("missing", "serve.command", "the backend command needs the server's command line", hint)
-    elif not any("{port}" in word for word in job.serve.command):
+def command_has_a_port(facts: JobFacts) -> Diagnostics:
+    """The command listens where the door looks for it."""
+    command = facts.job.serve.command
+    if command and not any("{port}" in word for word in command):
         message = "has no {port}: the port is chosen on the node, and the server must listen there"
         yield in_job("missing", "serve.command", message, 'add the server\'s option, e.g. "--port", "{port}"')
 
@@ -131,10 +89,57 @@ def node_rank_is_passed(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", field, message, hint)
 
 
-def command_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for TensorRT-LLM have no effect on another server: its options are in its command."""
-    what, why = "the backend command", "serve.command has the server's own options"
-    hint = "remove it, and write the server's own option into serve.command"
-    yield from engine_keys_without_effect(facts.job.engine, _ENGINE_KEYS, why, hint)
-    yield from section_keys_without_effect(facts.job, "repository", (), what, hint)
-    yield from section_keys_without_effect(facts.job, "kv_cache", (), what, hint)
+_INTO_COMMAND = "remove it, and write the server's own option into serve.command"
+
+
+class Command(Backend):
+    """A server that the job file starts by ``serve.command``."""
+
+    engine_keys = _ENGINE_KEYS
+    repository_keys = ()
+    kv_cache_keys = ()
+    unused = Unused(
+        "serve.command has the server's own options",
+        "the backend command",
+        fix=_INTO_COMMAND,
+        engine_fix=_INTO_COMMAND,
+    )
+    memory = None
+    uses_mpi = False
+    program = "server"
+    own_keys: ClassVar[Mapping[str, str]] = {"serve.command": "", "serve.worker_command": ""}
+    rules: tuple[Rule, ...] = (
+        Requires("engine.backend", "serve.command",
+                 "the backend command needs the server's command line",
+                 'set it, e.g. to ["vllm", "serve", "{{model}}", "--host", "{{address}}", '
+                 '"--port", "{{port}}"]',
+                 code="missing", at="serve.command"),
+        Excludes("serve.tracing", "", "serve.command has the server's own options",
+                 "remove serve.tracing and add the option to serve.command"),
+        *(command_has_a_port, placeholders_have_values, node_rank_is_passed),
+    )  # fmt: skip
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return one process for each node of an instance, with all the GPUs that the instance has there."""
+        ranks = super().topology(job, cluster)
+        return replace(ranks, layout=replace(ranks.layout, world_size=ranks.layout.nodes, ranks_per_node=1))
+
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+        """Return the job file's own command."""
+        job = facts.job
+        values = _values(job, instances.layout)
+        worker = job.serve.worker_command
+        spec = ServerSpec(
+            driver="openai",
+            leader=expand(job.serve.command, values),
+            worker=None if worker is None else expand(worker, values),
+            model=job.model.path,
+            tokenizer=job.model.tokenizer,
+            health=job.serve.health_path,
+            generate=None,
+        )
+        return Service((ServerPlan(spec),))
+
+    def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
+        """Return the model's folder."""
+        return job.model.path

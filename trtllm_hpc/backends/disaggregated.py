@@ -9,14 +9,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtllm_hpc.backends.base import Front, Rule, ServerPlan
+from trtllm_hpc.backends.base import Front, Service
 from trtllm_hpc.backends.llm_api import pytorch_arguments
-from trtllm_hpc.backends.llm_api_rules import block_tokens, longest_prompt
-from trtllm_hpc.backends.trtllm_serve import TRACES, TrtllmServe, server_plan
+from trtllm_hpc.backends.llm_api_rules import TRACES, block_tokens, longest_prompt
+from trtllm_hpc.backends.trtllm_serve import TrtllmServe, server_plan
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import Disaggregated as Phases
-from trtllm_hpc.config.job import JobFile, Phase
+from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Excludes, Requires, Rule
 from trtllm_hpc.layout import Instances, WantedGroup, place_groups
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -37,51 +38,16 @@ _CONVERSATIONS = "1.3.0rc4"
 """1.3.0rc3 does not have the router; a later version of 2026 brought it (TensorRT-LLM 12526)."""
 _WRITTEN = {"backend", "hostname", "port", "disagg_cluster", "context_servers", "generation_servers"}
 """Keys of the front's file that the plan knows better."""
-_OF_COPIES = ("engine", "instances")
-"""Keys of a phase that only copies of Triton's model have."""
 
 
-class Disaggregated(TrtllmServe):
-    """Servers of both phases, on any number of nodes, behind upstream's front."""
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of ``trtllm-serve``, and of the two phases."""
-        return (*super().rules(), *RULES)
-
-    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
-        """Return a group of servers for each phase."""
-        phases = job.serve.disaggregated
-        # A rule refuses a job file without phases.
-        return super().topology(job, cluster) if phases is None else topology_of(phases, job, cluster)
-
-    def phase_servers(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> tuple[ServerPlan, ...]:
-        """Return the servers of each phase, in the order of ``instances.groups``."""
-        phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
-        assert phases is not None
-        # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
-        environment: dict[str, str | None] = {"UCX_TLS": None}
-        if not _names_backend(facts):
-            environment["TRTLLM_USE_UCX_KVCACHE"] = "1"
-        servers = []
-        for (role, phase), group in zip(phases.roles, instances.groups, strict=True):
-            of_phase = replace(facts, job=job.with_phase(phase))
-            known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
-            servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
-        return tuple(servers)
-
-    def front(self, job: JobFile) -> Front:
-        """Return upstream's front."""
-        phases = job.serve.disaggregated
-        assert phases is not None
-        start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
-        command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
-        router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
-        servers = {
-            f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles
-        }
-        url = None if job.serve.tracing is None else job.serve.tracing.endpoint
-        traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
-        return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
+def _front(job: JobFile, phases: Phases) -> Front:
+    start_s = f"--server_start_timeout={job.serve.ready_timeout_seconds}"
+    command = (SERVER, "disaggregated", start_s, f"--request_timeout={phases.request_timeout_seconds}")
+    router = {} if phases.router is None else {"router": {**phases.router_args, "type": phases.router}}
+    servers = {f"{role}_servers": {"num_instances": phase.servers, **router} for role, phase in phases.roles}
+    url = None if job.serve.tracing is None else job.serve.tracing.endpoint
+    traces = {} if url is None else {"otlp_config": {TRACES.removeprefix("--"): url}}
+    return Front(command, {"backend": "pytorch", **traces, **phases.front, **servers})
 
 
 def _transfer_keys(facts: JobFacts, role: str) -> dict[str, Any]:
@@ -133,31 +99,9 @@ def topology_of(phases: Phases, job: JobFile, cluster: ClusterProfile) -> Instan
     return place_groups(wanted, spread=spread, apart=cluster.phases is not None)
 
 
-def phases_have_servers(facts: JobFacts) -> Diagnostics:
-    """The mode disaggregated names the servers of both phases."""
-    if facts.job.serve.disaggregated is None:
-        message = "serve.mode disaggregated needs the servers of both phases"
-        hint = "write {context: {servers: 1}, generation: {servers: 2}}"
-        yield in_job("missing", "serve.disaggregated", message, hint)
-
-
 def servers_can_be_split(facts: JobFacts) -> Diagnostics:
-    """Servers of two phases run as steps of Slurm, behind a door, and are not renewed."""
+    """The servers of two phases are as many as the nodes hold, and as must live at least."""
     job, cluster, serve = facts.job, facts.cluster, facts.job.serve
-    mode = serve.mode
-    if cluster.scheduler == "local":
-        message = f"{cluster.name!r} has no Slurm, whose steps the servers are"
-        yield in_job("conflict", "serve.mode", message, "choose a profile for Slurm", mode)
-    if serve.door == "none":
-        message = "the front of the servers listens on its own node only, behind the door"
-        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
-    if serve.renew:
-        message = "while the door lets requests end, the front could not reach the servers through it"
-        yield in_job("conflict", "serve.renew", message, "set it to false", serve.renew)
-    if serve.minimum_instances is not None:
-        message = "has no effect on servers of two phases"
-        hint = "set serve.disaggregated.context.minimum_servers, or generation.minimum_servers"
-        yield in_job("conflict", "serve.minimum_instances", message, hint, serve.minimum_instances)
     phases = serve.disaggregated
     if phases is None:
         return
@@ -185,9 +129,6 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
     job, phases = facts.job, facts.job.serve.disaggregated
     if phases is None:
         return
-    if phases.kv_transfer == "MPI":
-        message = "MPI sends within one world of ranks, and each server has a world of its own"
-        yield in_job("conflict", "serve.disaggregated.kv_transfer", message, "take UCX, NIXL or DEFAULT")
     if facts.release is not None and facts.assumed_release is None:
         words = {"cache_transceiver_config": {"backend": phases.kv_transfer}}
         for _, message, remedy in wrong_values(facts.release, words) if phases.kv_transfer != "MPI" else ():
@@ -204,17 +145,6 @@ def kv_cache_can_be_sent(facts: JobFacts) -> Diagnostics:
         message = f"NIXL fails here on prompts longer than its buffer, before TensorRT-LLM {_BUFFER_SIZED}"
         hint = "set it to the longest prompt, or set engine.max_seq_len"
         yield in_job("missing", "serve.disaggregated.kv_transfer_tokens", message, hint)
-
-
-def phases_have_no_copies(facts: JobFacts) -> Diagnostics:
-    """A phase of ``trtllm-serve`` has servers, and no copies of a model of Triton."""
-    phases = facts.job.serve.disaggregated
-    for name, phase in () if phases is None else phases.roles:
-        for key in _OF_COPIES:
-            value = getattr(phase, key)
-            if value != Phase.model_fields[key].get_default(call_default_factory=True):
-                message = f"has no effect on a {name} phase with trtllm-serve"
-                yield in_job("conflict", f"serve.disaggregated.{name}.{key}", message, "remove it", value)
 
 
 def front_keys_are_taken(facts: JobFacts) -> Diagnostics:
@@ -239,9 +169,6 @@ def router_is_there(facts: JobFacts) -> Diagnostics:
     phases, field = facts.job.serve.disaggregated, "serve.disaggregated.router"
     if phases is None:
         return
-    if phases.router is None and phases.router_args:
-        message = "arguments need the router that takes them"
-        yield in_job("conflict", f"{field}_args", message, "set serve.disaggregated.router, or remove it")
     if phases.router_args.get("use_tokens"):
         message = "the router would fail at every chat, and at every request of the generation phase"
         yield in_job("conflict", f"{field}_args.use_tokens", message, "remove it", True)
@@ -250,7 +177,54 @@ def router_is_there(facts: JobFacts) -> Diagnostics:
         yield in_job("release", field, message, "take kv_cache_aware, or a later image (serve.image)")
 
 
-RULES = (
-    *(phases_have_servers, servers_can_be_split, kv_cache_can_be_sent, phases_have_no_copies),
-    *(front_keys_are_taken, router_is_there),
-)
+class Disaggregated(TrtllmServe):
+    """Servers of both phases, on any number of nodes, behind upstream's front."""
+
+    rules: tuple[Rule, ...] = (
+        *TrtllmServe.rules,
+        Requires("serve.mode", "serve.disaggregated",
+                 "serve.mode disaggregated needs the servers of both phases",
+                 "write {{context: {{servers: 1}}, generation: {{servers: 2}}}}",
+                 code="missing", at="serve.disaggregated"),
+        Excludes("serve.mode", "cluster.scheduler=local",
+                 "{cluster.name!r} has no Slurm, whose steps the servers are", "choose a profile for Slurm"),
+        Excludes("serve.door=none", "",
+                 "the front of the servers listens on its own node only, behind the door",
+                 "set serve.door to haproxy"),
+        Excludes("serve.renew", "",
+                 "while the door lets requests end, the front could not reach the servers through it",
+                 "set it to false"),
+        Excludes("serve.minimum_instances", "", "has no effect on servers of two phases",
+                 "set serve.disaggregated.context.minimum_servers, or generation.minimum_servers"),
+        Excludes("serve.disaggregated.kv_transfer=MPI", "",
+                 "MPI sends within one world of ranks, and each server has a world of its own",
+                 "take UCX, NIXL or DEFAULT"),
+        Requires("serve.disaggregated.router_args", "serve.disaggregated.router",
+                 "arguments need the router that takes them", "set serve.disaggregated.router, or remove it"),
+        Excludes("serve.disaggregated.context.engine serve.disaggregated.context.instances", "",
+                 "has no effect on a context phase with trtllm-serve", "remove it"),
+        Excludes("serve.disaggregated.generation.engine serve.disaggregated.generation.instances", "",
+                 "has no effect on a generation phase with trtllm-serve", "remove it"),
+        *(servers_can_be_split, kv_cache_can_be_sent, front_keys_are_taken, router_is_there),
+    )  # fmt: skip
+
+    def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
+        """Return a group of servers for each phase."""
+        phases = job.serve.disaggregated
+        # A rule refuses a job file without phases.
+        return super().topology(job, cluster) if phases is None else topology_of(phases, job, cluster)
+
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
+        """Return the servers of each phase, and upstream's front."""
+        phases, job = facts.job.serve.disaggregated, _with_buffer(facts.job)
+        assert phases is not None
+        # Upstream's own scripts for Slurm unset it: the KV cache goes by other ways than MPI.
+        environment: dict[str, str | None] = {"UCX_TLS": None}
+        if not _names_backend(facts):
+            environment["TRTLLM_USE_UCX_KVCACHE"] = "1"
+        servers = []
+        for (role, phase), group in zip(phases.roles, instances.groups, strict=True):
+            of_phase = replace(facts, job=job.with_phase(phase))
+            known, further = pytorch_arguments(of_phase.job, paths), _transfer_keys(of_phase, role)
+            servers.append(server_plan(of_phase, group.layout, known, further, paths, role, environment))
+        return Service(tuple(servers), _front(job, phases))

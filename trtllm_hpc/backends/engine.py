@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from packaging.version import Version
 
@@ -15,9 +15,8 @@ from trtllm_hpc.backends import llm_api_rules, shared_rules
 from trtllm_hpc.backends.base import (
     Backend,
     Build,
-    Rule,
     ServedEngine,
-    ServerPlan,
+    Service,
     TritonBackend,
     engine_keys_without_effect,
 )
@@ -28,6 +27,7 @@ from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.repository import Repository
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.model_repository.recipe import RepositoryRecipe
@@ -57,6 +57,10 @@ class EngineBackend(Backend):
     """What loads an engine, whatever answers."""
 
     release_use = "exact"
+    checks_paged_context = True
+    chunking_keys = f"engine.paged_context_fmha and {Backend.chunking_keys}"
+    own_keys: ClassVar[Mapping[str, str]] = {"build.commands": ", which takes no engine of TensorRT-LLM"}
+    profilers = ("nsys",)
 
     def facts(self, job: JobFile, cluster: ClusterProfile) -> EngineFacts:
         """Return the facts of the engine, too."""
@@ -64,8 +68,9 @@ class EngineBackend(Backend):
 
         return EngineFacts(job, cluster, self.release_use)
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines."""
+        """The rules of engines."""
         from trtllm_hpc.engines import build_rules
 
         return (
@@ -92,16 +97,6 @@ class EngineBackend(Backend):
         """Return the one engine."""
         return (ServedEngine(_engine(job, paths), job.engine.world_size),)
 
-    def paged_context_key(self, job: JobFile) -> str | None:
-        """Return the key that reuses the KV cache, or computes prompts in parts."""
-        if job.kv_cache.enable_block_reuse:
-            return "kv_cache.enable_block_reuse"
-        return "engine.enable_chunked_prefill" if job.engine.enable_chunked_prefill else None
-
-    def chunking_key(self) -> str:
-        """Return the key of the engine, too."""
-        return f"engine.paged_context_fmha and {super().chunking_key()}"
-
 
 def built_model_is_named(facts: JobFacts) -> Diagnostics:
     """Synthetic models are made by the reference backend only."""
@@ -125,18 +120,15 @@ class TrtllmServeEngine(EngineBackend):
 
     repository_keys = ()
     kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
+    unused = llm_api_rules.UNUSED
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines, and those of the LLM API that do not depend on what is loaded."""
-        return (
-            llm_api_rules.server_is_there,
-            *super().rules(),
-            llm_api_rules.llm_api_repository_keys,
-            llm_api_rules.no_templates,
-            llm_api_rules.llm_api_leaves_the_plan,
-        )
+        """The rules of engines, and those of the LLM API that do not depend on what is loaded."""
+        of_server = (*llm_api_rules.WITHOUT_REPOSITORY, llm_api_rules.llm_api_leaves_the_plan)
+        return (*llm_api_rules.OF_SERVER, *super().rules, *of_server)
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank, with the engine and the model's tokenizer."""
         job = facts.job
         known = {
@@ -145,7 +137,7 @@ class TrtllmServeEngine(EngineBackend):
             "backend": engine_backend(facts.release),
             **arguments(job),
         }
-        return server_plan(facts, layout, given(known), {}, paths)
+        return Service((server_plan(facts, instances.layout, given(known), {}, paths),))
 
 
 class TritonEngine(EngineBackend, TritonBackend):
@@ -154,11 +146,12 @@ class TritonEngine(EngineBackend, TritonBackend):
     engine_keys = tuple(key for key in Engine.model_fields if key != "llm_api")
     repository_keys: tuple[str, ...] | None = tuple(key for key in Repository.model_fields if key != "models")
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of engines and of upstream's model repository."""
+        """The rules of engines and of upstream's model repository."""
         from trtllm_hpc.engines.triton_rules import OF_REPOSITORY
 
-        return (*super().rules(), *OF_REPOSITORY)
+        return (*super().rules, *OF_REPOSITORY)
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to fill the release's templates."""
@@ -175,11 +168,12 @@ class Orchestrator(TritonEngine):
     spawns_workers = True
     worker_models = ()
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the copies, too."""
+        """The rules of the copies, too."""
         from trtllm_hpc.engines.triton_rules import OF_ORCHESTRATOR
 
-        return (*super().rules(), *OF_ORCHESTRATOR)
+        return (*super().rules, *OF_ORCHESTRATOR)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return the one process that srun starts, with the GPUs of all copies."""
@@ -209,12 +203,15 @@ class TritonDisaggregated(TritonEngine):
     """An orchestrator and a rank for each GPU of each phase, on one node."""
 
     worker_models = ("context", "generation")
+    # The models of this mode take other requests than ensemble elsewhere.
+    can_have_gateway = False
 
+    @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the phases, too."""
+        """The rules of the phases, too."""
         from trtllm_hpc.engines.triton_rules import OF_PHASES
 
-        return (*super().rules(), *OF_PHASES)
+        return (*super().rules, *OF_PHASES)
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return the orchestrator's rank, and those of the copies."""
@@ -257,10 +254,6 @@ class TritonDisaggregated(TritonEngine):
         if release is not None and release.at_least(first) and not release.at_least(end):
             fixed["TRTLLM_USE_MPI_KVCACHE"] = "1"
         return fixed
-
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return no: the models of this mode take other requests than ``ensemble`` elsewhere."""
-        return False
 
 
 def _engine_facts(facts: JobFacts) -> EngineFacts:

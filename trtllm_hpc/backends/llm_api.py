@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from trtllm_hpc.backends import llm_api_rules as rules
-from trtllm_hpc.backends.base import Backend, Build, Rule, TritonBackend
+from trtllm_hpc.backends import llm_api_rules
+from trtllm_hpc.backends.base import Backend, Build, TritonBackend
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.errors import RenderError
 from trtllm_hpc.layout import Instances, Layout, one_node
 from trtllm_hpc.paths import RunPaths
@@ -37,13 +38,12 @@ class PyTorchBackend(Backend):
     """What loads a checkpoint with the LLM API on PyTorch, whatever answers."""
 
     release_use = "nearest"
-    engine_keys = rules.ENGINE_KEYS
+    rules: tuple[Rule, ...] = llm_api_rules.RULES
+    profilers = ("torch", "nsys")
+    engine_keys = llm_api_rules.ENGINE_KEYS
     repository_keys: tuple[str, ...] = ()
-    kv_cache_keys = rules.KV_CACHE_KEYS
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the LLM API."""
-        return rules.RULES
+    kv_cache_keys = llm_api_rules.KV_CACHE_KEYS
+    unused = llm_api_rules.UNUSED
 
     def topology(self, job: JobFile, cluster: ClusterProfile) -> Instances:
         """Return one task without Slurm, where there is no launcher: the LLM API starts its own workers."""
@@ -54,47 +54,25 @@ class PyTorchBackend(Backend):
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
         """Return the step that quantizes the checkpoint, if the job file asks for it."""
         is_wanted = facts.job.engine.quantization.method is not None
-        return Build((quantize_step(facts, python),)) if is_wanted else Build()
+        return Build((quantize_step(facts, python),) if is_wanted else (), _notes(facts))
 
     def loaded_model(self, job: JobFile, paths: RunPaths) -> str | None:
         """Return the folder of the checkpoint: the named one, or what the build stage makes of it."""
         return loaded_model(job, paths)
 
-    def notes(self, facts: JobFacts) -> tuple[str, ...]:
-        """Return what is deprecated, and what is assumed of an image that is newer than all known."""
-        given, notes = facts.job.engine.llm_api, []
-        moe = given.get("moe_config")
-        is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
-        if is_triton and facts.image_is_at_least("1.3") is not False:
-            notes.append(
-                "moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it"
-            )
-        if facts.assumed_release is None or facts.release is None:
-            return tuple(notes)
-        notes.append(
-            f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
-            f"{facts.release.version}, the nearest known release"
-        )
-        near = {key.path for key in unknown_keys(facts.release, given)}
-        strange = [key.path for key in unknown_keys(None, given) if key.path in near]
-        if strange:
-            names = ", ".join(f"engine.llm_api.{path}" for path in strange)
-            notes.append(f"passed on as written, since no release known here has them: {names}")
-        return tuple(notes)
-
 
 class TritonLlmApi(PyTorchBackend, TritonBackend):
     """The LLM API as upstream's model of Triton."""
 
-    repository_keys = rules.REPOSITORY_KEYS
+    repository_keys = llm_api_rules.REPOSITORY_KEYS
     text_model = "tensorrt_llm"
     worker_models = ()
+    # Upstream's model takes other requests than ensemble.
+    can_have_gateway = False
+    # Without it each server would spawn workers, which Slurm's PMIx refuses.
+    launcher = LAUNCHER
     why_no_logits = "the LLM API's model returns no logits"
     why_no_adapters = "the LLM API's model takes no weights of LoRA adapters"
-
-    def launcher(self, facts: JobFacts) -> str | None:
-        """Return upstream's: without it each server would spawn workers, which Slurm's PMIx refuses."""
-        return LAUNCHER if facts.cluster.scheduler == "slurm" else None
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> RepositoryRecipe:
         """Return how to make the repository of upstream's one model."""
@@ -105,9 +83,26 @@ class TritonLlmApi(PyTorchBackend, TritonBackend):
         model = ModelRecipe("tensorrt_llm", _TEMPLATE, {}, edits, files=files)
         return RepositoryRecipe(facts.release.version, (model,))
 
-    def has_gateway(self, job: JobFile) -> bool:
-        """Return no: upstream's model takes other requests than ``ensemble``."""
-        return False
+
+def _notes(facts: JobFacts) -> tuple[str, ...]:
+    """Return what is deprecated, and what is assumed of an image that is newer than all known."""
+    given, notes = facts.job.engine.llm_api, []
+    moe = given.get("moe_config")
+    is_triton = isinstance(moe, dict) and moe.get("backend") == "TRITON"
+    if is_triton and facts.image_is_at_least("1.3") is not False:
+        notes.append("moe_config.backend TRITON is deprecated from TensorRT-LLM 1.3 on; CUTLASS replaces it")
+    if facts.assumed_release is None or facts.release is None:
+        return tuple(notes)
+    notes.append(
+        f"{facts.assumed_release.message.rstrip('.')}: options and keys are assumed to be those of "
+        f"{facts.release.version}, the nearest known release"
+    )
+    near = {key.path for key in unknown_keys(facts.release, given)}
+    strange = [key.path for key in unknown_keys(None, given) if key.path in near]
+    if strange:
+        names = ", ".join(f"engine.llm_api.{path}" for path in strange)
+        notes.append(f"passed on as written, since no release known here has them: {names}")
+    return tuple(notes)
 
 
 def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
@@ -123,7 +118,7 @@ def loaded_model(job: JobFile, paths: RunPaths) -> str | None:
 def quantize_step(facts: JobFacts, python: str) -> BuildStep:
     """Return the step that quantizes the model's checkpoint."""
     wanted, release = facts.job.engine.quantization, facts.release
-    values = {option: getattr(wanted, key) for key, option in rules.QUANTIZATION_OPTIONS.items()}
+    values = {option: getattr(wanted, key) for key, option in llm_api_rules.QUANTIZATION_OPTIONS.items()}
     command: tuple[Argument, ...] = (
         *(python, Placeholder("run", "/runtime.pyz"), "quantize"),
         *("--model", Placeholder("model"), "--output", Placeholder("output", f"/{_quantized(facts.job)}")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trtllm_hpc.backends.base import engine_keys_without_effect, leaves, section_keys_without_effect
+from trtllm_hpc.backends.base import Unused, leaves
 from trtllm_hpc.backends.shared_rules import (
     backend_is_there,
     experts_divide,
@@ -16,9 +16,10 @@ from trtllm_hpc.backends.shared_rules import (
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import PHASE_KEYS, JobFile
+from trtllm_hpc.config.rules import Excludes
 from trtllm_hpc.runtime.quantize import CACHE_FORMATS, FORMATS
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import SERVER, unknown_keys, wrong_values
+from trtllm_hpc.tensorrt_llm.llm_api import SERVER, serve_options, unknown_keys, wrong_values
 
 ENGINE_KEYS = (
     *("backend", "tensor_parallel", "dtype", "max_batch_size", "max_num_tokens"),
@@ -53,40 +54,22 @@ QUANTIZATION_OPTIONS = {
 }
 QUANTIZATION_KEYS = ("method", *QUANTIZATION_OPTIONS)
 """Keys of ``engine.quantization`` that the build step knows."""
+TRACES = "--otlp_traces_endpoint"
+UNUSED = Unused(
+    "the LLM API builds no engine that this could change",
+    "the LLM API",
+    "remove it; further arguments of LLM() go into engine.llm_api",
+    but=("engine.directory", *(f"repository.{key}" for key in ("decoupled", "parameters", "instances"))),
+)
 
 
-def llm_api_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for the build of an engine have no effect on the LLM API."""
-    engine = facts.job.engine
-    why = "the LLM API builds no engine that this could change"
-    yield from engine_keys_without_effect(engine, (*ENGINE_KEYS, "directory"), why)
-    if engine.directory is not None:
-        message = "the LLM API loads the model itself, not an engine"
-        hint = "remove it and set model.path, or take engine.backend: tensorrtllm"
-        yield in_job("conflict", "engine.directory", message, hint, engine.directory)
-
-
-def llm_api_repository_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for upstream's model repository have no effect on the LLM API."""
-    job = facts.job
-    hint = "remove it; further arguments of LLM() go into engine.llm_api"
-    judged = (*REPOSITORY_KEYS, "parameters", "instances")  # the last two have better sentences
-    yield from section_keys_without_effect(job, "repository", judged, "the LLM API", hint)
-    yield from section_keys_without_effect(job, "kv_cache", KV_CACHE_KEYS, "the LLM API", hint)
-    if job.repository.decoupled and job.frontend == "openai":
-        message = "has no effect on trtllm-serve, which streams each answer that a client asks it to stream"
-        yield in_job("conflict", "repository.decoupled", message, "remove it", job.repository.decoupled)
-    if job.repository.instances > 1:
+def one_world_of_ranks(facts: JobFacts) -> Diagnostics:
+    """The LLM API serves with one instance of Triton's model."""
+    instances = facts.job.repository.instances
+    if instances > 1:
         message = "several instances of the LLM API cannot share the one MPI world of the ranks"
         hint = "set it to 1, and submit the job once for each instance"
-        yield in_job("conflict", "repository.instances", message, hint, job.repository.instances)
-
-
-def no_templates(facts: JobFacts) -> Diagnostics:
-    """Without upstream's templates, ``repository.parameters`` fills nothing."""
-    if facts.job.repository.parameters:
-        message = "there are no templates of upstream whose placeholders it could fill"
-        yield in_job("conflict", "repository.parameters", message, "write them into engine.llm_api")
+        yield in_job("conflict", "repository.instances", message, hint, instances)
 
 
 def alone_on_a_machine(facts: JobFacts) -> Diagnostics:
@@ -181,6 +164,13 @@ def server_is_there(facts: JobFacts) -> Diagnostics:
         yield in_job("release", "serve.frontend", message, "take 0.19.0 or later, or frontend: triton")
 
 
+def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
+    """The release's server has an option for traces."""
+    if facts.job.serve.tracing is not None and TRACES not in serve_options(facts.release):
+        message, hint = f"this {SERVER} has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
+        yield in_job("release", "serve.tracing", message, hint)
+
+
 def _configurations(job: JobFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each section that has a configuration of the LLM API, with that."""
     yield "engine", job.engine.llm_api
@@ -216,8 +206,22 @@ def block_tokens(job: JobFile) -> int:
     return block if isinstance(block, int) and block > 0 else 32
 
 
+OF_SERVER = (server_is_there, traces_can_be_sent)
+"""With ``trtllm-serve``."""
+WITHOUT_REPOSITORY = (
+    one_world_of_ranks,
+    Excludes("repository.decoupled", "frontend=openai",
+             "has no effect on trtllm-serve, which streams each answer that a client asks it to stream",
+             "remove it"),
+    Excludes("repository.parameters", "",
+             "there are no templates of upstream whose placeholders it could fill",
+             "write them into engine.llm_api"),
+)  # fmt: skip
+"""Where nothing of upstream's model repository is used, whatever is loaded."""
 RULES = (
     *(release_is_known, backend_is_there, model_is_named, experts_divide, gpu_computes_type),
-    *(llm_api_keys, llm_api_repository_keys, no_templates, alone_on_a_machine),
+    Excludes("engine.directory", "", "the LLM API loads the model itself, not an engine",
+             "remove it and set model.path, or take engine.backend: tensorrtllm"),
+    *(*WITHOUT_REPOSITORY, alone_on_a_machine),
     *(checkpoint_can_be_quantized, llm_api_leaves_the_plan, llm_api_has_the_keys, chunks_fill_blocks),
-)
+)  # fmt: skip

@@ -13,20 +13,18 @@ from trtllm_hpc import __version__
 from trtllm_hpc.backends.base import (
     Build,
     RepositoryModel,
-    Rule,
     ServedEngine,
     TritonBackend,
-    engine_keys_without_effect,
-    section_keys_without_effect,
+    Unused,
 )
-from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.engine import Engine
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Excludes, Rule
 from trtllm_hpc.layout import Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.engine_cache.recipe import Argument, BuildStep, Placeholder
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import MemoryModel
+from trtllm_hpc.tensorrt_llm.memory.shapes import MemoryModel
 
 MODELS = ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls")
 """Every model of the repository; each has a ``config.pbtxt`` and a ``1/model.py``."""
@@ -79,39 +77,26 @@ _REPOSITORY_KEYS = (
 _KV_CACHE_KEYS = ("max_tokens",)
 
 
-def reference_keys(facts: JobFacts) -> Diagnostics:
-    """Keys for TensorRT-LLM have no effect on the reference backend."""
-    job = facts.job
-    yield from engine_keys_without_effect(job.engine, _KEYS, "the reference backend has no such thing")
-    what = "the backend reference"
-    yield from section_keys_without_effect(job, "repository", _REPOSITORY_KEYS, what, "remove it")
-    yield from section_keys_without_effect(job, "kv_cache", _KV_CACHE_KEYS, what, "remove it")
-
-
-def tensor_parallel_only(facts: JobFacts) -> Diagnostics:
-    """The reference backend supports tensor parallelism only."""
-    for key in ("pipeline_parallel", "context_parallel"):
-        value = getattr(facts.job.engine, key)
-        if value != 1:
-            message = f"the reference backend supports tensor parallelism only, not {key} {value}"
-            yield in_job("conflict", f"engine.{key}", message, f"set engine.{key} to 1", value)
-
-
 class Reference(TritonBackend):
     """The backend of this package."""
 
+    rules: tuple[Rule, ...] = (
+        Excludes("engine.pipeline_parallel!=1 engine.context_parallel!=1", "",
+                 "the reference backend supports tensor parallelism only, not {key} {value}",
+                 "set engine.{key} to 1"),
+    )  # fmt: skip
+    meets_in_folder = True
+    has_tokenizer = True
+    chunking_keys = ""
     needs_gpus = False
     why_no_adapters = "the reference backend has no LoRA adapters"
     why_no_logits = "the reference backend returns no logits"
     engine_keys = _KEYS
     repository_keys = _REPOSITORY_KEYS
     kv_cache_keys = _KV_CACHE_KEYS
+    unused = Unused("the reference backend has no such thing", "the backend reference")
     # PyTorch's allocator, CUDA graphs and unfused layers against TensorRT's one arena; measured on an H200.
     memory = MemoryModel(logit_copies=2, activations=8, fills_memory=False, pipelines=(1,))
-
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of this backend."""
-        return (reference_keys, tensor_parallel_only)
 
     def build(self, facts: JobFacts, layout: Layout, python: str) -> Build:
         """Return the one step that makes the engine folder."""
@@ -138,37 +123,27 @@ class Reference(TritonBackend):
 
     def repository(self, facts: JobFacts, paths: RunPaths) -> tuple[RepositoryModel, ...]:
         """Return the models of the repository."""
-        return tuple(
-            RepositoryModel(name, f"repository/reference/{name}/config.pbtxt.j2", model_source(name))
-            for name in MODELS
-        )
-
-    def repository_values(self, job: JobFile, engine: str) -> dict[str, str | int | bool]:
-        """Return the values that the templates of ``config.pbtxt`` ask for."""
-        values, batch = job.repository, job.engine.max_batch_size
+        job, keys = facts.job, facts.job.repository
+        engine, batch = job.engine.directory or str(paths.engine), job.engine.max_batch_size
         assert batch is not None  # this backend has a default for it
-        return {
+        values: dict[str, str | int | bool] = {
             "engine_dir": engine,
             "tokenizer_dir": f"{engine}/tokenizer",
             "max_batch_size": batch,
-            "decoupled": values.decoupled,
-            "preprocessing_instance_count": values.preprocessing_instances,
-            "postprocessing_instance_count": values.postprocessing_instances,
-            "bls_instance_count": values.bls_instances or BLS_INSTANCES,
+            "decoupled": keys.decoupled,
+            "preprocessing_instance_count": keys.preprocessing_instances,
+            "postprocessing_instance_count": keys.postprocessing_instances,
+            "bls_instance_count": keys.bls_instances or BLS_INSTANCES,
             # Triton's parameters are strings, and an empty one has its default.
-            "accumulate_tokens": str(values.accumulate_tokens).lower(),
-            "max_queue_size": str(values.max_queue_size),
+            "accumulate_tokens": str(keys.accumulate_tokens).lower(),
+            "max_queue_size": str(keys.max_queue_size),
             "max_tokens_in_paged_kv_cache": str(job.kv_cache.max_tokens or ""),
         }
+        return tuple(
+            RepositoryModel(name, f"repository/reference/{name}/config.pbtxt.j2", model_source(name), values)
+            for name in MODELS
+        )
 
     def served_engines(self, job: JobFile, paths: RunPaths) -> tuple[ServedEngine, ...]:
         """Return the one engine."""
         return (ServedEngine(job.engine.directory or str(paths.engine), job.engine.world_size),)
-
-    def tokenizer(self, job: JobFile) -> str | None:
-        """Return nothing: the engine contains its tokenizer."""
-        return None
-
-    def chunking_key(self) -> str:
-        """Return nothing: long prompts are always computed in parts."""
-        return ""

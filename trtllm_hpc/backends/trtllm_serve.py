@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trtllm_hpc.backends import llm_api_rules as rules
-from trtllm_hpc.backends.base import Rule, ServerPlan
+from trtllm_hpc.backends import llm_api_rules
+from trtllm_hpc.backends.base import ServerPlan, Service
 from trtllm_hpc.backends.llm_api import LAUNCHER, PyTorchBackend, given, merged, pytorch_arguments, yaml_text
-from trtllm_hpc.layout import Layout
+from trtllm_hpc.config.rules import Rule
+from trtllm_hpc.layout import Instances, Layout
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.server_spec import ServerSpec, literal
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
@@ -28,20 +29,16 @@ OPTIONS = {
 """Options of ``trtllm-serve`` in every release that has the launcher. What else the job file says goes into
 the file: as an option ``--kv_cache_free_gpu_memory_fraction`` would be lost beside a ``kv_cache_config``."""
 
-TRACES = "--otlp_traces_endpoint"
-
 
 class TrtllmServe(PyTorchBackend):
     """``trtllm-serve`` with a checkpoint, on PyTorch."""
 
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of the LLM API, and of its server."""
-        return (rules.server_is_there, *super().rules(), rules.values_are_taken)
+    rules: tuple[Rule, ...] = (*llm_api_rules.OF_SERVER, *llm_api_rules.RULES, llm_api_rules.values_are_taken)
 
-    def server(self, facts: JobFacts, layout: Layout, paths: RunPaths) -> ServerPlan:
+    def service(self, facts: JobFacts, instances: Instances, paths: RunPaths) -> Service:
         """Return the command of every rank; the launcher runs the first rank's alone."""
         known = pytorch_arguments(facts.job, paths)
-        return server_plan(facts, layout, known, {}, paths)
+        return Service((server_plan(facts, instances.layout, known, {}, paths),))
 
 
 def server_plan(
@@ -67,7 +64,7 @@ def server_plan(
     said = known.keys() - job.engine.llm_api.keys()
     options = [f"{option}={known[key]}" for key, option in OPTIONS.items() if key in said]
     if job.serve.tracing is not None:
-        options.append(f"{TRACES}={job.serve.tracing.endpoint}")
+        options.append(f"{llm_api_rules.TRACES}={job.serve.tracing.endpoint}")
     file = f"--extra_llm_api_options={paths.llm_api(role)}"
     words = [SERVER, *map(literal, (model, *options, file)), "--host={address}", "--port={port}"]
     rest = {key: value for key, value in known.items() if key not in ("model", *OPTIONS)}

@@ -160,6 +160,6 @@ def _print_tables(report: DoctorReport, with_rules: bool) -> None:
         click.echo()
     for note in report.notes:
         click.echo(f"note: {note}")
-    counts = Counter(row.outcome for row in report.checks)
+    counts = Counter(row.state for row in report.checks)
     parts = [f"{counts[state]} {words}" for state, words in _OUTCOMES.items() if counts[state]]
     click.echo(f"\n{len(report.checks)} checks: {', '.join(parts) or 'all are ok'}.")

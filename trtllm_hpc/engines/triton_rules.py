@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from trtllm_hpc.config.diagnostics import Diagnostics, dotted, in_job, nearest
 from trtllm_hpc.config.job import PHASE_KEYS, Disaggregated, JobFile, Phase
+from trtllm_hpc.config.rules import Excludes, Requires
 from trtllm_hpc.engines.facts import EngineFacts, generation_of
 from trtllm_hpc.engines.repository import GROUPS, KEYS, PLANNED, as_words, default_of, settable, value_of
 from trtllm_hpc.errors import Diagnostic
@@ -20,13 +21,6 @@ _FIRST_RELEASE = {
 }
 _OF_SERVERS = ("servers", "minimum_servers", "moe_expert_parallel", "max_seq_len", "llm_api")
 """Keys of a phase that only servers of ``trtllm-serve`` have."""
-
-
-def no_llm_api(facts: EngineFacts) -> Diagnostics:
-    """An engine behind Triton has no LLM API."""
-    if facts.job.engine.llm_api:
-        message = f"is set, but the backend {facts.job.engine.backend} has no LLM API"
-        yield in_job("conflict", "engine.llm_api", message, "remove it, or take engine.backend: pytorch")
 
 
 def repository_keys_exist(facts: EngineFacts) -> Diagnostics:
@@ -56,14 +50,6 @@ def one_window_before_lists(facts: EngineFacts) -> Diagnostics:
         message = f"TensorRT-LLM {release.version} takes one window for all layers; lists came with 0.13.0"
         field = "kv_cache.max_attention_window"
         yield in_job("conflict", field, message, "leave one number in the list", windows)
-
-
-def repository_has_tokenizer(facts: EngineFacts) -> Diagnostics:
-    """Pre- and postprocessing do not load without a tokenizer."""
-    job = facts.job
-    if job.model.tokenizer is None and job.model.path is None:
-        message = "neither a tokenizer nor a model with one is named"
-        yield in_job("missing", "model.tokenizer", message, "name the tokenizer's folder")
 
 
 def repository_parameters_exist(facts: EngineFacts) -> Diagnostics:
@@ -232,8 +218,12 @@ def _copies(job: JobFile) -> Iterator[tuple[str, list[int], int]]:
 
 
 OF_REPOSITORY = (
-    *(no_llm_api, repository_keys_exist, one_window_before_lists),
-    *(repository_has_tokenizer, repository_parameters_exist),
-)
+    Excludes("engine.llm_api", "", "is set, but the backend {job.engine.backend} has no LLM API",
+             "remove it, or take engine.backend: pytorch"),
+    Requires("engine.backend", "model.tokenizer model.path",
+             "neither a tokenizer nor a model with one is named", "name the tokenizer's folder",
+             code="missing", at="model.tokenizer"),
+    *(repository_keys_exist, one_window_before_lists, repository_parameters_exist),
+)  # fmt: skip
 OF_ORCHESTRATOR = (mode_is_there, copies_have_gpus, copies_have_names)
 OF_PHASES = (mode_is_there, phases_have_gpus, copies_have_gpus, generation_has_one_engine)

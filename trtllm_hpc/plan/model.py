@@ -50,8 +50,6 @@ class Plan:
     """In order; the output of the last is the engine. Empty when no engine is built."""
     repository: tuple[RepositoryModel, ...] | RepositoryRecipe
     """Models with templates of our own (the reference backend), or how to fill upstream's."""
-    repository_values: dict[str, str | int | bool]
-    """Values of the repository's own templates."""
     templates: str | None
     """Folder of upstream's templates on this machine; ``None``: the job takes the container's."""
     all_models: str | None
@@ -113,7 +111,7 @@ class Plan:
     @property
     def has_gateway(self) -> bool:
         """Whether a gateway of ours, behind the door, speaks OpenAI's protocol."""
-        return self.backend.has_gateway(self.job)
+        return self.backend.can_have_gateway and self.has_door and self.job.serve.openai == "gateway"
 
     @property
     def backend(self) -> Backend:
@@ -129,6 +127,13 @@ class Plan:
     def spawns_workers(self) -> bool:
         """Whether the server starts its workers itself, by MPI within a job of Slurm."""
         return self.backend.spawns_workers and self.cluster.scheduler == "slurm"
+
+    @property
+    def needed_programs(self) -> tuple[str, ...]:
+        """Programs that the preflight looks for on every node; each rank looks for its own server."""
+        spec = self.server.spec
+        own = () if spec.driver == "triton" else (spec.leader[0],)
+        return (*own, *(() if spec.launcher is None else (spec.launcher,)), *spec.profiler)
 
     @property
     def restarts(self) -> int:

@@ -50,30 +50,28 @@ def make_plan(
     if (staged := staged_model(facts, paths)) is not None:
         model = job.model.model_copy(update={"path": staged})
         served = replace(facts, job=job.model_copy(update={"model": model}))
-    servers = backend.phase_servers(served, instances, paths)
-    servers = servers or (backend.server(served, instances.layout, paths),)
+    service = backend.service(served, instances, paths)
     return Plan(
         name=job.name,
         run_folder=str(paths.folder),
         python=chosen,
         task_python=task_python,
         instances=instances,
-        servers=tuple(_with_environment(server, job, paths) for server in servers),
-        front=backend.front(job),
+        servers=tuple(_with_environment(server, job, paths) for server in service.servers),
+        front=service.front,
         release=release.version if release is not None and facts.assumed_release is None else None,
         engines_folder=engines_folder or str(paths.folder.parent.parent / "engines"),
         engine_folder=engine,
         engine_found=None,
         build_steps=build.steps,
         repository=backend.repository(served, paths),
-        repository_values=backend.repository_values(job, engine),
         templates=templates,
         all_models=cluster.container.all_models
         or (release.paths.all_models if release is not None else None),
         stages=make_stages(job, cluster, instances, paths, builds=bool(build.steps)),
         served_engines=backend.served_engines(job, paths),
         facts=facts,
-        notes=(*build.notes, *seats(instances), *backend.notes(facts), *_door_notes(job)),
+        notes=(*seats(instances), *build.notes, *_door_notes(job)),
     )
 
 

@@ -145,7 +145,7 @@ def render_repository(plan: Plan) -> dict[str, str]:
     if isinstance(plan.repository, RepositoryRecipe):
         return files
     for model in plan.repository:
-        files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **plan.repository_values)
+        files[f"{model.name}/config.pbtxt"] = render_template(model.config_template, **model.values)
         # Triton wants a version folder even where it is empty (an ensemble's).
         files[f"{model.name}/1/model.py" if model.source else f"{model.name}/1/.keep"] = model.source
     return files

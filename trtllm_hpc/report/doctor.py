@@ -9,37 +9,36 @@ import pwd
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trtllm_hpc import __version__
+from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.report.tables import Cell, Table
 from trtllm_hpc.runs.node_checks import NodeReport
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-from trtllm_hpc.validation.checks import CheckRow
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red", "unknown": "dim"}
 _GIB = 2**30
 
 
-def checks_table(rows: Sequence[CheckRow], *, narrow: bool) -> Table:
+def checks_table(rows: Sequence[Diagnostic], *, narrow: bool) -> Table:
     """Return a table with a row for each check; in a ``narrow`` one the remedy is below the sentence."""
     table = Table("check", "outcome", "what was found", *(() if narrow else ("next",)))
     for row in rows:
-        cells: list[Cell] = [row.id, (row.outcome, _STYLES[row.outcome])]
+        cells: list[Cell] = [row.code, (row.state, _STYLES[row.state])]
         if narrow:
-            table.add_row(*cells, f"{row.sentence}\nnext: {row.remedy}" if row.remedy else row.sentence)
+            table.add_row(*cells, f"{row.message}\nnext: {row.hint}" if row.hint else row.message)
         else:
-            table.add_row(*cells, row.sentence, row.remedy or "")
+            table.add_row(*cells, row.message, row.hint or "")
     return table
 
 
-def rules_table(rows: Sequence[CheckRow]) -> Table:
+def rules_table(rows: Sequence[Diagnostic]) -> Table:
     """Return the table of the rules of job files and profiles; a job that loads meets them all."""
     table = Table("rule", "outcome", "meaning")
     for row in rows:
-        table.add_row(row.id, (row.outcome, _STYLES[row.outcome]), row.sentence)
+        table.add_row(row.code, (row.state, _STYLES[row.state]), row.message)
     return table
 
 
@@ -78,7 +77,7 @@ _SHORT = 8
 """Values of variables up to this length are numbers, switches and names of interfaces."""
 
 
-def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: bool) -> str:
+def bundle_text(report: NodeReport, rows: Sequence[Diagnostic], *, with_names: bool) -> str:
     """Return the bundle as JSON: no job file, no prompt, no key, no environment but versions.
 
     Unless ``with_names``, the user's name and home folder are replaced.
@@ -86,7 +85,7 @@ def bundle_text(report: NodeReport, rows: Sequence[CheckRow], *, with_names: boo
     record = {
         "trtllm_hpc": __version__,
         "made": time.strftime("%Y-%m-%d", time.gmtime()),
-        "checks": [asdict(row) for row in rows],
+        "checks": [row.as_json() for row in rows],
         "command_lines": {"programs": report.wanted.programs, "serve": report.wanted.serve},
         "facts": report.facts,
     }

@@ -22,8 +22,7 @@ from trtllm_hpc.errors import ConfigError, Diagnostic
 from trtllm_hpc.runs.shipped_jobs import shipped_jobs
 from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
 from trtllm_hpc.tensorrt_llm.memory.planner import gib, plan_memory
-from trtllm_hpc.tensorrt_llm.memory.rank_memory import Parallel
-from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+from trtllm_hpc.tensorrt_llm.memory.shapes import Parallel, UnknownModel
 from trtllm_hpc.tensorrt_llm.releases.data_files import read_data
 from trtllm_hpc.tensorrt_llm.releases.release import releases
 

@@ -42,7 +42,6 @@ from trtllm_hpc.scheduler.job_info import JobInfo, RunJob
 from trtllm_hpc.scheduler.slurm import Slurm
 from trtllm_hpc.scheduler.states import LOST, parse_state
 from trtllm_hpc.scheduler.watcher import JobWatcher
-from trtllm_hpc.validation.checks import CheckRow, row_of
 from trtllm_hpc.validation.image_facts import compare_image
 
 Show = Callable[[str], object]
@@ -56,22 +55,11 @@ _STATES = ("ok", "unknown", "warn", "fail")
 _LOG_LINES = 3
 
 
-_TITLES = {
-    "node": "the first node, outside any container",
-    "image": "the job's image",
-    "import": "TensorRT-LLM and MPI in each kind of job step",
-    "ranks": "ranks together",
-    "step": "each kind of job step begins",
-    "model": "the model makes a token",
-}
-"""What is checked, by the first word of a check's id."""
-
-
 @dataclass(frozen=True)
 class NodeReport:
     """What the job has found."""
 
-    checks: tuple[CheckRow, ...]
+    checks: tuple[Diagnostic, ...]
     wanted: Wanted
     facts: dict[str, Any]
     """What the first task of each part has seen, by part."""
@@ -108,13 +96,13 @@ def check_on_nodes(
     """
     source = JobSource.of(job, cluster, settings, runs)
     report = _check(source, nodes, wait_s, keep, show)
-    if not model or any(row.outcome == FAIL for row in report.checks):
+    if not model or any(row.state == FAIL for row in report.checks):
         return report
     try:
         made = _try_model(source, wait_s, keep, show)
     except TrtllmHpcError as error:  # what was found before must not be lost
         made = fail(" ".join(error.message.split()), error.hint or "trtllm-hpc submit shows more")
-    return replace(report, checks=(*report.checks, _row(replace(made, code="model-token"))))
+    return replace(report, checks=(*report.checks, replace(made, code="model-token")))
 
 
 def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
@@ -138,15 +126,12 @@ def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show)
             release = None if plan.facts.assumed_release else plan.facts.release
             if (compared := compare_image(release, facts.get("image", {}))) is not None:
                 findings.append(compared)
-            rows = tuple(map(_row, _worst(findings)))
-            return NodeReport(rows, wanted, facts, plan.cluster, paths.folder if keep else None)
+            return NodeReport(
+                tuple(_worst(findings)), wanted, facts, plan.cluster, paths.folder if keep else None
+            )
         finally:
             if not keep:
                 remove(paths.folder, attempts=9)  # somebody may still write, or NFS keep an open file
-
-
-def _row(found: Diagnostic) -> CheckRow:
-    return row_of(found, _TITLES[found.code.partition("-")[0]])
 
 
 def _write(paths: RunPaths, plan: Plan, checked: Plan, wanted: Wanted) -> None:

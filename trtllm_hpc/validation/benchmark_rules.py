@@ -6,6 +6,7 @@ import math
 
 from trtllm_hpc.config.benchmark import EXCLUSIVE, SEARCH_WINDOW_S, Benchmark, Workload, is_set
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.rules import Requires, Rules
 from trtllm_hpc.errors import Diagnostic
 
 _FILES = ("dataset", "trace")
@@ -27,20 +28,16 @@ _ROUNDING = 1e-6
 """Of shares such as three times 0.333333."""
 
 
+RULES = Rules()
+"""Their keys are relative to the benchmark's section."""
+
+
 def settings_problems(settings: Benchmark) -> list[Diagnostic]:
     """Return every conflict between the settings; fields are relative to the benchmark's section."""
-    rules = (_workload, _lora, _exclusive, _twice, _length, _too_short, _search, _slo)
-    return [problem for rule in rules for problem in rule(settings)]
+    return [problem for rule in RULES for problem in rule(settings)]
 
 
-def _exclusive(settings: Benchmark) -> Diagnostics:
-    keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
-    for first, second, why, remedy in EXCLUSIVE:
-        if is_set(keys, first) and is_set(keys, second):
-            field = first.partition("=")[0]
-            yield in_job("conflict", field, why, remedy, keys[field])
-
-
+@RULES.add
 def _workload(settings: Benchmark) -> Diagnostics:
     workload = settings.workload
     for key, kinds in _KINDS_OF.items():
@@ -53,9 +50,6 @@ def _workload(settings: Benchmark) -> Diagnostics:
             )
             hint = f"remove it, or set workload.kind to {kinds[0]}"
             yield in_job("conflict", f"workload.{key}", message, hint, value)
-    if workload.kind in _FILES and workload.path is None:
-        message = f"a workload of kind {workload.kind} is read from a file, and none is named"
-        yield in_job("missing", "workload.path", message, "set workload.path")
     has_times = workload.kind == "trace" or (workload.kind in _TALKS and workload.path is not None)
     if settings.arrival == "trace" and not has_times:
         message = "only a workload of kind trace, or a file of conversations, has recorded times"
@@ -63,6 +57,7 @@ def _workload(settings: Benchmark) -> Diagnostics:
         yield in_job("conflict", "arrival", message, hint, settings.arrival)
 
 
+@RULES.add
 def _lora(settings: Benchmark) -> Diagnostics:
     workload, field = settings.workload, "workload.lora"
     task_ids, given = workload.lora_task_ids, sum(one.share or 0.0 for one in workload.lora)
@@ -78,6 +73,16 @@ def _lora(settings: Benchmark) -> Diagnostics:
         yield in_job("conflict", field, message, "lower the shares, or give each adapter one")
 
 
+@RULES.add
+def _exclusive(settings: Benchmark) -> Diagnostics:
+    keys = {**dict(settings), **{f"workload.{key}": value for key, value in settings.workload}}
+    for first, second, why, remedy in EXCLUSIVE:
+        if is_set(keys, first) and is_set(keys, second):
+            field = first.partition("=")[0]
+            yield in_job("conflict", field, why, remedy, keys[field])
+
+
+@RULES.add
 def _twice(settings: Benchmark) -> Diagnostics:
     for field in ("models", "rates_per_second", "concurrencies"):
         values = getattr(settings, field)
@@ -88,12 +93,7 @@ def _twice(settings: Benchmark) -> Diagnostics:
             yield in_job("conflict", field, message, hint, values)
 
 
-def _length(settings: Benchmark) -> Diagnostics:
-    if settings.requests is None and settings.duration_seconds is None and settings.arrival != "trace":
-        message = "the length of the measured window is not set"
-        yield in_job("missing", "requests", message, "set requests or duration_seconds")
-
-
+@RULES.add
 def _too_short(settings: Benchmark) -> Diagnostics:
     """Refuse what cannot give valid figures; of a search only the first rate is known."""
     field = "requests" if settings.duration_seconds is None else "duration_seconds"
@@ -142,12 +142,7 @@ def _rates(settings: Benchmark) -> list[float]:
     return [(rate + _last_rate(settings, rate)) / 2 for rate in rates]
 
 
-def _search(settings: Benchmark) -> Diagnostics:
-    if settings.find_max and settings.slo is None:
-        message = "the search needs limits"
-        yield in_job("missing", "slo", message, "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms")
-
-
+@RULES.add
 def _slo(settings: Benchmark) -> Diagnostics:
     if settings.slo is None:
         return
@@ -158,6 +153,17 @@ def _slo(settings: Benchmark) -> Diagnostics:
     except BadSlo as error:
         message = " ".join(error.message.split()).rstrip(".")
         yield in_job("bad-value", "slo", message, error.hint or "correct the limit", settings.slo)
+
+
+RULES += [
+    Requires("workload.kind=dataset workload.kind=trace", "workload.path",
+             "a workload of kind {value} is read from a file, and none is named", "set workload.path",
+             code="missing", at="workload.path"),
+    Requires("arrival!=trace", "requests duration_seconds", "the length of the measured window is not set",
+             "set requests or duration_seconds", code="missing", at="requests"),
+    Requires("find_max", "slo", "the search needs limits",
+             "set slo, e.g. to ttft.p99<500ms,tpot.p99<50ms", code="missing", at="slo"),
+]  # fmt: skip
 
 
 def scheduled_seconds(settings: Benchmark) -> float:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.path_errors import path_diagnostic
-from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, State, fail, ok
+from trtllm_hpc.config.rules import name_of, sentence_of
+from trtllm_hpc.errors import FAIL, WARN, ConfigError, Diagnostic, fail, ok
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
-from trtllm_hpc.validation import engine_checks as engine
-from trtllm_hpc.validation import file_system_checks as file_system
-from trtllm_hpc.validation import job_checks as job
-from trtllm_hpc.validation import slurm_checks as slurm
+from trtllm_hpc.validation import engine_checks, file_system_checks, job_checks, slurm_checks
 from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context, SlurmAnswers
 from trtllm_hpc.validation.load import rules_of
 
-CHECKS: tuple[Check, ...] = (*slurm.CHECKS, *file_system.CHECKS, *job.CHECKS, *engine.CHECKS)
+CHECKS = (*slurm_checks.CHECKS, *file_system_checks.CHECKS, *job_checks.CHECKS, *engine_checks.CHECKS)
 """All checks, in the order of the table."""
-
-
-_OF_JOB = (*job.CHECKS, *engine.CHECKS)
-_TITLES = {check.id: check.title for check in CHECKS}
+_IDS = tuple(sorted(check.id for check in CHECKS))
 
 
 def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER, LIMITS)) -> list[Diagnostic]:
@@ -35,7 +28,7 @@ def run_checks(context: Context, needs: Collection[str] = ("", SRUN, CONTROLLER,
 
 def _run(check: Check, context: Context) -> Diagnostic | None:
     """Run one check; a path that the user may not read is a failure that names its key."""
-    if check in _OF_JOB and not context.has_job:
+    if not check.applies(context):
         return None
     try:
         return check.function(context)
@@ -50,41 +43,18 @@ def _run(check: Check, context: Context) -> Diagnostic | None:
 
 def rule_rows(job: JobFile) -> list[Diagnostic]:
     """The rules of a job file and its profile, by name; a job file that loads keeps them all."""
-    return [
-        replace(ok(_first_sentence(rule)), code=rule.__name__.replace("_", "-")) for rule in rules_of(job)
-    ]
-
-
-def _first_sentence(rule: Callable[..., Any]) -> str:
-    """First sentence of a docstring, as a cell of a table."""
-    text = " ".join((inspect.getdoc(rule) or "").split())
-    return text.split(". ")[0].replace("``", "").rstrip(".")
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """What a check has found, or a rule that is kept."""
-
-    id: str
-    """Short and stable; ``--ignore`` takes that of a check."""
-    title: str
-    """What is checked; ``kept`` for a rule."""
-    outcome: State
-    """``warn``: works, but not as one may expect. ``unknown``: cannot be judged here."""
-    sentence: str
-    """What was found."""
-    remedy: str | None
-    """What to do, or the next command to type."""
+    return [replace(ok(sentence_of(rule)), code=name_of(rule)) for rule in rules_of(job)]
 
 
 @dataclass(frozen=True)
 class DoctorReport:
     """What every check has found, and the memory that the model needs on one rank."""
 
-    checks: tuple[CheckRow, ...]
+    checks: tuple[Diagnostic, ...]
+    """``code`` is the check's id, which ``--ignore`` takes."""
     memory: MemoryPlan | None
     """``None`` without a job file, or if there is no sum for its model."""
-    rules: tuple[CheckRow, ...]
+    rules: tuple[Diagnostic, ...]
     """Every rule of job files and profiles, all kept; empty without a job file."""
     notes: tuple[str, ...]
     """What one should know, though nothing is wrong."""
@@ -92,17 +62,7 @@ class DoctorReport:
     @property
     def ok(self) -> bool:
         """Whether no check fails: ``submit`` would not refuse the job."""
-        return all(row.outcome != FAIL for row in self.checks)
-
-
-def row_of(found: Diagnostic, title: str = "kept") -> CheckRow:
-    """Return what a check has found, or a rule that is kept, as ``doctor`` prints it.
-
-    Args:
-        title: used if the code is not in :data:`CHECKS`.
-    """
-    title = _TITLES.get(found.code, title)
-    return CheckRow(found.code, title, found.state, found.message, found.hint)
+        return all(row.state != FAIL for row in self.checks)
 
 
 def ignoring(found: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diagnostic]:
@@ -110,11 +70,10 @@ def ignoring(found: Sequence[Diagnostic], ignored: Collection[str]) -> list[Diag
 
     Raises ConfigError with every name in ``ignored`` that no check has.
     """
-    choices = tuple(sorted(_TITLES))
     unknown = [
-        Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=choices)
+        Diagnostic("unknown-check", f"no check is called {name!r}", "--ignore", choices=_IDS)
         for name in ignored
-        if name not in _TITLES
+        if name not in _IDS
     ]
     if unknown:
         raise ConfigError(unknown)

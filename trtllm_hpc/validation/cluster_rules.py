@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, Container, gpus
+from trtllm_hpc.config.cluster import SECRETS, ClusterProfile, gpus
 from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, shown
+from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.plan.mounts import misread
 from trtllm_hpc.validation.job_rules import LONGEST_WORD
 
@@ -90,55 +91,51 @@ VARIABLES = re.compile(
 )
 """Environment variables that Slurm or the toolkit sets for each rank."""
 
-_SLURM_ONLY = (
-    "slurm_conf",
-    "partition",
-    "account",
-    "qos",
-    "reservation",
-    "constraint",
-    "gpu_type",
-    "exclusive",
-    "sbatch_options",
-    "srun_options",
-    "companion_partition",
-    "download_partition",
-    "phases",
+_SLURM_ONLY = " ".join(
+    f"cluster.{key}"
+    for key in (
+        *("slurm_conf", "partition", "account", "qos", "reservation", "constraint", "gpu_type", "exclusive"),
+        *("sbatch_options", "srun_options", "companion_partition", "download_partition", "phases"),
+    )
 )
+_OF_CONTAINER = "cluster.container.image cluster.container.mounts cluster.container.options"
+
+RULES = Rules()
+RULES += [
+    Requires("cluster.container.runtime!=none", "cluster.container.image", "{value} needs an image",
+             "set container.image, e.g. to a .sqsh or .sif file or a registry name",
+             code="missing", at="cluster.container.image"),
+    Excludes(_OF_CONTAINER, "cluster.container.runtime=none",
+             "is set, but container.runtime is none, so it has no effect",
+             "set container.runtime to pyxis or apptainer, or remove it"),
+    Requires("cluster.container.scope!=job", "cluster.container.runtime=pyxis",
+             "is for pyxis, but container.runtime is {cluster.container.runtime}", "remove it"),
+    Requires("cluster.container.overlay", "cluster.container.runtime=apptainer",
+             "is for apptainer, but container.runtime is {cluster.container.runtime}", "remove it"),
+    Requires("cluster.container.cache_folder",
+             "cluster.container.runtime=pyxis cluster.container.runtime=apptainer",
+             "is for pyxis or apptainer, but container.runtime is none", "remove it"),
+    Excludes(_SLURM_ONLY, "cluster.scheduler=local", "is for Slurm, but scheduler is local",
+             "remove it, or set scheduler to slurm"),
+    Excludes("cluster.companion=overlap", "cluster.scheduler=local",
+             "overlap is a step inside a Slurm allocation, but scheduler is local", "set companion to job"),
+    Excludes("cluster.container.runtime=pyxis", "cluster.scheduler=local",
+             "pyxis is a part of Slurm's srun, but scheduler is local", "set it to none or apptainer"),
+]  # fmt: skip
 
 
-def container_has_image(cluster: ClusterProfile) -> Diagnostics:
-    """A runtime needs an image, and an image needs a runtime."""
+@RULES.add
+def tag_follows_the_release(cluster: ClusterProfile) -> Diagnostics:
+    """A profile whose image follows the job's release states no release of its own."""
     container = cluster.container
-    if container.runtime != "none":
-        if container.image is None:
-            hint = "set container.image, e.g. to a .sqsh or .sif file or a registry name"
-            yield in_cluster("missing", "container.image", f"{container.runtime} needs an image", hint)
-        elif "{tag}" in container.image and container.tensorrt_llm_version is not None:
-            message = "{tag} in the image follows each job's release, so the profile cannot state one"
-            hint = "remove container.tensorrt_llm_version, or write the image's tag out"
-            value = container.tensorrt_llm_version
-            yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, value)
-        return
-    for key in ("image", "mounts", "options"):
-        value = getattr(container, key)
-        if value:
-            message = "is set, but container.runtime is none, so it has no effect"
-            hint = "set container.runtime to pyxis or apptainer, or remove it"
-            yield in_cluster("conflict", f"container.{key}", message, hint, value)
+    version, image = container.tensorrt_llm_version, container.image or ""
+    if container.runtime != "none" and version is not None and "{tag}" in image:
+        message = "{tag} in the image follows each job's release, so the profile cannot state one"
+        hint = "remove container.tensorrt_llm_version, or write the image's tag out"
+        yield in_cluster("conflict", "container.tensorrt_llm_version", message, hint, version)
 
 
-def keys_are_of_the_runtime(cluster: ClusterProfile) -> Diagnostics:
-    """Only pyxis keeps an image's files between steps; only apptainer has overlays; both have caches."""
-    container = cluster.container
-    keys = {"scope": "pyxis", "overlay": "apptainer", "cache_folder": "pyxis or apptainer"}
-    for key, runtime in keys.items():
-        value = getattr(container, key)
-        if container.runtime not in runtime.split() and value != Container.model_fields[key].default:
-            message = f"is for {runtime}, but container.runtime is {container.runtime}"
-            yield in_cluster("conflict", f"container.{key}", message, "remove it", value)
-
-
+@RULES.add
 def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
     """Neither the image's name nor an option carries a password."""
     container = cluster.container
@@ -156,6 +153,7 @@ def container_has_no_secret(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("secret", f"container.options[{index}]", message, hint)
 
 
+@RULES.add
 def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
     """A mount is source:target[:flags], or one folder, with absolute paths."""
     for number, mount in enumerate(cluster.container.mounts):
@@ -170,6 +168,7 @@ def mounts_are_whole(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("bad-value", f"container.mounts[{number}]", message, hint, mount)
 
 
+@RULES.add
 def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
     """The kind of GPU is in the table of GPUs."""
     if cluster.gpu is None:
@@ -180,6 +179,7 @@ def gpu_is_known(cluster: ClusterProfile) -> Diagnostics:
         yield in_cluster("bad-value", "gpu", message, hint, cluster.gpu)
 
 
+@RULES.add
 def gpu_type_is_requested(cluster: ClusterProfile) -> Diagnostics:
     """A type of GPUs is a part of the request for them."""
     message = "is set, but no GPUs are requested (gpus_per_node, gpu_request), so it has no effect"
@@ -197,23 +197,7 @@ def _requests_gpus(cluster: ClusterProfile) -> bool:
     return cluster.gpu_request != "none" and cluster.gpus_per_node > 0
 
 
-def local_has_no_slurm(cluster: ClusterProfile) -> Diagnostics:
-    """Keys for Slurm have no effect with the local scheduler."""
-    if cluster.scheduler != "local":
-        return
-    for key in _SLURM_ONLY:
-        value = getattr(cluster, key)
-        if value:
-            hint = "remove it, or set scheduler to slurm"
-            yield in_cluster("conflict", key, "is for Slurm, but scheduler is local", hint, value)
-    if cluster.companion == "overlap":
-        message = "overlap is a step inside a Slurm allocation, but scheduler is local"
-        yield in_cluster("conflict", "companion", message, "set companion to job", "overlap")
-    if cluster.container.runtime == "pyxis":
-        message = "pyxis is a part of Slurm's srun, but scheduler is local"
-        yield in_cluster("conflict", "container.runtime", message, "set it to none or apptainer", "pyxis")
-
-
+@RULES.add
 def slurm_options(cluster: ClusterProfile) -> Diagnostics:
     """Extra options of sbatch and srun are whole, and not those that the toolkit sets."""
     yield from _long_options("sbatch_options", cluster.sbatch_options, SBATCH)
@@ -255,6 +239,7 @@ def _managed_by(option: str, table: Mapping[str, str]) -> tuple[str, str] | None
     return (longer[0], table[longer[0]]) if longer else None
 
 
+@RULES.add
 def triton_options(cluster: ClusterProfile) -> Diagnostics:
     """The toolkit sets ``tritonserver``'s ports, repository and shared memory."""
     for index, option in enumerate(cluster.triton.options):
@@ -267,6 +252,7 @@ def triton_options(cluster: ClusterProfile) -> Diagnostics:
             yield in_cluster("managed", field, message, hint, option)
 
 
+@RULES.add
 def environment(cluster: ClusterProfile) -> Diagnostics:
     """The environment has no variables of Slurm or the toolkit, no secrets, and no overlong values."""
     for name, value in cluster.environment.items():
@@ -281,17 +267,3 @@ def environment(cluster: ClusterProfile) -> Diagnostics:
         if len(value.encode()) > LONGEST_WORD:
             hint = f"keep it below {LONGEST_WORD} bytes"
             yield in_cluster("too-large", field, "is longer than a variable can be", hint)
-
-
-RULES = (
-    container_has_image,
-    keys_are_of_the_runtime,
-    container_has_no_secret,
-    mounts_are_whole,
-    gpu_is_known,
-    gpu_type_is_requested,
-    local_has_no_slurm,
-    slurm_options,
-    triton_options,
-    environment,
-)

@@ -15,6 +15,7 @@ from trtllm_hpc.errors import Diagnostic
 from trtllm_hpc.plan.model import Plan
 from trtllm_hpc.plan.mounts import outside
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine, read_engines
+from trtllm_hpc.runtime.plan_record import Resources
 from trtllm_hpc.scheduler.discovery import Partition, PartitionLimits, query_limits, query_partitions
 from trtllm_hpc.tensorrt_llm.job_facts import read_model_config
 
@@ -31,9 +32,15 @@ class SlurmAnswers:
         return query_partitions(self._conf)
 
     @cached_property
-    def limits(self) -> tuple[PartitionLimits, ...]:
-        """What the partitions allow a job, as ``scontrol`` says. Raises SubmissionError."""
-        return query_limits(self._conf)
+    def limits(self) -> Mapping[str, PartitionLimits]:
+        """What the partitions allow a job, as ``scontrol`` says, by name. Raises SubmissionError."""
+        return {item.name: item for item in query_limits(self._conf)}
+
+    def limits_of(self, asked: Resources) -> list[PartitionLimits]:
+        """Return the limits of the partitions that a job may run on. Raises SubmissionError."""
+        default = next((item.name for item in self.limits.values() if item.is_default), "")
+        names = (asked.partition or default).split(",")
+        return [self.limits[name] for name in names if name in self.limits]
 
 
 @dataclass(eq=False)
@@ -46,13 +53,18 @@ class Context:
     engines: Path
     """Folder of the engine cache."""
     planned: Plan | None = None
-    slurm: SlurmAnswers | None = None
-    """Answers that other contexts of the cluster share."""
+    shared_answers: SlurmAnswers | None = None
+    """Slurm's answers to another context of the cluster."""
 
     @classmethod
     def of_plan(cls, plan: Plan, slurm: SlurmAnswers | None = None) -> Context:
         """Return the context of a planned run."""
         return cls(plan.cluster, Path(plan.run_folder).parent, Path(plan.engines_folder), plan, slurm)
+
+    @cached_property
+    def slurm(self) -> SlurmAnswers:
+        """What Slurm says of its partitions."""
+        return self.shared_answers or SlurmAnswers(self.cluster.slurm_conf)
 
     @property
     def has_job(self) -> bool:
@@ -118,20 +130,13 @@ class Context:
         except OSError:
             return None  # the check of the folder itself reports the error
 
-    @cached_property
-    def partitions(self) -> tuple[Partition, ...]:
-        """The partitions that ``sinfo`` lists. Raises SubmissionError."""
-        return (self.slurm or SlurmAnswers(self.cluster.slurm_conf)).partitions
-
-    @cached_property
-    def limits(self) -> tuple[PartitionLimits, ...]:
-        """What the partitions allow a job, as ``scontrol`` says. Raises SubmissionError."""
-        return (self.slurm or SlurmAnswers(self.cluster.slurm_conf)).limits
-
 
 SRUN, CONTROLLER, LIMITS = "srun", "controller", "limits"
 """What a check needs besides files: Slurm's commands on this machine, or its controller. ``submit`` also
 asks the controller for partitions and their limits, because Slurm never starts a job beyond them."""
+
+Judge = Callable[[Context], Diagnostic | None]
+"""Returns ``None`` where the check does not apply."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +144,29 @@ class Check:
     """One check."""
 
     id: str
-    title: str
-    """What is true if the check passes, in a few words."""
-    function: Callable[[Context], Diagnostic | None]
-    """Returns ``None`` where the check does not apply."""
+    function: Judge
     needs: str = ""
     """Empty: files and numbers only; or ``srun``, ``controller`` or ``limits``."""
+    of_job: bool = False
+    """Applies only where there is a job file."""
+    on_slurm: bool = False
+    """Applies only where jobs go to Slurm."""
+
+    def applies(self, context: Context) -> bool:
+        """Return whether there is what it judges."""
+        return (context.has_job or not self.of_job) and (context.on_slurm or not self.on_slurm)
+
+
+class Checks(list[Check]):
+    """Checks in the order of the table."""
+
+    def add(
+        self, name: str, needs: str = "", *, of_job: bool = False, on_slurm: bool = False
+    ) -> Callable[[Judge], Judge]:
+        """Register a function; a decorator, whose arguments are those of :class:`Check`."""
+
+        def register(function: Judge) -> Judge:
+            self.append(Check(name, function, needs, of_job, on_slurm))
+            return function
+
+        return register

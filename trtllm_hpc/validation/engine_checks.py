@@ -14,17 +14,25 @@ from trtllm_hpc.runtime.checks import (
     paged_context,
 )
 from trtllm_hpc.runtime.engine_config import EngineConfig, NotAnEngine
-from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.context import Checks, Context
 
-Judge = Callable[[Context, EngineConfig], Diagnostic]
+CHECKS = Checks()
+EngineJudge = Callable[[Context, EngineConfig], Diagnostic]
 
 
-def _each(
-    judge: Judge, applies: Callable[[Context], bool] = lambda context: True
-) -> Callable[[Context], Diagnostic | None]:
-    """Judge every engine in the folder (an encoder-decoder model has two); a failure counts first."""
+def engine_check(
+    name: str, applies: Callable[[Context], bool] = lambda context: True
+) -> Callable[[EngineJudge], EngineJudge]:
+    """Register a check of every engine in the folder (an encoder-decoder model has two); a decorator.
 
-    def judged(context: Context) -> Diagnostic | None:
+    A failure counts first.
+    """
+
+    def register(judge: EngineJudge) -> EngineJudge:
+        CHECKS.add(name, of_job=True)(lambda context: judged(context, judge))
+        return judge
+
+    def judged(context: Context, judge: EngineJudge) -> Diagnostic | None:
         if context.engine_folder is None or not applies(context):
             return None
         engines = context.engines_read
@@ -35,9 +43,10 @@ def _each(
         found = [judge(context, engine) for engine in engines]
         return next((outcome for outcome in found if outcome.state == FAIL), found[0])
 
-    return judged
+    return register
 
 
+@CHECKS.add("engine-folder", of_job=True)
 def is_there(context: Context) -> Diagnostic | None:
     """The folder exists, as far as this machine can see."""
     named = context.engine_folder
@@ -54,6 +63,46 @@ def is_there(context: Context) -> Diagnostic | None:
     return fail(message, "set engine.directory to the folder of a finished engine")
 
 
+@engine_check("engine-world")
+def world(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The engine is for the ranks of the job file."""
+    return engine_world(engine, context.job.engine.world_size)
+
+
+@engine_check("engine-files")
+def files(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The engine is whole."""
+    return engine_files(engine)
+
+
+@engine_check("engine-version")
+def version(context: Context, engine: EngineConfig) -> Diagnostic:
+    """Engine and container are of one release."""
+    return engine_version(engine, context.plan.release)
+
+
+# In other modes than leader each copy of the engine names its GPUs.
+@engine_check("engine-gpus-per-node", lambda context: context.job.serve.mode == "leader")
+def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The engine's number of GPUs on a node is that of the layout."""
+    layout = context.plan.layout
+    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
+
+
+@engine_check("engine-limits")
+def limits(context: Context, engine: EngineConfig) -> Diagnostic:
+    """The job file's limits are not above the engine's."""
+    keys = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
+    pairs = [(f"engine.{key}", getattr(context.job.engine, key), getattr(engine, key)) for key in keys]
+    batch = context.job.repository.triton_max_batch_size
+    pairs.append(("repository.triton_max_batch_size", batch, engine.max_batch_size))
+    for key, asked, built in pairs:
+        if asked is not None and built is not None and asked > built:
+            return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
+    return ok("the job file's limits are within the engine's")
+
+
+@engine_check("engine-lengths", lambda context: context.job.companion.enabled)
 def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
     """The companion's answers fit into the engine beside a prompt."""
     companion = context.job.companion
@@ -70,18 +119,7 @@ def lengths(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok(f"the engine takes {longest} tokens, the companion asks for {tokens}")
 
 
-def limits(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The job file's limits are not above the engine's."""
-    keys = ("max_batch_size", "max_input_len", "max_seq_len", "max_beam_width")
-    pairs = [(f"engine.{key}", getattr(context.job.engine, key), getattr(engine, key)) for key in keys]
-    batch = context.job.repository.triton_max_batch_size
-    pairs.append(("repository.triton_max_batch_size", batch, engine.max_batch_size))
-    for key, asked, built in pairs:
-        if asked is not None and built is not None and asked > built:
-            return fail(f"{key} is {asked}, but the engine was built for {built}", f"lower it to {built}")
-    return ok("the job file's limits are within the engine's")
-
-
+@engine_check("engine-logits")
 def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     """The engine gathers the logits that requests may ask for."""
     asked = context.job.companion.request if context.job.companion.enabled else None
@@ -98,6 +136,7 @@ def logits(context: Context, engine: EngineConfig) -> Diagnostic:
     return ok("the engine gathers the logits that the job file promises")
 
 
+@engine_check("engine-lora", lambda context: bool(context.job.named_adapters))
 def lora(context: Context, engine: EngineConfig) -> Diagnostic:
     """The engine takes the LoRA adapters that the companion names."""
     if engine.takes_lora:
@@ -106,36 +145,11 @@ def lora(context: Context, engine: EngineConfig) -> Diagnostic:
     return fail(message, "build it again with LoRA, or remove lora from companion.request and the workload")
 
 
-def gpus_per_node(context: Context, engine: EngineConfig) -> Diagnostic:
-    """The engine's number of GPUs on a node is that of the layout."""
-    layout = context.plan.layout
-    return engine_gpus_per_node(engine, layout.world_size, layout.ranks_per_node, layout.gpus_per_node)
-
-
 def _paged_context_key(context: Context) -> str | None:
     return context.plan.backend.paged_context_key(context.job)
 
 
-_WORLD = _each(lambda context, engine: engine_world(engine, context.job.engine.world_size))
-_FILES = _each(lambda context, engine: engine_files(engine))
-_VERSION = _each(lambda context, engine: engine_version(engine, context.plan.release))
-# In other modes than leader each copy of the engine names its GPUs.
-_GPUS = _each(gpus_per_node, lambda context: context.job.serve.mode == "leader")
-_LENGTHS = _each(lengths, lambda context: context.job.companion.enabled)
-_LORA = _each(lora, lambda context: bool(context.job.named_adapters))
-_PAGED = _each(
-    lambda context, engine: paged_context(engine, _paged_context_key(context) or ""),
-    lambda context: _paged_context_key(context) is not None,
-)
-CHECKS = (
-    Check("engine-folder", "the engine's folder is there", is_there),
-    Check("engine-world", "the engine is for these ranks", _WORLD),
-    Check("engine-files", "the engine is whole", _FILES),
-    Check("engine-version", "engine and container are of one release", _VERSION),
-    Check("engine-gpus-per-node", "the engine is for these nodes", _GPUS),
-    Check("engine-limits", "the engine allows what the job file promises", _each(limits)),
-    Check("engine-lengths", "the companion's answers fit", _LENGTHS),
-    Check("engine-logits", "the engine gathers the logits", _each(logits)),
-    Check("engine-lora", "the engine takes the companion's LoRA adapters", _LORA),
-    Check("paged-context", "reuse and chunked context can work", _PAGED),
-)
+@engine_check("paged-context", lambda context: _paged_context_key(context) is not None)
+def reuse(context: Context, engine: EngineConfig) -> Diagnostic:
+    """Prompts are computed over a paged cache, where reuse or chunked context needs that."""
+    return paged_context(engine, _paged_context_key(context) or "")

@@ -19,8 +19,9 @@ from trtllm_hpc.runtime.checks import shared_memory, wheel_numpy
 from trtllm_hpc.runtime.node import shm_free_gib
 from trtllm_hpc.runtime.served_model import VOCABULARY, VOCABULARY_VARIABLE, has_vocabulary
 from trtllm_hpc.runtime.servers.triton import only_wheel_has_server
-from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.context import Checks, Context
 
+CHECKS = Checks()
 CHECKOUT = "/tensorrtllm_backend"
 """Where upstream's guides mount a checkout of the backend if a container lacks its files."""
 
@@ -35,11 +36,13 @@ def _in_container(context: Context) -> bool:
     return context.cluster.container.runtime != "none"
 
 
+@CHECKS.add("runs-folder")
 def runs_folder(context: Context) -> Diagnostic:
     """Runs are written to it."""
     return _writable(context.runs, "runs_folder in the profile, or --runs")
 
 
+@CHECKS.add("engines-folder")
 def engines_folder(context: Context) -> Diagnostic:
     """Built engines are kept in it."""
     return _writable(context.engines, "engines_folder in the profile, or $TRTLLM_HPC_ENGINES")
@@ -83,10 +86,9 @@ def refuse_folder_names(run_folder: Path, engines: str, cluster: ClusterProfile)
             )
 
 
+@CHECKS.add("runs-folder-shared", on_slurm=True)
 def shared_folders(context: Context) -> Diagnostic | None:
     """Jobs run on other machines, which must see the run, the engines and the Python that submits."""
-    if not context.on_slurm:
-        return None
     folders = {
         "--runs, or runs_folder in the profile,": context.runs,
         "engines_folder in the profile": context.engines,
@@ -146,6 +148,7 @@ def absent(context: Context, path: str, key: str) -> Diagnostic:
     return warn(message, f"srun{where} ls {path} looks on a node")
 
 
+@CHECKS.add("container-image")
 def container_image(context: Context) -> Diagnostic | None:
     """A file must exist; a registry's image is pulled when the job starts."""
     image = context.cluster.container.image
@@ -169,6 +172,7 @@ def container_image(context: Context) -> Diagnostic | None:
     return ok(f"the image {path} is there")
 
 
+@CHECKS.add("python")
 def python(context: Context) -> Diagnostic:
     """The Python of the batch scripts runs on the nodes, which may see other folders than this machine."""
     path = context.cluster.python
@@ -181,9 +185,10 @@ def python(context: Context) -> Diagnostic:
     return ok(f"{path} is there")
 
 
+@CHECKS.add("mpi4py", on_slurm=True)
 def mpi4py(context: Context) -> Diagnostic | None:
     """Without a container, the preflight uses this Python's mpi4py."""
-    if _in_container(context) or not context.on_slurm:
+    if _in_container(context):
         return None
     if context.cluster.python is not None:
         return unknown("the preflight shows whether the nodes' Python has mpi4py")
@@ -192,6 +197,7 @@ def mpi4py(context: Context) -> Diagnostic | None:
     return ok("this Python has mpi4py")
 
 
+@CHECKS.add("tritonserver")
 def server(context: Context) -> Diagnostic | None:
     """Without a container, the server is a program of the nodes."""
     if _in_container(context):
@@ -215,7 +221,7 @@ def server(context: Context) -> Diagnostic | None:
 
 def _openai_server(context: Context) -> Diagnostic:
     """What the LLM API's servers are started by is in NVIDIA's images; few nodes have it themselves."""
-    programs = context.plan.backend.needed_programs(context.plan.server.spec)
+    programs = context.plan.needed_programs
     missing = [name for name in programs if shutil.which(name) is None]
     if not missing:
         return ok(f"{' and '.join(programs)} are there")
@@ -224,9 +230,10 @@ def _openai_server(context: Context) -> Diagnostic:
     return unknown(message, hint) if context.on_slurm else fail(message, hint)
 
 
+@CHECKS.add("examples", of_job=True)
 def examples(context: Context) -> Diagnostic | None:
     """Outside NVIDIA's images, upstream's conversion programs must be installed."""
-    if not context.has_job or _in_container(context) or not _programs(context):
+    if _in_container(context) or not _programs(context):
         return None
     for program in _programs(context):
         if Path(program).is_file():
@@ -245,9 +252,10 @@ def _programs(context: Context) -> list[str]:
     return [word for word in words if isinstance(word, str) and word.endswith(".py")]
 
 
+@CHECKS.add("door", of_job=True)
 def door(context: Context) -> Diagnostic | None:
     """HAProxy is there; only the job can tell on the nodes."""
-    if not context.has_job or not context.plan.has_door:
+    if not context.plan.has_door:
         return None
     program = context.cluster.haproxy
     if context.on_slurm and not context.cluster.is_sandbox:
@@ -257,6 +265,7 @@ def door(context: Context) -> Diagnostic | None:
     return ok(f"HAProxy is {found}") if found else fail(f"there is no program {program!r}", hint)
 
 
+@CHECKS.add("shared-memory")
 def dev_shm(context: Context) -> Diagnostic:
     """Measured here only if the job runs here; else the preflight measures on each node."""
     if context.on_slurm:
@@ -265,6 +274,7 @@ def dev_shm(context: Context) -> Diagnostic:
     return shared_memory(socket.gethostname(), shm_free_gib(), ranks)
 
 
+@CHECKS.add("locked-memory")
 def locked_memory_limit(context: Context) -> Diagnostic:
     """Only network cards need it; slurmd's limit counts, which the preflight reads."""
     if not context.on_slurm or (context.has_job and context.plan.instances.nodes == 1):
@@ -272,9 +282,10 @@ def locked_memory_limit(context: Context) -> Diagnostic:
     return unknown("the preflight looks at the limit on locked memory on each node")
 
 
+@CHECKS.add("mounts", of_job=True)
 def mounts(context: Context) -> Diagnostic | None:
     """A container sees mounted folders only."""
-    if not context.has_job or not _in_container(context):
+    if not _in_container(context):
         return None
     targets = [target_of(mount) for mount in context.plan.mounts]
     bad = " ".join(misread(context.cluster))
@@ -309,6 +320,7 @@ def _links_out_of_mounts(path: str, here: Path, targets: Sequence[str]) -> Itera
                 yield str(inside), target
 
 
+@CHECKS.add("mount-sources")
 def mount_sources(context: Context) -> Diagnostic | None:
     """A container does not start if a mount's source is missing."""
     if context.cluster.container.image is None:
@@ -321,9 +333,10 @@ def mount_sources(context: Context) -> Diagnostic | None:
     return ok("the sources of the profile's mounts are there")
 
 
+@CHECKS.add("upstream-files", of_job=True)
 def upstream_files(context: Context) -> Diagnostic | None:
     """Until 0.16 the images have neither upstream's programs nor its model templates."""
-    if not context.has_job or not _in_container(context):
+    if not _in_container(context):
         return None
     release, plan = context.plan.facts.release, context.plan
     if release is None:
@@ -344,10 +357,9 @@ def upstream_files(context: Context) -> Diagnostic | None:
     return ok("upstream's programs and templates are in the container")
 
 
+@CHECKS.add("vocabulary", of_job=True)
 def vocabulary(context: Context) -> Diagnostic | None:
     """The job makes it of the checkpoint; the server would download it, which few nodes can."""
-    if not context.has_job:
-        return None
     loaded = context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder))
     config = None if loaded is None else context.model_config
     if config is None or config.get("model_type") != "gpt_oss" or context.model_folder is None:
@@ -368,20 +380,3 @@ def vocabulary(context: Context) -> Diagnostic | None:
 
 
 _VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{VOCABULARY}"
-CHECKS = (
-    Check("runs-folder", "runs can be written", runs_folder),
-    Check("engines-folder", "engines can be kept", engines_folder),
-    Check("runs-folder-shared", "the nodes see runs and engines", shared_folders),
-    Check("container-image", "the container's image is there", container_image),
-    Check("mounts", "the container sees the model", mounts),
-    Check("mount-sources", "what is to be mounted is there", mount_sources),
-    Check("upstream-files", "the container has upstream's programs", upstream_files),
-    Check("vocabulary", "gpt-oss can chat", vocabulary),
-    Check("python", "the nodes' Python is there", python),
-    Check("mpi4py", "ranks can be joined", mpi4py),
-    Check("tritonserver", "the server is there", server),
-    Check("examples", "upstream's programs are there", examples),
-    Check("door", "the door can be opened", door),
-    Check("shared-memory", "/dev/shm is large enough", dev_shm),
-    Check("locked-memory", "memory may be locked", locked_memory_limit),
-)

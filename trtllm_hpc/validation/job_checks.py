@@ -6,10 +6,11 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtllm_hpc.config.benchmark import Benchmark
 from trtllm_hpc.config.hub import HUB_NAME, record_of
@@ -17,13 +18,14 @@ from trtllm_hpc.errors import ConfigError, Diagnostic, RequestFailed, fail, ok, 
 from trtllm_hpc.layout import seats
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.runtime.checks import is_lfs_pointer, tokenizer_files
-from trtllm_hpc.validation.context import Check, Context
+from trtllm_hpc.validation.context import Checks, Context
 from trtllm_hpc.validation.file_system_checks import absent
 
 if TYPE_CHECKING:
     from trtllm_hpc.tensorrt_llm.memory.planner import MemoryPlan
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
+CHECKS = Checks()
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _LAYER = re.compile(rb'"(?:[\w.]+\.)?(?:layers|h|blocks?)\.(\d+)\.')
 """Number of a layer in the name of a tensor."""
@@ -31,6 +33,7 @@ _LEAST_BYTES = 1024
 """Smallest size of a file of weights; a pointer of Git LFS is smaller."""
 
 
+@CHECKS.add("world-size", of_job=True)
 def world(context: Context) -> Diagnostic | None:
     """The step has a task for each rank, or one on each node for a server that starts its ranks itself."""
     if context.plan.instances.groups:
@@ -48,6 +51,7 @@ def world(context: Context) -> Diagnostic | None:
     return ok(f"{ranks}{f' ({sizes})' if sizes else ''} on {where}")
 
 
+@CHECKS.add("spawn", of_job=True)
 def spawn(context: Context) -> Diagnostic | None:
     """An orchestrator's server starts its workers by ``MPI_Comm_spawn``, which Slurm mostly refuses."""
     if not context.plan.spawns_workers:
@@ -64,6 +68,7 @@ def spawn(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("model-divides", of_job=True)
 def divides(context: Context) -> Diagnostic | None:
     """Heads, layers and experts can be split evenly, as the runtime requires."""
     if context.job.engine.world_size == 1:
@@ -71,28 +76,27 @@ def divides(context: Context) -> Diagnostic | None:
     config, engine = context.model_config, context.job.engine
     if config is None:
         return unknown("the model's config.json cannot be read here")
-    from trtllm_hpc.tensorrt_llm.memory.rank_memory import parallel_of
+    from trtllm_hpc.tensorrt_llm.memory.planner import parallel_of
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel, read_shape
 
     try:
-        stack = read_shape(config).decoder
+        shape = read_shape(config)
     except UnknownModel as error:
         return unknown(str(error))
     tensor, pipeline = engine.tensor_parallel * engine.context_parallel, engine.pipeline_parallel
-    heads = stack.matrices[0].outputs // stack.head_size
+    heads = shape.heads
     if heads % tensor:
         return fail(f"{heads} attention heads cannot be split over {tensor} ranks", _tensor_hint(heads))
-    if stack.kv_heads % tensor and tensor % stack.kv_heads:
-        message = f"{stack.kv_heads} KV heads cannot be split over {tensor} ranks"
-        return fail(message, _tensor_hint(stack.kv_heads))
-    if stack.layers % pipeline:
-        message = f"{stack.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
-        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {stack.layers}")
-    experts, expert = next((it.count for it in stack.matrices if it.expert), 0), parallel_of(engine).expert
-    if experts and experts % expert:
-        message = f"{experts} experts do not divide by engine.moe_expert_parallel {expert}"
-        return fail(message, f"set it to a divisor of {experts}")
-    return ok(f"{heads} heads and {stack.layers} layers divide by the ranks")
+    if shape.kv_heads % tensor and tensor % shape.kv_heads:
+        message = f"{shape.kv_heads} KV heads cannot be split over {tensor} ranks"
+        return fail(message, _tensor_hint(shape.kv_heads))
+    if shape.layers % pipeline:
+        message = f"{shape.layers} layers do not divide by engine.pipeline_parallel {pipeline}"
+        return warn(f"{message}: older releases refuse that", f"set it to a divisor of {shape.layers}")
+    if shape.experts % (expert := parallel_of(engine).expert):
+        message = f"{shape.experts} experts do not divide by engine.moe_expert_parallel {expert}"
+        return fail(message, f"set it to a divisor of {shape.experts}")
+    return ok(f"{heads} heads and {shape.layers} layers divide by the ranks")
 
 
 def _tensor_hint(count: int) -> str:
@@ -103,6 +107,7 @@ def _benchmark(context: Context) -> Benchmark | None:
     return context.job.companion.benchmark if context.job.companion.enabled else None
 
 
+@CHECKS.add("slo", of_job=True)
 def slo(context: Context) -> Diagnostic | None:
     """Limits on times of tokens need streamed answers; else the benchmark fails once the server is up."""
     benchmark = _benchmark(context)
@@ -112,7 +117,7 @@ def slo(context: Context) -> Diagnostic | None:
 
     limits = parse_slo(benchmark.slo)
     # trtllm-serve streams by itself; a model of Triton only if it is decoupled.
-    streams = context.plan.backend.streams(context.job)
+    streams = context.plan.server.spec.driver != "triton" or context.job.repository.decoupled
     unstreamed = None if streams else "repository.decoupled"
     if unstreamed is None and benchmark.streaming is False:
         unstreamed = "companion.benchmark.streaming"
@@ -125,6 +130,7 @@ def slo(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's limits are {limits}")
 
 
+@CHECKS.add("workload-file", of_job=True)
 def workload_file(context: Context) -> Diagnostic | None:
     """The companion reads the file on its node, which may see other folders than this machine."""
     benchmark = _benchmark(context)
@@ -143,6 +149,7 @@ def workload_file(context: Context) -> Diagnostic | None:
     return ok(f"the benchmark's workload is {file}")
 
 
+@CHECKS.add("lora-adapters", of_job=True)
 def lora_adapters(context: Context) -> Diagnostic | None:
     """The adapters can be read; the companion reads them on its node, which may see other folders."""
     named = (adapter.directory for _, adapter in context.job.named_adapters)
@@ -166,6 +173,7 @@ def lora_adapters(context: Context) -> Diagnostic | None:
     return ok(f"the LoRA adapters can be read; their highest rank is {highest}")
 
 
+@CHECKS.add("evaluation", of_job=True)
 def evaluation(context: Context) -> Diagnostic | None:
     """The evaluation's tasks, libraries and data are on this machine, and the run to compare with."""
     settings = context.job.companion.evaluate
@@ -198,6 +206,7 @@ def _misread(error: ConfigError) -> Diagnostic:
     return fail(message, first.hint or "correct the file")
 
 
+@CHECKS.add("prompt-length", of_job=True)
 def prompt(context: Context) -> Diagnostic | None:
     """The prompt is not too long, counting at least a token for each word."""
     if not context.job.companion.enabled:
@@ -214,13 +223,14 @@ def prompt(context: Context) -> Diagnostic | None:
     return ok(f"the companion's prompt has {words} words, and may have {longest} tokens")
 
 
+@CHECKS.add("prompt-steps", of_job=True)
 def steps(context: Context) -> Diagnostic | None:
     """A prompt that is not chunked must fit into one step.
 
     Its log: "maxInputLen ... = min(maxSequenceLen - 1, maxNumTokens) since context FMHA and
     usePackedInput are enabled".
     """
-    chunked = context.plan.backend.chunking_key()
+    chunked = context.plan.backend.chunking_keys
     if not chunked:
         return None
     engine = context.job.engine
@@ -237,6 +247,7 @@ def steps(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("model-files", of_job=True)
 def model_files(context: Context) -> Diagnostic | None:
     """The model's folder has a configuration, and all the weights that its index names."""
     if context.job.model.path is None or context.job.engine.directory is not None:
@@ -255,7 +266,7 @@ def model_files(context: Context) -> Diagnostic | None:
         message = f"there is no config.json in {folder} that can be read"
         return fail(message, "set model.path to the model's folder")
     finish = "finish the model's download"
-    if context.job.engine.backend in ("command", "pytorch"):
+    if context.plan.backend.loaded_model(context.job, RunPaths(context.plan.run_folder)) is not None:
         finish += ", or, for a server that makes up its weights (load format dummy): --ignore model-files"
     record = record_of(folder)
     if record is not None and (missing := record.missing(folder)):
@@ -282,11 +293,11 @@ def model_files(context: Context) -> Diagnostic | None:
 
 def _wrong_layers(context: Context, folder: Path) -> str | None:
     """Return which size is impossible, or that the weights have fewer layers than the configuration."""
-    from trtllm_hpc.tensorrt_llm.memory.shapes import READERS, UnknownModel, WrongSize, read_shape
+    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel, WrongSize, read_shape
 
     config = context.model_config or {}
     try:
-        layers = read_shape(config, rough=config.get("model_type") not in READERS).decoder.layers
+        layers = read_shape(config, rough=config.get("model_type") not in FAMILIES).layers
     except WrongSize as error:
         return f"{error} ({folder})"
     except UnknownModel:
@@ -312,6 +323,7 @@ def _weights(folder: Path) -> list[str]:
     return sorted(file.name for ending in ("safetensors", "bin") for file in folder.glob(f"*.{ending}"))
 
 
+@CHECKS.add("tokenizer", of_job=True)
 def tokenizer(context: Context) -> Diagnostic | None:
     """The tokenizer's folder is complete: a compute node may not reach the Hub."""
     if context.plan.backend.release_use == "none":
@@ -335,28 +347,32 @@ def memory_of(context: Context) -> MemoryPlan | UnknownModel | None:
     from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
 
     try:
-        stored = _quantized_size(context)
-        return plan_memory(context.job, context.cluster, config, context.plan.facts.release, model, stored)
+        release, stored = context.plan.facts.release, _stored_size(context, config)
+        return plan_memory(context.job, context.cluster, config, release, model, stored)
     except UnknownModel as error:
         return error
 
 
-def _quantized_size(context: Context) -> int | None:
-    """Return the bytes of an already quantized checkpoint. Raises UnknownModel if they are unknown."""
+def _stored_size(context: Context, config: Mapping[str, Any]) -> int | None:
+    """Return the bytes of a checkpoint whose matrices cannot be summed up; ``None``: of any other.
+
+    Raises UnknownModel for a quantized checkpoint of unknown size.
+    """
     from trtllm_hpc.tensorrt_llm.checkpoint import Checkpoint
-    from trtllm_hpc.tensorrt_llm.memory.shapes import UnknownModel
+    from trtllm_hpc.tensorrt_llm.memory.shapes import FAMILIES, UnknownModel
 
     if context.model_folder is None or context.job.engine.quantization.method is not None:
         return None
     with suppress(ConfigError):
         checkpoint = Checkpoint(context.model_folder)
-        if (method := checkpoint.quantization) != "none":
-            if checkpoint.stored is None:
-                raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+        if (method := checkpoint.quantization) != "none" and checkpoint.stored is None:
+            raise UnknownModel(f"the checkpoint is quantized ({method}), without an index of its weights")
+        if method != "none" or config.get("model_type") not in FAMILIES:
             return checkpoint.stored
     return None
 
 
+@CHECKS.add("memory", of_job=True)
 def memory(context: Context) -> Diagnostic | None:
     """Weights, buffers and a KV cache for the longest requests fit into a rank's memory."""
     if not (context.job.model.path or context.job.model.synthetic):
@@ -369,19 +385,3 @@ def memory(context: Context) -> Diagnostic | None:
     if isinstance(plan, Exception):
         return unknown(str(plan))
     return Diagnostic("memory", plan.sentence, hint=plan.remedy, state=plan.verdict)
-
-
-CHECKS = (
-    Check("world-size", "ranks and tasks are as many", world),
-    Check("spawn", "an orchestrator can spawn its workers", spawn),
-    Check("model-divides", "the model can be split", divides),
-    Check("model-files", "the model is whole", model_files),
-    Check("tokenizer", "the tokenizer can be read offline", tokenizer),
-    Check("slo", "the benchmark's limits can be measured", slo),
-    Check("workload-file", "the benchmark's workload can be read", workload_file),
-    Check("lora-adapters", "the companion's LoRA adapters can be read", lora_adapters),
-    Check("evaluation", "the evaluation's tasks and data are here", evaluation),
-    Check("prompt-length", "the companion's prompt is not too long", prompt),
-    Check("prompt-steps", "long prompts can be computed", steps),
-    Check("memory", "the model fits into memory", memory),
-)

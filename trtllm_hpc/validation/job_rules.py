@@ -1,4 +1,4 @@
-"""Rules of a job file alone, whatever the cluster."""
+"""Rules of a job file whatever its layout: model, limits, waits, companion and adapters."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from pathlib import PurePosixPath
 from trtllm_hpc.backends import backend_of
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
 from trtllm_hpc.config.job import JobFile
+from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.validation.benchmark_rules import scheduled_seconds, settings_problems
 
 LONGEST_WORD = 120_000
 """Bytes that one argument or variable may hold; Linux refuses 128 KiB (``MAX_ARG_STRLEN``), name included."""
 
+RULES = Rules()
+RULES += [
+    Excludes("name=latest", "", "'latest' names the run that was submitted last", "choose another name",
+             code="bad-value"),
+    Requires("model.revision", "model.hub", "is a revision of a hub's model, but model.hub names none",
+             "set model.hub, or leave the revision out"),
+    Requires("model", "model.path model.hub model.synthetic engine.directory", "names no model",
+             "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama",
+             code="missing"),
+    Excludes("model.hub", "model.synthetic", "names both a hub and a synthetic model",
+             "set one of the two to null", at="model"),
+]  # fmt: skip
 
-def name_is_free(job: JobFile) -> Diagnostics:
-    """A job cannot be called ``latest``, which names the run that was submitted last."""
-    if job.name == "latest":
-        message = "'latest' names the run that was submitted last"
-        yield in_job("bad-value", "name", message, "choose another name", job.name)
 
-
+@RULES.add
 def one_model(job: JobFile) -> Diagnostics:
-    """A model is a folder, of a hub or synthetic, not two of them; a finished engine needs none."""
+    """A model is a folder or synthetic, not both."""
     model = job.model
-    if model.hub is None and model.revision is not None:
-        message = "is a revision of a hub's model, but model.hub names none"
-        yield in_job("conflict", "model.revision", message, "set model.hub, or leave the revision out")
-    kinds = [kind for kind in ("path", "hub") if getattr(model, kind) is not None]
-    if kinds and model.synthetic is not None:
-        message = f"names both a {kinds[-1]} and a synthetic model"
+    if model.path is not None and model.hub is None and model.synthetic is not None:
+        message = "names both a path and a synthetic model"
         yield in_job("conflict", "model", message, "set one of the two to null")
-    if not kinds and model.synthetic is None and job.engine.directory is None:
-        hint = "set model.path to a folder, model.hub to org/name, or model.synthetic to tiny-llama"
-        yield in_job("missing", "model", "names no model", hint)
 
 
+@RULES.add
 def prompt_leaves_room(job: JobFile) -> Diagnostics:
     """``max_seq_len`` counts prompt and answer together, unless the prompt is an encoder's."""
     if job.engine.encoder_decoder:
@@ -47,6 +49,7 @@ def prompt_leaves_room(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "engine.max_input_len", message, hint, prompt)
 
 
+@RULES.add
 def steps_hold_a_batch(job: JobFile) -> Diagnostics:
     """A step computes at least one token for every running request."""
     tokens, batch = job.engine.max_num_tokens, job.engine.max_batch_size
@@ -56,6 +59,7 @@ def steps_hold_a_batch(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "engine.max_num_tokens", message, hint, tokens)
 
 
+@RULES.add
 def cache_holds_a_request(job: JobFile) -> Diagnostics:
     """The KV cache has room for the longest request, which could never run otherwise."""
     budget, longest = job.kv_cache.max_tokens, job.engine.longest_request
@@ -69,6 +73,7 @@ def cache_holds_a_request(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "kv_cache.max_tokens", message, hint, budget)
 
 
+@RULES.add
 def answers_fit(job: JobFile) -> Diagnostics:
     """The companion's answers fit into the engine beside a prompt."""
     if not job.companion.enabled:
@@ -83,6 +88,7 @@ def answers_fit(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, hint, tokens)
 
 
+@RULES.add
 def prompts_fit(job: JobFile) -> Diagnostics:
     """The benchmark's prompts are not longer than the engine accepts."""
     benchmark, longest = job.companion.benchmark, job.engine.max_input_len
@@ -101,6 +107,7 @@ def prompts_fit(job: JobFile) -> Diagnostics:
         )
 
 
+@RULES.add
 def logits_are_gathered(job: JobFile) -> Diagnostics:
     """The companion requests logits only if the engine is built to gather them."""
     if not job.companion.enabled:
@@ -117,6 +124,7 @@ def logits_are_gathered(job: JobFile) -> Diagnostics:
             yield in_job("conflict", field, message, f"set engine.{gather} to true", True)
 
 
+@RULES.add
 def server_wait_ends(job: JobFile) -> Diagnostics:
     """The wait for the server's start ends before its job's time limit."""
     ready, limit = job.serve.ready_timeout_seconds, job.serve.time_limit_minutes * 60
@@ -126,6 +134,7 @@ def server_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "serve.ready_timeout_seconds", message, hint, ready)
 
 
+@RULES.add
 def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
     """An evaluation asks over OpenAI's protocol, which Triton speaks through the gateway behind the door."""
     evaluates = job.companion.enabled and job.companion.evaluate is not None
@@ -137,6 +146,7 @@ def evaluation_is_over_openai(job: JobFile) -> Diagnostics:
         yield in_job("conflict", "companion.evaluate", message, f"leave {key} out")
 
 
+@RULES.add
 def companion_wait_ends(job: JobFile) -> Diagnostics:
     """Server start < companion's wait < companion's time limit, so that the first to give up knows why."""
     if not job.companion.enabled:
@@ -154,6 +164,7 @@ def companion_wait_ends(job: JobFile) -> Diagnostics:
         yield in_job("conflict", field, message, hint, endpoint)
 
 
+@RULES.add
 def benchmark_settings(job: JobFile) -> Diagnostics:
     """The benchmark's settings do not contradict each other."""
     if job.companion.benchmark is not None:
@@ -161,6 +172,7 @@ def benchmark_settings(job: JobFile) -> Diagnostics:
             yield replace(problem, field=f"companion.benchmark.{problem.field}")
 
 
+@RULES.add
 def benchmark_ends(job: JobFile) -> Diagnostics:
     """The benchmark's schedule ends before the time limits of the server and the companion."""
     benchmark = job.companion.benchmark
@@ -181,6 +193,7 @@ def benchmark_ends(job: JobFile) -> Diagnostics:
             yield in_job("conflict", f"companion.benchmark.{key}", message, hint, getattr(benchmark, key))
 
 
+@RULES.add
 def prompt_fits_a_word(job: JobFile) -> Diagnostics:
     """The prompt fits into one argument of a command line."""
     size = len(job.companion.request.prompt.encode())
@@ -189,6 +202,7 @@ def prompt_fits_a_word(job: JobFile) -> Diagnostics:
         yield in_job("too-large", "companion.request.prompt", message, f"keep it below {LONGEST_WORD} bytes")
 
 
+@RULES.add
 def adapters_fit(job: JobFile) -> Diagnostics:
     """The companion names LoRA adapters that there are, and only if the engine takes any."""
     for field, adapter in job.named_adapters:
@@ -205,6 +219,7 @@ def adapters_fit(job: JobFile) -> Diagnostics:
             yield from _converted(job, field, adapter.adapter)
 
 
+@RULES.add
 def adapters_keep_their_numbers(job: JobFile) -> Diagnostics:
     """The companion's request and benchmark give no two adapters the same number."""
     asked, benchmark = job.companion.request.lora, job.companion.benchmark
@@ -231,23 +246,3 @@ def _converted(job: JobFile, field: str, name: str) -> Diagnostics:
         stored = engine.lora.storage_type
         message = f"the build stores it as {stored} (engine.lora.storage_type), and servers take float16 only"
         yield in_job("conflict", field, message, "set engine.lora.storage_type to float16", name)
-
-
-RULES = (
-    name_is_free,
-    one_model,
-    prompt_leaves_room,
-    steps_hold_a_batch,
-    cache_holds_a_request,
-    answers_fit,
-    prompts_fit,
-    logits_are_gathered,
-    server_wait_ends,
-    evaluation_is_over_openai,
-    companion_wait_ends,
-    benchmark_settings,
-    benchmark_ends,
-    prompt_fits_a_word,
-    adapters_fit,
-    adapters_keep_their_numbers,
-)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trtllm_hpc.backends import backend_of, facts_of
-from trtllm_hpc.backends.base import Rule
 from trtllm_hpc.config.cluster import ClusterProfile
 from trtllm_hpc.config.diagnostics import JOB_FILE, in_job
 from trtllm_hpc.config.files import find_job, find_profile, read_tree, swapped
@@ -22,6 +21,7 @@ from trtllm_hpc.config.hub import HubFailed
 from trtllm_hpc.config.inheritance import override, read_job_tree
 from trtllm_hpc.config.job import JobFile
 from trtllm_hpc.config.layers import job_defaults, merge, merge_jobs, read_settings, with_absolute_paths
+from trtllm_hpc.config.rules import Rule
 from trtllm_hpc.config.sweep import Override, Sweep, expand, read_sweep_options
 from trtllm_hpc.config.tree import Tree
 from trtllm_hpc.config.validate import UnknownValueError, validate
@@ -304,7 +304,7 @@ def cluster_problems(cluster: ClusterProfile) -> list[Diagnostic]:
 
 def _backend_rules(job: JobFile) -> tuple[Rule, ...]:
     with suppress(UnknownValueError):  # the backend's name is wrong, which has been reported
-        return backend_of(job).rules()
+        return backend_of(job).rules
     return ()
 
 

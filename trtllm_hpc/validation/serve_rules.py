@@ -3,13 +3,78 @@
 from __future__ import annotations
 
 from trtllm_hpc.backends import BACKENDS, backend_of
-from trtllm_hpc.backends.trtllm_serve import TRACES
+from trtllm_hpc.backends.base import engine_keys_without_effect
 from trtllm_hpc.config.diagnostics import Diagnostics, in_job
+from trtllm_hpc.config.rules import Excludes, Requires, Rules
 from trtllm_hpc.paths import RunPaths
 from trtllm_hpc.tensorrt_llm.job_facts import JobFacts
-from trtllm_hpc.tensorrt_llm.llm_api import serve_options
+
+RULES = Rules()
+RULES += [
+    Requires("repository.models", "serve.mode=orchestrator",
+             "is set, but serve.mode {job.serve.mode} serves one model",
+             "set serve.mode to orchestrator, or remove it"),
+    Requires("serve.mode=orchestrator", "repository.models",
+             "serve.mode orchestrator serves the models of this list, which is empty",
+             "list them: [{{name: tensorrt_llm, gpu_device_ids: [0]}}, ...], or set serve.mode to leader",
+             code="missing", at="repository.models"),
+    Requires("serve.disaggregated", "serve.mode=disaggregated",
+             "is set, but serve.mode is {job.serve.mode}", "set serve.mode to disaggregated, or remove it"),
+    Excludes("serve.routing!=least", "serve.mode=disaggregated",
+             "the front of the servers chooses among them", "set serve.disaggregated.router"),
+    Excludes("serve.tls", "serve.door=none", "only a door encrypts", "set serve.door to haproxy"),
+    Excludes("serve.cors", "serve.door=none", "only a door answers browsers", "set serve.door to haproxy"),
+    Excludes("serve.idle_minutes", "serve.door=none", "only a door sees whether anybody asks",
+             "set serve.door to haproxy, or serve.idle_minutes to null"),
+    Excludes("serve.door=none", "serve.renew", "only a door can let open requests end",
+             "set serve.door to haproxy"),
+    Requires("serve.certificate", "serve.tls", "is set, but serve.tls is false",
+             "set serve.tls to true, or remove it"),
+    Excludes("serve.renew", "stops_server", "the companion stops the server, so there is nothing to renew",
+             "set serve.keep_running to true"),
+    Requires("model.stage", "cluster.node_models_folder",
+             "the profile {cluster.name!r} names no folder on the nodes' own disks",
+             "set node_models_folder in the profile, e.g. to /local/models", code="missing"),
+]  # fmt: skip
 
 
+@RULES.add
+def section_has_its_backend(facts: JobFacts) -> Diagnostics:
+    """Keys that only some backends have are set with these alone."""
+    job, backend = facts.job, backend_of(facts.job)
+    ways = reversed(BACKENDS.items())  # so that the first backend with a key is the one to name
+    owners = {key: (way[0], lacks) for way, other in ways for key, lacks in other.own_keys.items()}
+    for key, (owner, lacks) in owners.items():
+        section, _, name = key.partition(".")
+        if key not in backend.own_keys and getattr(getattr(job, section), name):
+            message = f"is set, but engine.backend is {job.engine.backend}{lacks}"
+            yield in_job("conflict", key, message, f"set engine.backend to {owner}, or remove it")
+
+
+@RULES.add
+def keys_have_an_effect(facts: JobFacts) -> Diagnostics:
+    """Each key of engine, repository and kv_cache has an effect on the job's backend."""
+    job, backend = facts.job, backend_of(facts.job)
+    unused = backend.unused
+    if unused is None:
+        return
+    if backend.engine_keys is not None:
+        keys = (*backend.engine_keys, *(key.removeprefix("engine.") for key in unused.but))
+        yield from engine_keys_without_effect(job.engine, keys, unused.engine, unused.engine_fix)
+    for section, listed in (("repository", backend.repository_keys), ("kv_cache", backend.kv_cache_keys)):
+        values = getattr(job, section)
+        given = values.model_fields_set  # raises where the section itself is a wrong value
+        for key, field in type(values).model_fields.items() if listed is not None else ():
+            if key not in given or key in (listed or ()) or f"{section}.{key}" in unused.but:
+                continue
+            value, default = getattr(values, key), field.get_default(call_default_factory=True)
+            # Another rule refuses repository.models, by the mode of serving.
+            if value is not None and value != default and key != "models":
+                message = f"{key} has no effect on {unused.name}"
+                yield in_job("conflict", f"{section}.{key}", message, unused.fix, value)
+
+
+@RULES.add
 def ranks_spread(facts: JobFacts) -> Diagnostics:
     """Every node runs the same number of ranks, and the local scheduler has one node."""
     job, cluster = facts.job, facts.cluster
@@ -36,6 +101,7 @@ def ranks_spread(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.nodes", message, hint, nodes)
 
 
+@RULES.add
 def gpus_suffice(facts: JobFacts) -> Diagnostics:
     """A node has a GPU for each of its ranks, if the cluster has GPUs."""
     job, cluster = facts.job, facts.cluster
@@ -63,6 +129,7 @@ def gpus_suffice(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "serve.nodes", message, f"set serve.nodes to {fewest}", nodes)
 
 
+@RULES.add
 def instances_can_serve(facts: JobFacts) -> Diagnostics:
     """Several instances need a door, GPUs to share, and the mode leader."""
     serve = facts.job.serve
@@ -77,9 +144,6 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     elif count > 1 and serve.door == "none":
         message = f"{count} instances need a door in front of them"
         yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
-    if serve.routing != "least" and serve.mode == "disaggregated":
-        message = "the front of the servers chooses among them"
-        yield in_job("conflict", "serve.routing", message, "set serve.disaggregated.router", serve.routing)
     if serve.instances_per_gpu > 1 and count % serve.instances_per_gpu:
         message = f"{count} instances cannot share their GPUs by {serve.instances_per_gpu}"
         hint = f"set serve.instances to a multiple of {serve.instances_per_gpu}"
@@ -93,27 +157,14 @@ def instances_can_serve(facts: JobFacts) -> Diagnostics:
     elif serve.instances_per_gpu > 1 and serve.placement == "spread":
         message = "instances on different nodes cannot share GPUs"
         yield in_job("conflict", "serve.placement", message, "set serve.placement to pack", serve.placement)
-    hint = "set serve.door to haproxy"
-    for key, message, other in (
-        ("tls", "only a door encrypts", ""),
-        ("cors", "only a door answers browsers", ""),
-        ("idle_minutes", "only a door sees whether anybody asks", ", or serve.idle_minutes to null"),
-    ):
-        if serve.door == "none" and (value := getattr(serve, key)):
-            yield in_job("conflict", f"serve.{key}", message, f"{hint}{other}", value)
-    if serve.certificate is not None and not serve.tls:
-        message = "is set, but serve.tls is false"
-        yield in_job("conflict", "serve.certificate", message, "set serve.tls to true, or remove it")
 
 
+@RULES.add
 def renewal_can_work(facts: JobFacts) -> Diagnostics:
-    """A server that is renewed goes on by itself, on Slurm, behind a door, and longer than it drains."""
+    """A server that is renewed has a time limit, longer than it takes to start and to drain."""
     serve = facts.job.serve
     if not serve.renew:
         return
-    if facts.job.stops_server:
-        message = "the companion stops the server, so there is nothing to renew"
-        yield in_job("conflict", "serve.renew", message, "set serve.keep_running to true", serve.renew)
     if facts.cluster.scheduler == "local":
         message = f"{facts.cluster.name!r} has no time limits"
         hint = "remove it, or choose a profile for Slurm"
@@ -122,9 +173,6 @@ def renewal_can_work(facts: JobFacts) -> Diagnostics:
         message = "the companion would run again in the allocation of each job"
         hint = "set companion.enabled to false, or companion to job in the profile"
         yield in_job("conflict", "serve.renew", message, hint, serve.renew)
-    if serve.door == "none":
-        message = "only a door can let open requests end"
-        yield in_job("conflict", "serve.door", message, "set serve.door to haproxy", serve.door)
     shortest = (serve.drain_seconds + serve.ready_timeout_seconds) // 60 + 2
     if serve.time_limit_minutes < shortest:
         message = f"ends before the server has become ready and drained, which may take {shortest} minutes"
@@ -152,6 +200,7 @@ def site_limits(facts: JobFacts) -> Diagnostics:
         yield in_job("site-limit", field, f"no server without a key, {allows} only doors with a key", hint)
 
 
+@RULES.add
 def build_gpus(facts: JobFacts) -> Diagnostics:
     """The build needs no more GPUs than one node has."""
     job, cluster = facts.job, facts.cluster
@@ -162,16 +211,19 @@ def build_gpus(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "build.gpus", message, hint, wanted)
 
 
+@RULES.add
 def frontend_fits_backend(facts: JobFacts) -> Diagnostics:
     """Something serves the backend by the frontend that the job file names."""
     job = facts.job
     engine, frontend = job.engine.backend, job.frontend
     if not any(way[:2] == (engine, frontend) for way in BACKENDS):
         message = f"trtllm-serve does not have the backend {engine}"
-        hint = "set it to triton, or engine.backend to pytorch or tensorrtllm"
+        able = (way[0] for way, it in BACKENDS.items() if way[1] == "openai" and it.release_use != "none")
+        hint = f"set it to triton, or engine.backend to {' or '.join(dict.fromkeys(able))}"
         yield in_job("conflict", "serve.frontend", message, hint, job.serve.frontend)
 
 
+@RULES.add
 def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     """Backend and frontend have the mode of serving."""
     job = facts.job
@@ -179,56 +231,20 @@ def mode_fits_backend(facts: JobFacts) -> Diagnostics:
     if (engine, frontend, mode) in BACKENDS or mode == "leader":
         return
     able = next((way[0] for way in BACKENDS if way[1:] == (frontend, mode)), None)
+    behind_triton = next(way[0] for way in BACKENDS if way[1:] == ("triton", mode))
     if frontend == "openai" and able is not None:
         message = f"trtllm-serve has the mode {mode} for the backend {able}, not {engine}"
         yield in_job("conflict", "serve.mode", message, f"set engine.backend to {able}", mode)
     else:
-        message = f"serve.mode {mode} needs the backend tensorrtllm behind Triton, not {engine}"
-        hint = "set engine.backend to tensorrtllm and serve.frontend to triton, or serve.mode to leader"
+        message = f"serve.mode {mode} needs the backend {behind_triton} behind Triton, not {engine}"
+        hint = f"set engine.backend to {behind_triton} and serve.frontend to triton, or serve.mode to leader"
         yield in_job("conflict", "serve.mode", message, hint, mode)
 
 
-def command_has_its_backend(facts: JobFacts) -> Diagnostics:
-    """Only the backend ``command`` starts the server by a command of the job file."""
-    serve = facts.job.serve
-    if facts.job.engine.backend != "command" and (serve.command or serve.worker_command):
-        field = "serve.command" if serve.command else "serve.worker_command"
-        message = f"is set, but engine.backend is {facts.job.engine.backend}"
-        yield in_job("conflict", field, message, "set engine.backend to command, or remove it")
-
-
-def build_commands_make_an_engine(facts: JobFacts) -> Diagnostics:
-    """Only a backend that loads an engine of TensorRT-LLM builds one by commands of the job file."""
-    engine = facts.job.engine
-    if facts.job.build.commands and engine.backend not in ("tensorrtllm", "python"):
-        message = f"is set, but engine.backend is {engine.backend}, which takes no engine of TensorRT-LLM"
-        yield in_job("conflict", "build.commands", message, "set engine.backend to tensorrtllm, or remove it")
-
-
-def mode_has_its_models(facts: JobFacts) -> Diagnostics:
-    """Each mode of serving has its own section, and no other mode's."""
-    job = facts.job
-    mode = job.serve.mode
-    if mode == "orchestrator" and not job.repository.models:
-        message = "serve.mode orchestrator serves the models of this list, which is empty"
-        hint = "list them: [{name: tensorrt_llm, gpu_device_ids: [0]}, ...], or set serve.mode to leader"
-        yield in_job("missing", "repository.models", message, hint)
-    if mode != "orchestrator" and job.repository.models:
-        message = f"is set, but serve.mode {mode} serves one model"
-        yield in_job("conflict", "repository.models", message, "set serve.mode to orchestrator, or remove it")
-    if mode != "disaggregated" and job.serve.disaggregated is not None:
-        message = f"is set, but serve.mode is {mode}"
-        hint = "set serve.mode to disaggregated, or remove it"
-        yield in_job("conflict", "serve.disaggregated", message, hint)
-
-
+@RULES.add
 def model_can_be_staged(facts: JobFacts) -> Diagnostics:
     """The nodes have a folder for a copy of the model, and the server loads the model's folder as it is."""
     job, stage = facts.job, facts.job.model.stage
-    if stage is not None and facts.cluster.node_models_folder is None:
-        message = f"the profile {facts.cluster.name!r} names no folder on the nodes' own disks"
-        hint = "set node_models_folder in the profile, e.g. to /local/models"
-        yield in_job("missing", "model.stage", message, hint, stage)
     is_loaded = backend_of(job).loaded_model(job, RunPaths("/")) == job.model.path
     if stage is not None and not (is_loaded and (job.model.path or job.model.hub)):
         message = "the server does not load the model's folder, but what the build stage makes of it"
@@ -236,12 +252,13 @@ def model_can_be_staged(facts: JobFacts) -> Diagnostics:
         yield in_job("conflict", "model.stage", message, hint, stage)
 
 
+@RULES.add
 def profile_can_be_made(facts: JobFacts) -> Diagnostics:
     """A profile is of ranks that there are, and of an engine that starts and stops the profiler."""
     job, profile = facts.job, facts.job.serve.profile
     if profile is None:
         return
-    known = {"torch": ("pytorch",), "nsys": ("pytorch", "tensorrtllm", "python")}[profile.tool]
+    known = dict.fromkeys(way[0] for way, backend in BACKENDS.items() if profile.tool in backend.profilers)
     if job.engine.backend not in known:
         message = f"the backend {job.engine.backend} does not start and stop the profiler {profile.tool}"
         hint = f"remove serve.profile, or set engine.backend to {' or '.join(known)}"
@@ -259,36 +276,3 @@ def profile_can_be_made(facts: JobFacts) -> Diagnostics:
         yield in_job(
             "conflict", "serve.profile.iterations", "ends before it begins", hint, profile.iterations
         )
-
-
-def traces_can_be_sent(facts: JobFacts) -> Diagnostics:
-    """The server has an option for traces."""
-    job = facts.job
-    if job.serve.tracing is None:
-        return
-    if job.engine.backend == "command":
-        message, hint = (
-            "serve.command has the server's own options",
-            "remove serve.tracing and add the option to serve.command",
-        )
-        yield in_job("conflict", "serve.tracing", message, hint)
-    elif job.frontend == "openai" and TRACES not in serve_options(facts.release):
-        message, hint = f"this trtllm-serve has no {TRACES}", "take an image with TensorRT-LLM 1.2.0 or later"
-        yield in_job("release", "serve.tracing", message, hint)
-
-
-RULES = (
-    traces_can_be_sent,
-    profile_can_be_made,
-    model_can_be_staged,
-    ranks_spread,
-    gpus_suffice,
-    instances_can_serve,
-    frontend_fits_backend,
-    command_has_its_backend,
-    build_commands_make_an_engine,
-    renewal_can_work,
-    build_gpus,
-    mode_has_its_models,
-    mode_fits_backend,
-)

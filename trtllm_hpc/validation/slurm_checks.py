@@ -17,15 +17,15 @@ from trtllm_hpc.scheduler.discovery import (
     query_pyxis_scope,
     supports_pyxis,
 )
-from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Check, Context
+from trtllm_hpc.validation.context import CONTROLLER, LIMITS, SRUN, Checks, Context
 
+CHECKS = Checks()
 _COMMANDS = ("sbatch", "srun", "squeue", "scontrol", "scancel")
 
 
+@CHECKS.add("slurm-commands", SRUN, on_slurm=True)
 def commands(context: Context) -> Diagnostic | None:
     """All commands but ``sacct``, which clusters without accounting lack."""
-    if not context.on_slurm:
-        return None
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
         message = f"no {', '.join(missing)} on this machine"
@@ -34,10 +34,11 @@ def commands(context: Context) -> Diagnostic | None:
     return ok("Slurm's commands are on this machine")
 
 
+@CHECKS.add("slurm-conf", SRUN, on_slurm=True)
 def configuration(context: Context) -> Diagnostic | None:
     """Slurm's commands need the cluster's slurm.conf."""
     file = context.cluster.slurm_conf
-    if not context.on_slurm or file is None:
+    if file is None:
         return None
     if not os.access(file, os.R_OK):
         message = f"the profile names {file}, which cannot be read on this machine"
@@ -46,15 +47,16 @@ def configuration(context: Context) -> Diagnostic | None:
     return ok(f"{file} can be read")
 
 
+@CHECKS.add("slurm-controller", CONTROLLER, on_slurm=True)
 def controller(context: Context) -> Diagnostic | None:
     """Nothing can be submitted while ``slurmctld`` does not answer."""
     conf = context.cluster.slurm_conf
-    if not context.on_slurm or shutil.which("sinfo") is None:
+    if shutil.which("sinfo") is None:
         return None
     if conf is not None and not os.access(conf, os.R_OK):
         return None  # the check of slurm.conf fails
     try:
-        count = len({item.name for item in context.partitions})
+        count = len({item.name for item in context.slurm.partitions})
     except SubmissionError as error:
         hint = "run scontrol ping; if the controller stays down, tell your site"
         if context.cluster.is_sandbox:
@@ -63,10 +65,9 @@ def controller(context: Context) -> Diagnostic | None:
     return ok(f"Slurm's controller answers, with {count} partition{'s' * (count != 1)}")
 
 
+@CHECKS.add("mpi-plugin", SRUN, on_slurm=True)
 def mpi_plugin(context: Context) -> Diagnostic | None:
     """The ranks of a server join through PMIx."""
-    if not context.on_slurm:
-        return None
     wanted = context.cluster.mpi
     try:
         plugins = query_mpi_plugins(context.cluster.slurm_conf)
@@ -90,10 +91,9 @@ def mpi_plugin(context: Context) -> Diagnostic | None:
     return ok(f"this Slurm offers the MPI plugin {wanted}")
 
 
+@CHECKS.add("partition", LIMITS, on_slurm=True)
 def partition(context: Context) -> Diagnostic | None:
     """The partitions exist, and have as many GPUs in a node as the profile says."""
-    if not context.on_slurm:
-        return None
     cluster = context.cluster
     phases = () if cluster.phases is None else ("context", "generation")
     if context.has_job:
@@ -118,12 +118,12 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
         return None
     wanted_names = name.split(",")
     try:
-        found = [item for item in context.partitions if item.name in wanted_names]
+        found = [item for item in context.slurm.partitions if item.name in wanted_names]
     except SubmissionError as error:
         return unknown(f"the partitions cannot be listed: {_reason(error)}", "sinfo")
     absent = [it for it in wanted_names if it not in {item.name for item in found}]
     if absent:
-        names = ", ".join(sorted({item.name for item in context.partitions})) or "none"
+        names = ", ".join(sorted({item.name for item in context.slurm.partitions})) or "none"
         message = f"there is no partition {absent[0]!r}; you may see {names}"
         return fail(message, f"set {keys}partition in the profile, or --set cluster.{keys}partition=NAME")
     kind = cluster.gpu_type
@@ -149,46 +149,43 @@ def _partition(context: Context, cluster: ClusterProfile, keys: str) -> Diagnost
     return ok(f"the partition {name!r} has {nodes} node{'s' * (nodes != 1)} of {gpus}{source}")
 
 
+@CHECKS.add("partition-limits", LIMITS, of_job=True, on_slurm=True)
 def limits(context: Context) -> Diagnostic | None:
     """Every stage asks for no more than its partition allows: beyond that Slurm lets a job wait for ever."""
-    if not context.on_slurm or not context.has_job or shutil.which("scontrol") is None:
+    if shutil.which("scontrol") is None:
         return None
     conf = context.cluster.slurm_conf
     if conf is not None and not os.access(conf, os.R_OK):
         return None  # the check of slurm.conf fails
     try:
-        known = {item.name: item for item in context.limits}
+        asked = [
+            (stage, number, component, context.slurm.limits_of(component))
+            for stage in context.plan.stages
+            for number, component in enumerate(stage.components)
+        ]
     except SubmissionError as error:
         return unknown(f"the partitions' limits cannot be read: {_reason(error)}", "scontrol show partition")
-    default = next((item.name for item in known.values() if item.is_default), "")
-    for stage in context.plan.stages:
-        for number, component in enumerate(stage.components):
-            names = (component.partition or default).split(",")
-            phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
-            found = [_beyond(stage.name, phase, component, known[name]) for name in names if name in known]
-            if found and found[0] is not None and all(found):  # of several partitions one is enough
-                # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
-                return found[0] if component.qos is None else replace(found[0], state=WARN)
+    for stage, number, component, allowed in asked:
+        phase = context.plan.instances.groups[number].role if len(stage.components) > 1 else None
+        found = [_beyond(stage.name, phase, component, most) for most in allowed]
+        if found and found[0] is not None and all(found):  # of several partitions one is enough
+            # A QOS may lift its partition's limits (sacctmgr(1), PartitionMaxNodes, PartitionTimeLimit).
+            return found[0] if component.qos is None else replace(found[0], state=WARN)
     return ok("every stage asks for no more than its partition allows")
 
 
+@CHECKS.add("neighbours", LIMITS, of_job=True, on_slurm=True)
 def neighbours(context: Context) -> Diagnostic | None:
     """No other user shares a node with a server that listens at 127.0.0.1 and asks for no key."""
-    cluster = context.cluster
-    if not context.on_slurm or not context.has_job or context.job.frontend != "openai" or cluster.exclusive:
+    is_reachable = context.job.frontend == "openai" and not context.cluster.exclusive
+    if not is_reachable or shutil.which("scontrol") is None:
         return None
-    if shutil.which("scontrol") is None:
-        return None
+    serve = context.plan.stage("serve")
     try:
-        known = {item.name: item for item in context.limits}
+        known = [it for asked in serve.components for it in context.slurm.limits_of(asked)] if serve else []
     except SubmissionError:
         return None  # the check of the limits says why
-    default = next((item.name for item in known.values() if item.is_default), "")
-    serve = context.plan.stage("serve")
-    components = () if serve is None else serve.components
-    partitions = [name for it in components for name in (it.partition or default).split(",")]
-    names = [name for name in partitions if name in known]
-    if not any(known[name].is_shared for name in names):
+    if not any(item.is_shared for item in known):
         return None
     return warn(
         "other users' jobs may run on the server's nodes, and reach it at 127.0.0.1 there without a key",
@@ -233,6 +230,7 @@ def _own_groups() -> set[str]:
     return names
 
 
+@CHECKS.add("pyxis", SRUN)
 def pyxis(context: Context) -> Diagnostic | None:
     """``srun`` takes container images only with NVIDIA's plugin."""
     if context.cluster.container.runtime != "pyxis":
@@ -247,6 +245,7 @@ def pyxis(context: Context) -> Diagnostic | None:
     return ok("this srun takes container images (pyxis)")
 
 
+@CHECKS.add("pyxis-scope")
 def pyxis_scope(context: Context) -> Diagnostic | None:
     """Where pyxis keeps all containers, those of a job would stay on the nodes for ever."""
     container = context.cluster.container
@@ -271,6 +270,7 @@ def pyxis_scope(context: Context) -> Diagnostic | None:
     )
 
 
+@CHECKS.add("apptainer")
 def apptainer(context: Context) -> Diagnostic | None:
     """Apptainer is called on the compute nodes; login nodes often have it too."""
     if context.cluster.container.runtime != "apptainer":
@@ -283,17 +283,3 @@ def apptainer(context: Context) -> Diagnostic | None:
 
 def _reason(error: SubmissionError) -> str:
     return error.message.strip().rstrip(".")
-
-
-CHECKS = (
-    Check("slurm-commands", "Slurm's commands are on this machine", commands, SRUN),
-    Check("slurm-conf", "the profile's slurm.conf can be read", configuration, SRUN),
-    Check("slurm-controller", "Slurm's controller answers", controller, CONTROLLER),
-    Check("mpi-plugin", "Slurm offers PMIx", mpi_plugin, SRUN),
-    Check("partition", "the partition has the profile's GPUs", partition, LIMITS),
-    Check("partition-limits", "the jobs fit their partitions", limits, LIMITS),
-    Check("neighbours", "no other user reaches a server without the key", neighbours, LIMITS),
-    Check("pyxis", "srun takes container images", pyxis, SRUN),
-    Check("pyxis-scope", "pyxis keeps imported images as long as the profile says", pyxis_scope),
-    Check("apptainer", "apptainer is there", apptainer),
-)

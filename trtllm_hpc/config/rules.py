@@ -1,0 +1,124 @@
+"""Rules of job files and cluster profiles, and the registry that keeps them.
+
+Where keys alone decide, a rule is a row: :class:`Excludes` or :class:`Requires`. Where code decides, it is a
+generator of diagnostics, whose first sentence is its row in ``doctor --rules``. Both read valid values only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from trtllm_hpc.config.diagnostics import Diagnostics, in_cluster, in_job
+from trtllm_hpc.config.types import Section
+
+Rule = Callable[[Any], Diagnostics]
+"""Judges a job file, a profile, or both (``JobFacts``)."""
+_PROFILE = "cluster."
+
+
+@dataclass(frozen=True)
+class Excludes:
+    """Keys that cannot be set beside others.
+
+    A key is dotted; those of the profile begin with ``cluster.``. ``key=value`` means the key with this value
+    only, ``key!=value`` with any other.
+    """
+
+    keys: str
+    """Each is refused, unless it is not set; separated by spaces."""
+    others: str
+    """Any of them; separated by spaces. Empty: the keys are refused whatever else is set."""
+    why: str
+    """The message, in which ``{key}``, ``{value}``, ``{job...}`` and ``{cluster...}`` stand for values."""
+    fix: str
+    code: str = "conflict"
+    at: str = ""
+    """The key to name in the place of the refused one."""
+
+    def __call__(self, subject: Any) -> Diagnostics:
+        """Yield a diagnostic for each key that is set and must not be."""
+        for key in self.keys.split():
+            if not (_holds(subject, key) and self._refuses(subject)):
+                continue
+            name = key.partition("=")[0].removesuffix("!")
+            value, field = _value(subject, name), self.at or name
+            facts = {"job": _job(subject), "cluster": _cluster(subject), "value": value}
+            message, fix = (it.format(key=name.rpartition(".")[2], **facts) for it in (self.why, self.fix))
+            in_file = in_cluster if field.startswith(_PROFILE) else in_job
+            shown = None if self.at or isinstance(value, Section) else value
+            yield in_file(self.code, field.removeprefix(_PROFILE), message, fix, shown)
+
+    def _refuses(self, subject: Any) -> bool:
+        return not self.others or any(_holds(subject, other) for other in self.others.split())
+
+    @property
+    def sentence(self) -> str:
+        """The rule, as a cell of a table."""
+        others = " or ".join(self.others.split())
+        return f"Not with {others}" if others else "Refused, whatever else is set"
+
+
+@dataclass(frozen=True)
+class Requires(Excludes):
+    """Keys that have an effect only beside one of the others."""
+
+    def _refuses(self, subject: Any) -> bool:
+        return not super()._refuses(subject)
+
+    @property
+    def sentence(self) -> str:
+        """The rule, as a cell of a table."""
+        return f"Only with {' or '.join(self.others.split())}"
+
+
+class Rules(list[Rule]):
+    """Rules in the order in which they are judged."""
+
+    def add(self, rule: Rule) -> Rule:
+        """Register a function; a decorator."""
+        self.append(rule)
+        return rule
+
+
+def name_of(rule: Rule) -> str:
+    """Return what ``doctor`` calls a rule: the keys that a row refuses, or the function's name."""
+    if not isinstance(rule, Excludes):
+        return getattr(rule, "__name__", "").replace("_", "-")
+    keys = rule.keys.split()
+    more = f" and {len(keys) - 2} more" if len(keys) > 3 else ""
+    return ", ".join(keys[:2] if more else keys) + more
+
+
+def sentence_of(rule: Rule) -> str:
+    """Return a rule in one sentence: of a function, the first of its docstring."""
+    if isinstance(rule, Excludes):
+        return rule.sentence
+    text = " ".join((inspect.getdoc(rule) or "").split())
+    return text.split(". ")[0].replace("``", "").rstrip(".")
+
+
+def _job(subject: Any) -> Any:
+    return getattr(subject, "job", subject)
+
+
+def _cluster(subject: Any) -> Any:
+    return getattr(subject, "cluster", subject)
+
+
+def _value(subject: Any, key: str) -> Any:
+    """Return a key's value; ``None`` where a section above it is not set."""
+    value = _cluster(subject) if key.startswith(_PROFILE) else _job(subject)
+    for name in key.removeprefix(_PROFILE).split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+def _holds(subject: Any, condition: str) -> bool:
+    key, equals, wanted = condition.partition("=")
+    value = _value(subject, key.removesuffix("!"))
+    if key.endswith("!"):
+        return value is not None and str(value) != wanted
+    return str(value) == wanted if equals else bool(value)
