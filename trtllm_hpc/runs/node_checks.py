@@ -119,14 +119,14 @@ def check_on_nodes(
 
 def _check(source: JobSource, nodes: int, wait_s: float, keep: bool, show: Show) -> NodeReport:
     source = source._replace(settings=(*source.settings, "model.stage=null"))
-    with plan_run(source, command="doctor") as planned:
-        plan, paths = planned.plan, planned.paths
+    with plan_run(source, command="doctor") as plan:
+        paths = RunPaths(plan.run_folder)
         if plan.cluster.scheduler != "slurm":
             raise SubmissionError(
                 f"The profile {plan.cluster.name!r} runs jobs on this machine: doctor checks it already.",
                 hint="leave --on-nodes out, or name a cluster with --cluster",
             )
-        require_scheduler(plan)
+        require_scheduler(plan.cluster)
         checked = node_check_plan(plan, nodes)
         wanted = wanted_of(plan, checked)
         try:
@@ -300,7 +300,7 @@ def _try_model(source: JobSource, wait_s: float, keep: bool, show: Show) -> Diag
             message = "the engine is not in the cache, and building it takes longer than these checks"
             return unknown(message, f"trtllm-hpc submit {source.job_file}, then the same command")
         with sole_command(paths):
-            submit_stages(created.plan, paths)
+            submit_stages(paths)
         for progress in follow(paths):
             if str(progress) != said:
                 said = str(progress)

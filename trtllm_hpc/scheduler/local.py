@@ -22,9 +22,6 @@ from trtllm_hpc.scheduler.submission_record import SubmissionRecord, read_submis
 if TYPE_CHECKING:
     from submitit import LocalExecutor
 
-    from trtllm_hpc.config.cluster import ClusterProfile
-    from trtllm_hpc.config.job import JobFile
-
 _POLL_S = 0.2
 _KILL_POLL_S = 0.1
 _TERMINATE_GRACE_S = 20.0
@@ -80,18 +77,15 @@ class StageScript:
         return code
 
 
-def local_executor(job: JobFile, cluster: ClusterProfile, paths: RunPaths) -> LocalExecutor:
-    """Return submitit's own executor; each stage gets a controller process that outlives this one."""
+def local_executor(paths: RunPaths, minutes: int, gpus: int) -> LocalExecutor:
+    """Return submitit's own executor; each stage gets a controller process that outlives this one.
+
+    ``minutes`` bounds each stage with its wait for those before it; ``gpus`` are those of this machine.
+    """
     from submitit import LocalExecutor
 
     executor = LocalExecutor(paths.submitit)
-    executor.update_parameters(
-        timeout_min=job.build.time_limit_minutes
-        + job.serve.time_limit_minutes
-        + job.companion.time_limit_minutes,
-        gpus_per_node=cluster.gpus_per_node,
-        stderr_to_stdout=True,
-    )
+    executor.update_parameters(timeout_min=minutes, gpus_per_node=gpus, stderr_to_stdout=True)
     return executor
 
 
