@@ -63,7 +63,7 @@ def test_a_limit_is_shown_for_a_reason_that_is_one(
     question: str,
     shown: list[str] | None,
 ) -> None:
-    monkeypatch.setattr("trtllm_hpc.scheduler.waiting._user", lambda: "ana")
+    monkeypatch.setattr("trtllm_hpc.scheduler.watcher._user", lambda: "ana")
     limits = {"GrpTRES": "gres/gpu=16", "MaxTRES": "gres/gpu=8", "MaxJobs": "2"}
     fake_slurm.configure(limits={question: limits})
     waits(fake_slurm, home / "runs" / "demo-1", reason)
